@@ -1,0 +1,43 @@
+# The two commands of the README are `make demo` and `make test`; each installs what it needs into .venv.
+SHELL := /bin/bash
+PYTHON ?= python3
+DATA ?= demo-data
+VENV := .venv
+BIN := $(VENV)/bin
+# uv takes the same local wheels that pip would (PIP_FIND_LINKS is pip's own variable).
+UV := UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/uv pip install --quiet
+
+.PHONY: demo test test-all check bench install format clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	@echo "installing into $(VENV) (a minute or two the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit("error: Acclimate needs Python 3.11 or newer, this is " + sys.version.split()[0] + "\nhint: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
+	@$(UV) -e '.[dev]'
+	@touch $@
+
+demo: install
+	@$(BIN)/acclimate demo --data $(DATA)
+
+test: install
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: install
+	$(BIN)/python -m pytest -m "not gpu" --timeout 1800
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_layout.py
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) demo-data .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

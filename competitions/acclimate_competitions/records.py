@@ -1,0 +1,272 @@
+"""The records of the log: their fields, their bytes, their signatures.
+
+A record is canonical JSON with `v` (1), `type`, `round` (absent in RoundDefined, whose id is made from its own content), `at`
+(receipt time by the database's clock, RFC 3339, UTC, microseconds) and the fields of its type. A signed record also has
+`by` (the signer's Ed25519 public key, base64) and `sig`, the signature over
+
+    "acclimate/" + type + "/v1\\n" ‖ canonical JSON of the record without `at`, `sig` and `approvals`
+
+`at` is outside the signature because the server sets it when it accepts the record (decision 0002).
+"""
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from acclimate_competitions import digests
+from acclimate_competitions.errors import Refusal
+
+MAX_BYTES = 65_535
+
+# type -> (fields it must have, fields it may have, whether it is signed)
+FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
+    name: (frozenset(required.split()), frozenset(optional.split()), signed)
+    for name, required, optional, signed in [
+        (
+            "RoundDefined",
+            "competition name definition files recipe scorer policy code opens closes closes_latest grace release_by"
+            " k custodians log witnesses quorum organizer evaluators",
+            "predecessor",
+            True,
+        ),
+        ("HoldoutSealed", "seal format size ciphertext block_root rows row_root shares", "", True),
+        ("ShareAcknowledged", "seal index commitment", "", True),
+        ("RoundOpened", "seal", "", False),
+        ("ClosingExtended", "closes", "", True),
+        ("EntrantRegistered", "entrant ed25519 conflicts", "", True),
+        ("SubmissionCommitted", "entrant commitment", "", True),
+        ("SubmissionAccepted", "entrant commitment", "", True),
+        ("SubmissionWithdrawn", "entrant commitment", "", True),
+        ("RoundClosed", "count entries_root forfeited", "", False),
+        (
+            "ModelPrepared",
+            "submission task seed recipe base code hardware",
+            "prepared candidates selected failed",
+            True,
+        ),
+        ("PreparationFinished", "count root", "", False),
+        ("PreparationAudited", "job agrees tolerance", "", True),
+        ("ShareReleased", "seal index document", "", True),
+        ("HoldoutOpened", "key plaintext row_root", "", False),
+        ("ModelEvaluated", "submission task seed protocol prepared predictions count", "", True),
+        ("EvaluationFinished", "count root", "", False),
+        ("RankingPublished", "ranking policy reason", "", True),
+        ("RankingRevised", "ranking policy reason", "", True),
+        ("RoundVoided", "reason", "predecessor approvals", True),
+    ]
+}
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
+_UNSIGNED = ("at", "sig", "approvals")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record, as parsed from or about to become a log entry's bytes.
+
+    Attributes:
+        type: a key of FIELDS.
+        round: the round's id; for RoundDefined the id that follows from its content.
+        at: receipt time, UTC.
+        fields: the fields of its type.
+        by: signer's public key, base64, or None.
+        sig: signature, base64, or None.
+    """
+
+    type: str
+    round: str
+    at: datetime
+    fields: Mapping[str, Any]
+    by: str | None = None
+    sig: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """The record as JSON-ready data."""
+        return assemble(self.type, self.round, self.fields, by=self.by) | {
+            "at": format_time(self.at),
+            **({"sig": self.sig} if self.sig is not None else {}),
+        }
+
+    def encode(self) -> bytes:
+        """The log entry's bytes."""
+        return digests.canonical(self.document())
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[name]
+
+
+def assemble(kind: str, round_id: str, fields: Mapping[str, Any], *, by: str | None) -> dict[str, Any]:
+    """The record's document without `at` and `sig`."""
+    document: dict[str, Any] = {"v": 1, "type": kind, **fields}
+    if kind != "RoundDefined":
+        document["round"] = round_id
+    if by is not None:
+        document["by"] = by
+    return document
+
+
+def statement(kind: str, round_id: str, fields: Mapping[str, Any], *, by: str) -> bytes:
+    """The bytes that a signature of this record covers."""
+    document = assemble(kind, round_id, fields, by=by)
+    covered = {name: value for name, value in document.items() if name not in _UNSIGNED}
+    return f"acclimate/{kind}/v1\n".encode() + digests.canonical(covered)
+
+
+def sign(kind: str, round_id: str, fields: Mapping[str, Any], *, key: Ed25519PrivateKey) -> dict[str, Any]:
+    """A signed request: {type, round, fields, by, sig}; the server adds `at` and appends it as a record.
+
+    For RoundDefined give the empty string as round_id; the result's round is the id that follows from the content.
+    """
+    by = public_text(key.public_key())
+    check_fields(kind, fields, signed=True)
+    if kind == "RoundDefined":
+        round_id = round_id_of(fields)
+    sig = base64.b64encode(key.sign(statement(kind, round_id, fields, by=by))).decode()
+    return {"type": kind, "round": round_id, "fields": dict(fields), "by": by, "sig": sig}
+
+
+def approve(kind: str, round_id: str, fields: Mapping[str, Any], *, by: str, key: Ed25519PrivateKey) -> dict[str, str]:
+    """A custodian's approval {by, sig} of a record that `by` signs (RoundVoided after the close)."""
+    sig = base64.b64encode(key.sign(statement(kind, round_id, fields, by=by))).decode()
+    return {"by": public_text(key.public_key()), "sig": sig}
+
+
+def round_id_of(fields: Mapping[str, Any]) -> str:
+    """A round's id: competition, name and the first 12 hex digits of the digest of RoundDefined's fields."""
+    return f"{fields['competition']}-{fields['name']}-{digests.of_json(dict(fields))[7:19]}"
+
+
+def parse(data: bytes) -> Record:
+    """The record of a log entry's bytes; Record.encode gives the same bytes back.
+
+    Raises:
+        Refusal: not_canonical or record_invalid.
+    """
+    if len(data) > MAX_BYTES:
+        raise Refusal("record_invalid", f"a record has {len(data)} bytes, at most {MAX_BYTES} are allowed")
+    document = digests.parse_canonical(data)
+    if not isinstance(document, dict) or document.get("v") != 1 or isinstance(document.get("v"), bool):
+        raise Refusal("record_invalid", "a record must be a JSON object with v = 1")
+    kind = document.get("type")
+    if not isinstance(kind, str) or kind not in FIELDS:
+        raise Refusal("record_invalid", f"unknown record type {kind!r}")
+    known = {"v", "type", "at", "by", "sig"} | (set() if kind == "RoundDefined" else {"round"})
+    fields = {name: value for name, value in document.items() if name not in known}
+    signed = FIELDS[kind][2]
+    check_fields(kind, fields, signed=signed)
+    for name in ("by", "sig"):
+        if isinstance(document.get(name), str) != signed or (name in document) != signed:
+            raise Refusal("record_invalid", f"{kind}: field {name!r} must be {'text' if signed else 'absent'}")
+    if kind != "RoundDefined" and not isinstance(document.get("round"), str):
+        raise Refusal("record_invalid", f"{kind}: field 'round' must be text")
+    return Record(
+        type=kind,
+        round=round_id_of(fields) if kind == "RoundDefined" else document["round"],
+        at=parse_time(document.get("at")),
+        fields=fields,
+        by=document.get("by"),
+        sig=document.get("sig"),
+    )
+
+
+def check_fields(kind: str, fields: Mapping[str, Any], *, signed: bool) -> None:
+    """Refuse fields that are missing or unknown for a record type.
+
+    Raises:
+        Refusal: record_invalid.
+    """
+    if kind not in FIELDS:
+        raise Refusal("record_invalid", f"unknown record type {kind!r}")
+    required, optional, must_sign = FIELDS[kind]
+    if signed != must_sign:
+        raise Refusal("record_invalid", f"{kind} must {'' if must_sign else 'not '}be signed")
+    missing, extra = required - set(fields), set(fields) - required - optional
+    if missing or extra:
+        raise Refusal("record_invalid", f"{kind}: missing {sorted(missing)}, unknown {sorted(extra)}")
+
+
+def verify(record: Record) -> None:
+    """Check a signed record's signature against its own `by`; who may sign it is decided in rounds.py.
+
+    Raises:
+        Refusal: signature_invalid or key_refused.
+    """
+    assert record.by is not None and record.sig is not None
+    covered = statement(record.type, record.round, record.fields, by=record.by)
+    check_signature(record.by, record.sig, covered, what=f"{record.type} of round {record.round}")
+
+
+def check_signature(by: str, sig: str, covered: bytes, *, what: str) -> None:
+    """Check one base64 signature by one base64 public key.
+
+    Raises:
+        Refusal: signature_invalid or key_refused.
+    """
+    key = public_key(by)
+    try:
+        key.verify(base64.b64decode(sig, validate=True), covered)
+    except (InvalidSignature, ValueError) as error:
+        raise Refusal("signature_invalid", f"the signature under {what} does not verify") from error
+
+
+def public_text(key: Ed25519PublicKey) -> str:
+    """A public key as base64 of its 32 bytes."""
+    return base64.b64encode(key.public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
+
+
+def public_key(text: str) -> Ed25519PublicKey:
+    """The public key of base64 text.
+
+    Raises:
+        Refusal: key_refused, for malformed keys and those of low order (one fixed signature verifies for them under many
+            messages, and the library accepts them).
+    """
+    try:
+        raw = base64.b64decode(text, validate=True)
+        if base64.b64encode(raw).decode() != text or len(raw) != 32:
+            raise ValueError("not the base64 of 32 bytes")
+        if raw in LOW_ORDER:
+            raise ValueError("it is of low order")
+        return Ed25519PublicKey.from_public_bytes(raw)
+    except ValueError as error:
+        raise Refusal("key_refused", f"Ed25519 public key {text!r}: {error}") from error
+
+
+def _low_order() -> frozenset[bytes]:
+    # The torsion points' y coordinates, and those below 2^255 that are congruent to them, each with either sign bit.
+    p = 2**255 - 19
+    y8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
+    ys = [0, 1, p - 1, p, p + 1, y8, p - y8]
+    return frozenset((y | sign << 255).to_bytes(32, "little") for y in ys for sign in (0, 1))
+
+
+LOW_ORDER = _low_order()
+"""The 14 encodings of Ed25519 points of low order (RFC 8032 arithmetic; canonical and not)."""
+
+
+def format_time(moment: datetime) -> str:
+    """RFC 3339 in UTC with microseconds and Z."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def parse_time(text: object) -> datetime:
+    """The moment of text as format_time writes it.
+
+    Raises:
+        Refusal: record_invalid.
+    """
+    try:
+        if not isinstance(text, str) or not _TIME.fullmatch(text):
+            raise ValueError("not RFC 3339 in UTC with microseconds")
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
+    except ValueError as error:
+        raise Refusal(
+            "record_invalid", f"time {text!r}: {error}", hint="such as 2027-03-01T00:00:00.000000Z"
+        ) from error

@@ -1,0 +1,589 @@
+"""A round is the fold of its log records; this file is its only state machine. Server and auditor run the same function.
+
+Rules that no reader may break:
+- the order is seal → open → close → prepare → release → open the holdout → evaluate → publish, and TABLE is the whole of it;
+- times are receipt times by the database's clock (`at`); an interval is half-open: opens ≤ at < closes;
+- a record changes the round only if its signature verifies and its signer may sign it;
+- RoundDefined authorizes the unsigned records in advance: they say when, never what, and every value in them is recomputed;
+- nothing is accepted or withdrawn after RoundClosed, and nothing is released before PreparationFinished.
+"""
+
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from acclimate_competitions import digests, records
+from acclimate_competitions.definition import Competition
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.records import Record, parse_time
+
+
+class Phase(enum.StrEnum):
+    """Where a round stands."""
+
+    DRAFT = "draft"
+    SEALED = "sealed"
+    OPEN = "open"
+    CLOSED = "closed"
+    PREPARED = "prepared"
+    RELEASED = "released"
+    OPENED = "opened"
+    EVALUATED = "evaluated"
+    PUBLISHED = "published"
+    VOIDED = "voided"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One commitment of an entrant; `committed` and `accepted` are log indices."""
+
+    entrant: str
+    commitment: str
+    committed: int | None
+    accepted: int | None = None
+    withdrawn: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The submission that counts for an entrant: `submission` is the log index of its SubmissionAccepted."""
+
+    entrant: str
+    submission: int
+    commitment: str
+
+    def document(self) -> dict[str, Any]:
+        """The entry as JSON-ready data."""
+        return {"entrant": self.entrant, "submission": self.submission, "commitment": self.commitment}
+
+
+PreparationKey = tuple[int, str, int]
+"""(submission, task, seed)"""
+EvaluationKey = tuple[int, str, int | None, str]
+"""(submission, task, seed or None, protocol)"""
+
+
+@dataclass(frozen=True)
+class Round:
+    """The state that a round's records lead to.
+
+    Attributes:
+        defined: the RoundDefined record.
+        closes: the closing time in force (ClosingExtended moves it).
+        acknowledged: share indices whose custodian could decrypt.
+        entrants: entrant id -> public key.
+        submissions: commitment -> Submission.
+        entries: what RoundClosed froze, by entrant id.
+        prepared, evaluated: the terminal records by key.
+        prepared_leaves, evaluated_leaves: those records' bytes in log order, for the roots.
+        released: share index -> digest of the share document.
+        rankings: (ranking digest, reason), the newest last.
+    """
+
+    id: str
+    competition: Competition
+    defined: Record
+    phase: Phase
+    closes: datetime
+    seal: Record | None = None
+    acknowledged: frozenset[int] = frozenset()
+    entrants: Mapping[str, str] = field(default_factory=dict)
+    baselines: frozenset[str] = frozenset()
+    submissions: Mapping[str, Submission] = field(default_factory=dict)
+    closed: Record | None = None
+    entries: tuple[Entry, ...] = ()
+    prepared: Mapping[PreparationKey, Record] = field(default_factory=dict)
+    prepared_leaves: tuple[bytes, ...] = ()
+    audited: int = 0
+    released: Mapping[int, str] = field(default_factory=dict)
+    opened: Record | None = None
+    evaluated: Mapping[EvaluationKey, Record] = field(default_factory=dict)
+    evaluated_leaves: tuple[bytes, ...] = ()
+    rankings: tuple[tuple[str, str], ...] = ()
+    phases: tuple[tuple[Phase, datetime], ...] = ()
+
+    @property
+    def opens(self) -> datetime:
+        """When submissions may begin."""
+        return parse_time(self.defined["opens"])
+
+    @property
+    def grace(self) -> timedelta:
+        """How long after `closes` committed submissions may still be accepted."""
+        return timedelta(seconds=self.defined["grace"])
+
+    @property
+    def threshold(self) -> int:
+        """k: shares that open the seal."""
+        return int(self.defined["k"])
+
+    @property
+    def outstanding(self) -> tuple[str, ...]:
+        """Commitments that were neither accepted nor withdrawn, in order."""
+        return tuple(sorted(c for c, s in self.submissions.items() if s.accepted is None and not s.withdrawn))
+
+    @property
+    def acknowledgements_needed(self) -> int:
+        """Custodians that must have acknowledged before the round opens: k + 1, or k where n = k."""
+        return min(self.threshold + 1, len(self.defined["custodians"]))
+
+    @property
+    def last_acceptance(self) -> datetime:
+        """The moment before which the close must not come while commitments are outstanding."""
+        return self.closes + self.grace
+
+    def frozen_entries(self) -> tuple[Entry, ...]:
+        """Each entrant's last accepted submission that stands, by entrant id; what RoundClosed freezes."""
+        last: dict[str, Entry] = {}
+        standing = (s for s in self.submissions.values() if s.accepted is not None and not s.withdrawn)
+        for s in sorted(standing, key=lambda s: s.accepted or 0):
+            assert s.accepted is not None
+            last[s.entrant] = Entry(s.entrant, s.accepted, s.commitment)
+        return tuple(last[name] for name in sorted(last))
+
+    def preparation_plan(self) -> tuple[PreparationKey, ...]:
+        """Every (submission, task, seed) that must end in a ModelPrepared record."""
+        seeds = self.competition.preparation.seeds
+        return tuple((e.submission, t.name, s) for e in self.entries for t in self.competition.tasks for s in seeds)
+
+    def evaluation_plan(self) -> tuple[EvaluationKey, ...]:
+        """Every (submission, task, seed, protocol) to evaluate: all direct ones, and each preparation that did not fail."""
+        direct: list[EvaluationKey] = [
+            (e.submission, t.name, None, "direct") for e in self.entries for t in self.competition.tasks
+        ]
+        ready = [
+            key for key in self.preparation_plan() if key in self.prepared and "failed" not in self.prepared[key].fields
+        ]
+        return tuple(direct + [(submission, task, seed, "prepared") for submission, task, seed in ready])
+
+    def model_digests(self) -> dict[EvaluationKey, str]:
+        """The digest of the model that each evaluation of the plan must use."""
+        bases = {submission: record["base"] for (submission, _, _), record in self.prepared.items()}
+        return {
+            key: bases[key[0]] if key[2] is None else self.prepared[(key[0], key[1], key[2])]["prepared"]
+            for key in self.evaluation_plan()
+        }
+
+    def custodian_index(self, key: str | None) -> int | None:
+        """The share index (from 1) of the custodian with this public key."""
+        keys = [custodian["ed25519"] for custodian in self.defined["custodians"]]
+        return keys.index(key) + 1 if key in keys else None
+
+
+def entries_root(entries: Iterable[Entry]) -> str:
+    """RFC 6962 root over the canonical JSON of the entries, by entrant id."""
+    return digests.root_of_leaves(digests.canonical(entry.document()) for entry in entries)
+
+
+def scorer_digest(competition: Competition) -> str:
+    """Digest of what scores a prediction: each task's kind, choices and metric."""
+    return digests.of_json(
+        [{"task": t.name, "kind": t.kind, "choices": list(t.choices), "metric": t.metric} for t in competition.tasks]
+    )
+
+
+def begin(record: Record, competition: Competition) -> Round:
+    """The draft round of a RoundDefined record.
+
+    Raises:
+        Refusal: record_invalid, signature_invalid, guard_failed.
+    """
+    _require(record.type == "RoundDefined", f"a round begins with RoundDefined, not {record.type}")
+    records.verify(record)
+    _require(
+        record.by == record["organizer"]["ed25519"],
+        "RoundDefined is not signed by the organizer it names",
+        "signature_invalid",
+    )
+    _require(record["definition"] == competition.digest, "RoundDefined names another definition")
+    _require(record["competition"] == competition.slug, "RoundDefined names another competition")
+    _require(record["recipe"] == competition.preparation.digest, "RoundDefined names another recipe")
+    _require(record["policy"] == competition.ranking.digest, "RoundDefined names another ranking policy")
+    _require(record["scorer"] == scorer_digest(competition), "RoundDefined names another scorer")
+    opens, closes, latest, by = (
+        parse_time(record[name]) for name in ("opens", "closes", "closes_latest", "release_by")
+    )
+    _require(opens < closes <= latest < by, "dates must satisfy opens < closes ≤ closes_latest < release_by")
+    custodians = record["custodians"]
+    _require(
+        [c["name"] for c in custodians] == list(competition.custody.custodians),
+        "custodians differ from the definition's",
+    )
+    _require(record["k"] == competition.custody.threshold, "k differs from the definition's threshold")
+    _require(record["grace"] == int(competition.round.grace.total_seconds()), "grace differs from the definition's")
+    keys = [c["ed25519"] for c in custodians] + [record["organizer"]["ed25519"], *record["evaluators"]]
+    for key in keys:
+        records.public_key(key)
+    _require(len(set(keys)) == len(keys), "organizer, custodians and evaluators must have different keys")
+    _require(bool(record["evaluators"]), "RoundDefined names no evaluator")
+    return Round(record.round, competition, record, Phase.DRAFT, closes, phases=((Phase.DRAFT, record.at),))
+
+
+def fold(numbered: Iterable[tuple[int, Record]], competition: Competition) -> Round:
+    """The round that records (log index, record) lead to.
+
+    Raises:
+        Refusal: of the first record that the rules do not allow, with its log index in the sentence.
+    """
+    state: Round | None = None
+    for index, record in numbered:
+        try:
+            state = begin(record, competition) if state is None else apply(state, record, index=index)
+        except Refusal as refusal:
+            raise Refusal(refusal.code, f"log entry {index}: {refusal.sentence}", hint=refusal.hint) from refusal
+    if state is None:
+        raise Refusal("round_unknown", "there are no records of this round")
+    return state
+
+
+def apply(state: Round, record: Record, *, index: int) -> Round:
+    """The round after one more record.
+
+    Args:
+        state: the round so far.
+        record: a record with its receipt time.
+        index: the log index that the record has or will have.
+
+    Raises:
+        Refusal: phase_wrong, too_early, round_closed, signature_invalid, guard_failed, seal_mismatch, share_false, …
+    """
+    _require(record.round == state.id, f"the record is of round {record.round}, not {state.id}")
+    if record.type not in TABLE or state.phase not in TABLE[record.type][0]:
+        if record.type in _SUBMITTING and state.phase in _AFTER_OPEN:
+            raise _too_late(state, record)
+        raise Refusal(
+            "phase_wrong",
+            f"{record.type} is not allowed in phase {state.phase}; allowed now: {', '.join(allowed(state.phase)) or 'nothing'}",
+        )
+    signers, change = TABLE[record.type][1:]
+    if signers is not None:
+        if record.by not in signers(state, record):
+            raise Refusal(
+                "signature_invalid", f"{record.type}: signed by {record.by}, a key that may not sign it in this round"
+            )
+        records.verify(record)
+    after = change(state, record, index)
+    if after.phase != state.phase:
+        after = replace(after, phases=(*state.phases, (after.phase, record.at)))
+    return after
+
+
+def allowed(phase: Phase) -> list[str]:
+    """Record types that a phase takes."""
+    return [name for name, (phases, _, _) in TABLE.items() if phase in phases]
+
+
+# ---- what each record does -----------------------------------------------------------------------------------------
+
+
+def _seal(state: Round, record: Record, index: int) -> Round:
+    names = [custodian["name"] for custodian in state.defined["custodians"]]
+    shares = record["shares"]
+    _require(
+        [s["index"] for s in shares] == list(range(1, len(names) + 1)),
+        "the seal must have one share a custodian, in order",
+    )
+    _require([s["to"] for s in shares] == names, "the seal's shares go to others than the custodians")
+    return replace(state, phase=Phase.SEALED, seal=record)
+
+
+def _acknowledge(state: Round, record: Record, index: int) -> Round:
+    share = _own_share(state, record)
+    _require(
+        record["commitment"] == share["commitment"], "the acknowledged commitment is not the seal's", "share_false"
+    )
+    return replace(state, acknowledged=state.acknowledged | {share["index"]})
+
+
+def _open(state: Round, record: Record, index: int) -> Round:
+    assert state.seal is not None
+    _require(record["seal"] == state.seal["seal"], "RoundOpened names another seal", "seal_mismatch")
+    have, need = len(state.acknowledged), state.acknowledgements_needed
+    _require(have >= need, f"{have} custodians acknowledged their share, {need} must")
+    if record.at < state.opens:
+        raise Refusal("too_early", f"the round opens {state.defined['opens']}, it is {records.format_time(record.at)}")
+    return replace(state, phase=Phase.OPEN)
+
+
+def _extend(state: Round, record: Record, index: int) -> Round:
+    _before_close(state, record)
+    closes = parse_time(record["closes"])
+    latest = state.defined["closes_latest"]
+    _require(closes > state.closes, f"the closing time may only move later than {records.format_time(state.closes)}")
+    _require(closes <= parse_time(latest), f"the closing time may not move beyond closes_latest, {latest}")
+    return replace(state, closes=closes)
+
+
+def _register(state: Round, record: Record, index: int) -> Round:
+    _before_close(state, record)
+    name, key = record["entrant"], record["ed25519"]
+    records.public_key(key)
+    _require(name not in state.entrants, f"entrant {name!r} is registered already", "conflict")
+    _require(key not in state.entrants.values(), "this key is registered by another entrant", "conflict")
+    organizer = record.by == state.defined["organizer"]["ed25519"]
+    baseline = "baseline" in record["conflicts"]
+    _require(
+        baseline == (name in state.competition.ranking.baselines),
+        f"{name!r}: a baseline is one that the definition names",
+    )
+    _require(baseline == organizer, "baselines, and only they, are registered by the organizer")
+    _require(baseline or record.by == key, "an entrant registers its own key", "signature_invalid")
+    baselines = state.baselines | ({name} if baseline else set())
+    return replace(state, entrants={**state.entrants, name: key}, baselines=baselines)
+
+
+def _commit(state: Round, record: Record, index: int) -> Round:
+    _before_close(state, record)
+    commitment = record["commitment"]
+    _require(digests.is_digest(commitment), "a commitment is a sha256 digest", "record_invalid")
+    _require(commitment not in state.submissions, "this commitment is in the log already", "conflict")
+    submission = Submission(record["entrant"], commitment, index)
+    return replace(state, submissions={**state.submissions, commitment: submission})
+
+
+def _accept(state: Round, record: Record, index: int) -> Round:
+    commitment = record["commitment"]
+    submission = state.submissions.get(commitment)
+    if submission is None:
+        _before_close(state, record)
+        submission = Submission(record["entrant"], commitment, None)
+    elif record.at >= state.last_acceptance:
+        raise _too_late(state, record)
+    _require(
+        submission.entrant == record["entrant"], "another entrant committed to this submission", "signature_invalid"
+    )
+    _require(
+        submission.accepted is None and not submission.withdrawn,
+        "this submission was accepted or withdrawn before",
+        "conflict",
+    )
+    return replace(state, submissions={**state.submissions, commitment: replace(submission, accepted=index)})
+
+
+def _withdraw(state: Round, record: Record, index: int) -> Round:
+    _before_close(state, record)
+    submission = state.submissions.get(record["commitment"])
+    if submission is None or submission.entrant != record["entrant"]:
+        raise Refusal("submission_unknown", "the entrant has no submission with this commitment")
+    _require(not submission.withdrawn, "this submission was withdrawn before", "conflict")
+    return replace(state, submissions={**state.submissions, submission.commitment: replace(submission, withdrawn=True)})
+
+
+def _close(state: Round, record: Record, index: int) -> Round:
+    earliest = state.last_acceptance if state.outstanding else state.closes
+    if record.at < earliest:
+        raise Refusal(
+            "too_early", f"the round closes {records.format_time(earliest)}, it is {records.format_time(record.at)}"
+        )
+    entries = state.frozen_entries()
+    _require(
+        record["count"] == len(entries), f"RoundClosed counts {record['count']} entries, the log has {len(entries)}"
+    )
+    _require(record["entries_root"] == entries_root(entries), "RoundClosed has another root of the entries")
+    _require(record["forfeited"] == list(state.outstanding), "RoundClosed lists other forfeited commitments")
+    return replace(state, phase=Phase.CLOSED, closed=record, entries=entries)
+
+
+def _prepare(state: Round, record: Record, index: int) -> Round:
+    key = (record["submission"], record["task"], record["seed"])
+    _require(key in state.preparation_plan(), f"the plan has no preparation {key}")
+    _require(key not in state.prepared, f"preparation {key} is in the log already", "conflict")
+    _require(record["recipe"] == state.defined["recipe"], "prepared by another recipe")
+    _require(record["code"] == state.defined["code"], "prepared by other code")
+    given = {"prepared", "candidates", "selected"} & set(record.fields)
+    _require(
+        len(given) == (0 if "failed" in record.fields else 3),
+        "either failed, or prepared, candidates and selected",
+        "record_invalid",
+    )
+    bases = {r["base"] for (submission, _, _), r in state.prepared.items() if submission == key[0]}
+    _require(bases <= {record["base"]}, "one entry was prepared from two models")
+    return replace(
+        state,
+        prepared={**state.prepared, key: record},
+        prepared_leaves=(*state.prepared_leaves, record.encode()),
+    )
+
+
+def _finish_preparation(state: Round, record: Record, index: int) -> Round:
+    left = len(state.preparation_plan()) - len(state.prepared)
+    _require(left == 0, f"{left} preparations have no outcome yet")
+    _check_count_and_root(record, state.prepared_leaves)
+    if state.prepared:
+        window_ends = max(r.at for r in state.prepared.values()) + state.competition.round.objection_window
+        if record.at < window_ends:
+            raise Refusal("too_early", f"the objection window ends {records.format_time(window_ends)}")
+    return replace(state, phase=Phase.PREPARED)
+
+
+def _audit(state: Round, record: Record, index: int) -> Round:
+    _require(
+        record.by not in state.defined["evaluators"], "an audit is signed by a second operator", "signature_invalid"
+    )
+    return replace(state, audited=state.audited + 1)
+
+
+def _release(state: Round, record: Record, index: int) -> Round:
+    share = _own_share(state, record)
+    if record["document"] != share["commitment"]:
+        raise Refusal("share_false", f"the share of {share['to']} does not match its commitment in the seal")
+    need = state.competition.round.audits
+    _require(state.audited >= need, f"{state.audited} drawn re-runs were audited, {need} must be before a release")
+    released = {**state.released, share["index"]: record["document"]}
+    return replace(state, released=released, phase=Phase.RELEASED if len(released) >= state.threshold else state.phase)
+
+
+def _open_holdout(state: Round, record: Record, index: int) -> Round:
+    assert state.seal is not None
+    _require(
+        record["row_root"] == state.seal["row_root"],
+        "what was opened has other rows than what was sealed",
+        "seal_mismatch",
+    )
+    return replace(state, phase=Phase.OPENED, opened=record)
+
+
+def _evaluate(state: Round, record: Record, index: int) -> Round:
+    key = (record["submission"], record["task"], record["seed"], record["protocol"])
+    models = state.model_digests()
+    _require(key in models, f"the plan has no evaluation {key}")
+    _require(key not in state.evaluated, f"evaluation {key} is in the log already", "conflict")
+    _require(record["prepared"] == models[key], f"evaluation {key} used another model than the one prepared")
+    return replace(
+        state,
+        evaluated={**state.evaluated, key: record},
+        evaluated_leaves=(*state.evaluated_leaves, record.encode()),
+    )
+
+
+def _finish_evaluation(state: Round, record: Record, index: int) -> Round:
+    left = len(state.evaluation_plan()) - len(state.evaluated)
+    _require(left == 0, f"{left} evaluations have no outcome yet")
+    _check_count_and_root(record, state.evaluated_leaves)
+    return replace(state, phase=Phase.EVALUATED)
+
+
+def _publish(state: Round, record: Record, index: int) -> Round:
+    _require(record["policy"] == state.defined["policy"], "the ranking was made by another policy than the round's")
+    return replace(state, phase=Phase.PUBLISHED, rankings=(*state.rankings, (record["ranking"], record["reason"])))
+
+
+def _revise(state: Round, record: Record, index: int) -> Round:
+    _require(bool(record["reason"]), "a revision gives its reason")
+    return _publish(state, record, index)
+
+
+def _void(state: Round, record: Record, index: int) -> Round:
+    _require(bool(record["reason"]), "voiding a round gives its reason")
+    custody_failure = record.at >= parse_time(state.defined["release_by"]) and state.phase in (
+        Phase.CLOSED,
+        Phase.PREPARED,
+    )
+    if state.closed is not None and not custody_failure:
+        assert record.by is not None
+        covered = records.statement(record.type, record.round, record.fields, by=record.by)
+        approvals = record.fields.get("approvals", [])
+        agreed = set()
+        for approval in approvals:
+            records.check_signature(approval["by"], approval["sig"], covered, what="an approval of RoundVoided")
+            agreed.add(state.custodian_index(approval["by"]))
+        count = len(agreed - {None})
+        _require(
+            count >= state.threshold,
+            f"after the close {state.threshold} custodians must approve a voiding, {count} did",
+        )
+    return replace(state, phase=Phase.VOIDED)
+
+
+# ---- shared conditions ---------------------------------------------------------------------------------------------
+
+
+def _require(condition: bool, sentence: str, code: str = "guard_failed") -> None:
+    if not condition:
+        raise Refusal(code, sentence)
+
+
+def _before_close(state: Round, record: Record) -> None:
+    if record.at >= state.closes:
+        raise _too_late(state, record)
+
+
+def _too_late(state: Round, record: Record) -> Refusal:
+    closes = records.format_time(state.closes)
+    return Refusal(
+        "round_closed", f"the round closed {closes}, {record.type} was received {records.format_time(record.at)}"
+    )
+
+
+def _own_share(state: Round, record: Record) -> Mapping[str, Any]:
+    assert state.seal is not None
+    _require(record["seal"] == state.seal["seal"], f"{record.type} names another seal", "seal_mismatch")
+    index = state.custodian_index(record.by)
+    _require(record["index"] == index, f"share {record['index']} is not this custodian's", "signature_invalid")
+    share: Mapping[str, Any] = state.seal["shares"][record["index"] - 1]
+    return share
+
+
+def _check_count_and_root(record: Record, leaves: tuple[bytes, ...]) -> None:
+    _require(record["count"] == len(leaves), f"{record.type} counts {record['count']}, the log has {len(leaves)}")
+    _require(record["root"] == digests.root_of_leaves(leaves), f"{record.type} has another root than its records")
+
+
+def _organizer(state: Round, record: Record) -> set[str]:
+    return {state.defined["organizer"]["ed25519"]}
+
+
+def _custodians(state: Round, record: Record) -> set[str]:
+    return {custodian["ed25519"] for custodian in state.defined["custodians"]}
+
+
+def _evaluators(state: Round, record: Record) -> set[str]:
+    return set(state.defined["evaluators"])
+
+
+def _registrant(state: Round, record: Record) -> set[str]:
+    return {record["ed25519"]} | _organizer(state, record)
+
+
+def _entrant(state: Round, record: Record) -> set[str]:
+    if record["entrant"] not in state.entrants:
+        raise Refusal("entrant_unknown", f"entrant {record['entrant']!r} is not registered for round {state.id}")
+    return {state.entrants[record["entrant"]]}
+
+
+def _anyone(state: Round, record: Record) -> set[str]:
+    return {record.by} if record.by is not None else set()
+
+
+_Signers = Callable[[Round, Record], set[str]]
+_Change = Callable[[Round, Record, int], Round]
+_BEFORE_PUBLISHED = frozenset(Phase) - {Phase.PUBLISHED, Phase.VOIDED}
+_AFTER_OPEN = frozenset(Phase) - {Phase.DRAFT, Phase.SEALED, Phase.OPEN, Phase.VOIDED}
+_SUBMITTING = frozenset(
+    {"EntrantRegistered", "SubmissionCommitted", "SubmissionAccepted", "SubmissionWithdrawn", "ClosingExtended"}
+)
+
+# record type -> (phases that take it, who may sign it (None: RoundDefined authorized it), what it does)
+TABLE: dict[str, tuple[frozenset[Phase], _Signers | None, _Change]] = {
+    "HoldoutSealed": (frozenset({Phase.DRAFT}), _organizer, _seal),
+    "ShareAcknowledged": (frozenset({Phase.SEALED, Phase.OPEN}), _custodians, _acknowledge),
+    "RoundOpened": (frozenset({Phase.SEALED}), None, _open),
+    "ClosingExtended": (frozenset({Phase.OPEN}), _organizer, _extend),
+    "EntrantRegistered": (frozenset({Phase.OPEN}), _registrant, _register),
+    "SubmissionCommitted": (frozenset({Phase.OPEN}), _entrant, _commit),
+    "SubmissionAccepted": (frozenset({Phase.OPEN}), _entrant, _accept),
+    "SubmissionWithdrawn": (frozenset({Phase.OPEN}), _entrant, _withdraw),
+    "RoundClosed": (frozenset({Phase.OPEN}), None, _close),
+    "ModelPrepared": (frozenset({Phase.CLOSED}), _evaluators, _prepare),
+    "PreparationFinished": (frozenset({Phase.CLOSED}), None, _finish_preparation),
+    "PreparationAudited": (frozenset({Phase.PREPARED}), _anyone, _audit),
+    "ShareReleased": (frozenset({Phase.PREPARED}), _custodians, _release),
+    "HoldoutOpened": (frozenset({Phase.RELEASED}), None, _open_holdout),
+    "ModelEvaluated": (frozenset({Phase.OPENED}), _evaluators, _evaluate),
+    "EvaluationFinished": (frozenset({Phase.OPENED}), None, _finish_evaluation),
+    "RankingPublished": (frozenset({Phase.EVALUATED}), _organizer, _publish),
+    "RankingRevised": (frozenset({Phase.PUBLISHED}), _organizer, _revise),
+    "RoundVoided": (_BEFORE_PUBLISHED, _organizer, _void),
+}

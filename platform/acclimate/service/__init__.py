@@ -1,0 +1,1 @@
+"""The use cases of the server, one module an actor."""

@@ -1,0 +1,173 @@
+"""What a runner is asked to do and what it gives back: frozen, JSON in, JSON out.
+
+A job names its inputs by digest; whoever runs it puts each input at `inputs/<hex of the digest>` of the job's folder. The child
+process (`python -m acclimate_runners FOLDER`) reads `FOLDER/job.json` and its inputs, writes below `FOLDER/out/`, and writes
+`FOLDER/out/manifest.json` last: a manifest means that the job has an outcome and all files it names are whole. Progress goes to
+file descriptor 3 where it is open, one JSON object a line: {"step": n, "total": m, "what": "digit, lr 0.002"}.
+
+Outcomes of a manifest: `done`, or `refused` (the entrant's fault, with a public reason). A child that ends without a manifest
+is a fault of the platform or the machine, and may be tried again.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from acclimate_competitions import digests, recipe
+from acclimate_competitions.definition import Task
+from acclimate_competitions.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A submitted model: file name -> digest, in Hugging Face layout (config.json, model.safetensors, tokenizer.json)."""
+
+    files: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """The model's digest: of the canonical JSON of {name: digest}."""
+        return digests.of_json(dict(self.files))
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task with the digests of its public splits, and for evaluation of the holdout's inputs (no targets)."""
+
+    task: Task
+    preparation: str | None = None
+    validation: str | None = None
+    holdout_inputs: str | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model may be, and what its child process may use."""
+
+    architectures: tuple[str, ...]
+    max_parameters: int
+    max_bytes: int
+    memory: int
+    wall_seconds: float
+
+
+@dataclass(frozen=True)
+class CheckJob:
+    """Load a submitted model safely and run three preparation steps on public data."""
+
+    kind: Literal["check"]
+    model: ModelFiles
+    tasks: tuple[TaskData, ...]
+    recipe: Recipe
+    limits: Limits
+    tokenizer: str | None
+
+
+@dataclass(frozen=True)
+class PrepareJob:
+    """Prepare one entry: for each task the selection over the grid, then each of its seeds.
+
+    Attributes:
+        stages: which (task, seed) to prepare; the selection of a task is made where one of its seeds is asked for.
+    """
+
+    kind: Literal["prepare"]
+    model: ModelFiles
+    tasks: tuple[TaskData, ...]
+    recipe: Recipe
+    limits: Limits
+    tokenizer: str | None
+    stages: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class EvaluateJob:
+    """Evaluate one entry on the holdout's inputs: (task, seed, protocol), seed None for direct.
+
+    Attributes:
+        prepared: digest of the prepared weights (safetensors) per stage "task/seed"; direct stages use the model's own.
+    """
+
+    kind: Literal["evaluate"]
+    model: ModelFiles
+    tasks: tuple[TaskData, ...]
+    recipe: Recipe
+    limits: Limits
+    tokenizer: str | None
+    entrant: str
+    stages: tuple[tuple[str, int | None, str], ...]
+    prepared: Mapping[str, str]
+
+
+Job = CheckJob | PrepareJob | EvaluateJob
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A job's manifest.
+
+    Attributes:
+        status: done | refused.
+        reason: for refused, public; "" otherwise.
+        files: name below out/ -> digest; the manifest itself is not listed.
+        results: by kind of job.
+            check: {"architecture", "parameters", "losses": [3 floats]}.
+            prepare: {"selections": [{"task", "candidates": [{"lr", "epoch", "validation"}], "selected"}],
+                "prepared": [{"task", "seed", "file", "prepared", "failed"?: {"reason"}, "losses": [...], "validation",
+                "cost": {"tokens", "steps", "seconds", "flops"}}]}. A base candidate has lr null and epoch 0.
+            evaluate: {"predictions": [{"task", "seed", "protocol", "file", "count", "seconds"}]}; each file is a table
+                with the columns of tables.PREDICTIONS.
+        hardware: hardware class, such as "cpu/x86_64/avx512".
+        versions: of the libraries that can change a number.
+    """
+
+    status: Literal["done", "refused"]
+    reason: str
+    files: Mapping[str, str]
+    results: Mapping[str, Any]
+    hardware: str
+    versions: Mapping[str, str]
+
+
+def inputs(job: Job) -> set[str]:
+    """Digests of all files that a job reads."""
+    found = set(job.model.files.values())
+    for data in job.tasks:
+        found |= {d for d in (data.preparation, data.validation, data.holdout_inputs) if d is not None}
+    if job.tokenizer is not None:
+        found.add(job.tokenizer)
+    if isinstance(job, EvaluateJob):
+        found |= set(job.prepared.values())
+    return found
+
+
+def to_json(job: Job) -> str:
+    """The job as JSON text."""
+    return json.dumps(dataclasses.asdict(job), indent=1, sort_keys=True)
+
+
+def from_json(text: str) -> Job:
+    """The job of to_json's text."""
+    values = json.loads(text)
+    values["model"] = ModelFiles(values["model"]["files"])
+    values["tasks"] = tuple(
+        TaskData(**{**data, "task": Task(**{**data["task"], "choices": tuple(data["task"]["choices"])})})
+        for data in values["tasks"]
+    )
+    values["recipe"] = recipe.from_document(values["recipe"])
+    values["limits"] = Limits(**{**values["limits"], "architectures": tuple(values["limits"]["architectures"])})
+    if "stages" in values:
+        values["stages"] = tuple(tuple(stage) for stage in values["stages"])
+    kinds: dict[str, type[Job]] = {"check": CheckJob, "prepare": PrepareJob, "evaluate": EvaluateJob}
+    return kinds[values["kind"]](**values)
+
+
+def read_outcome(folder: Path) -> Outcome | None:
+    """The outcome of a job's folder, or None while it has none; files are not re-hashed here."""
+    path = folder / "out" / "manifest.json"
+    if not path.exists():
+        return None
+    return Outcome(**json.loads(path.read_text("utf-8")))
