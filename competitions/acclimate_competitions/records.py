@@ -1,10 +1,10 @@
-"""The records of the log: their fields, their bytes, their signatures.
+r"""The records of the log: their fields, their bytes, their signatures.
 
 A record is canonical JSON with `v` (1), `type`, `round` (absent in RoundDefined, whose id is made from its own content), `at`
 (receipt time by the database's clock, RFC 3339, UTC, microseconds) and the fields of its type. A signed record also has
 `by` (the signer's Ed25519 public key, base64) and `sig`, the signature over
 
-    "acclimate/" + type + "/v1\\n" ‖ canonical JSON of the record without `at`, `sig` and `approvals`
+    "acclimate/" + type + "/v1\n" ‖ canonical JSON of the record without `at`, `sig` and `approvals`
 
 `at` is outside the signature because the server sets it when it accepts the record (decision 0002).
 """
