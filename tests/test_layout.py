@@ -12,7 +12,19 @@ ROOT = Path(__file__).parent.parent
 SOURCE_ROOTS = ("platform", "competitions", "runners")
 PACKAGES = ("platform/acclimate", "runners/acclimate_runners", "competitions/acclimate_competitions")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-HEAVY = ("torch", "transformers", "ray", "mlflow", "sqlalchemy", "fastapi", "uvicorn", "datasets", "scipy", "pandas", "matplotlib")
+HEAVY = (
+    "torch",
+    "transformers",
+    "ray",
+    "mlflow",
+    "sqlalchemy",
+    "fastapi",
+    "uvicorn",
+    "datasets",
+    "scipy",
+    "pandas",
+    "matplotlib",
+)
 
 
 def _python(code: str, *, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -51,7 +63,14 @@ def test_a_module_is_a_noun_and_never_a_drawer(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["acclimate.client", "acclimate.keys", "acclimate.custody", "acclimate.sealing", "acclimate.log", "acclimate.verify"],
+    [
+        "acclimate.client",
+        "acclimate.keys",
+        "acclimate.custody",
+        "acclimate.sealing",
+        "acclimate.log",
+        "acclimate.verify",
+    ],
 )
 def test_client_custodian_and_auditor_import_no_extra(module: str) -> None:
     blocker = (
