@@ -1,0 +1,295 @@
+"""Content-addressed bytes in a folder: root/ab/cdef…, one file a blob, named by its own sha256.
+
+- Nothing partial is ever visible: bytes go to root/tmp, are flushed to the disk, and only then renamed into place.
+- Storing the same bytes twice is one blob, whoever races; a blob is never changed afterwards.
+- Whoever gets a blob gets bytes that hash to its digest: a file that doesn't is moved to root/quarantine and refused.
+- On a full disk the store refuses and leaves nothing behind.
+"""
+
+import errno
+import hashlib
+import io
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from acclimate_competitions import digests
+from acclimate_competitions.errors import Refusal
+
+_CHUNK = 1 << 20
+# EFBIG: the process's own limit on file sizes, which is a full disk to whoever set it.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@dataclass(frozen=True)
+class FolderBlobs:
+    """A folder of blobs; several threads, processes and machines (over a shared file system) may use it at once.
+
+    Attributes:
+        root: the folder; made when the first blob is stored.
+    """
+
+    root: Path
+
+    def path(self, digest: str) -> Path:
+        """Where the blob lies or would lie.
+
+        Raises:
+            Refusal: blob_unknown, for text that is no digest.
+        """
+        if not digests.is_digest(digest):
+            raise Refusal("blob_unknown", f"{digest!r} is not a digest", hint="sha256: and 64 lower-case hex digits")
+        return self.root / digest[7:9] / digest[9:]
+
+    def has(self, digest: str) -> bool:
+        """Whether the blob is stored."""
+        return self.path(digest).is_file()
+
+    def size(self, digest: str) -> int:
+        """The blob's size in bytes.
+
+        Raises:
+            Refusal: blob_unknown.
+        """
+        try:
+            return self.path(digest).stat().st_size
+        except FileNotFoundError as error:
+            raise _unknown(digest) from error
+
+    def open(self, digest: str) -> BinaryIO:
+        """The blob's bytes for reading, not re-hashed; `get` and `read` are.
+
+        Raises:
+            Refusal: blob_unknown.
+        """
+        try:
+            return self.path(digest).open("rb")
+        except FileNotFoundError as error:
+            raise _unknown(digest) from error
+
+    def read(self, digest: str) -> bytes:
+        """The blob's bytes, re-hashed, for blobs that fit into memory.
+
+        Raises:
+            Refusal: blob_unknown, blob_corrupt.
+        """
+        with self.open(digest) as stream:
+            data = stream.read()
+        self._check(digest, digests.of_bytes(data))
+        return data
+
+    def get(self, digest: str, to: Path) -> None:
+        """Copy the blob to a file, re-hashing it; the file appears whole or not at all.
+
+        Raises:
+            Refusal: blob_unknown, blob_corrupt, no_space.
+        """
+        with self.open(digest) as source, _written(to, to.parent) as (target, _):
+            found, _size = _copy(source, target)
+            self._check(digest, found)
+
+    def put(self, path: Path) -> str:
+        """Store a file; returns its digest.
+
+        Raises:
+            Refusal: file_unreadable, no_space.
+        """
+        try:
+            with path.open("rb") as stream:
+                digest, size = digests.of_stream(stream)
+                if self._stored(digest, size):
+                    return digest
+                stream.seek(0)
+                return self.put_stream(stream)[0]
+        except FileNotFoundError as error:
+            raise Refusal("file_unreadable", f"{path.name}: there is no such file") from error
+
+    def put_bytes(self, data: bytes) -> str:
+        """Store bytes; returns their digest.
+
+        Raises:
+            Refusal: no_space.
+        """
+        digest = digests.of_bytes(data)
+        if not self._stored(digest, len(data)):
+            self.put_stream(io.BytesIO(data))
+        return digest
+
+    def put_stream(self, stream: IO[bytes], *, digest: str | None = None, size: int | None = None) -> tuple[str, int]:
+        """Store what a stream still holds, in constant memory.
+
+        Args:
+            stream: the bytes.
+            digest: what they were declared to hash to.
+            size: how many were declared; a longer stream is refused before more than that many bytes are stored.
+
+        Returns:
+            Digest and size in bytes.
+
+        Raises:
+            Refusal: upload_mismatch where the bytes are not those declared, no_space; nothing is stored then.
+        """
+        with Incoming(self, digest=digest, size=size) as incoming:
+            while chunk := stream.read(_CHUNK):
+                incoming.write(chunk)
+            return incoming.finish()
+
+    def incoming(self, *, digest: str | None = None, size: int | None = None) -> "Incoming":
+        """A blob that arrives in pieces, for callers that are handed the pieces (an upload)."""
+        return Incoming(self, digest=digest, size=size)
+
+    def sweep(self, *, older_than: float = 3600.0) -> int:
+        """Remove what crashed writers left in root/tmp; returns how many files.
+
+        Args:
+            older_than: seconds since a file was last written to; younger ones may still be in use.
+        """
+        removed = 0
+        for path in (self.root / "tmp").glob("*"):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > older_than:
+                    path.unlink()
+                    removed += 1
+        return removed
+
+    def _stored(self, digest: str, size: int) -> bool:
+        try:
+            return self.size(digest) == size
+        except Refusal:
+            return False
+
+    def _check(self, digest: str, found: str) -> None:
+        if found == digest:
+            return
+        aside = self.root / "quarantine" / f"{digest[7:]}-{uuid.uuid4().hex[:8]}"
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            self.path(digest).rename(aside)
+        raise Refusal(
+            "blob_corrupt",
+            f"blob {digest} holds bytes that hash to {found}; the file was moved to quarantine/{aside.name}",
+            hint="store the bytes again from where they came; check the disk",
+        )
+
+
+class Incoming:
+    """A blob on its way in: write pieces, then finish(); leaving the `with` block before that stores nothing."""
+
+    def __init__(self, blobs: FolderBlobs, *, digest: str | None, size: int | None) -> None:
+        if digest is not None:
+            blobs.path(digest)
+        self._blobs, self._digest, self._declared = blobs, digest, size
+        self._hash, self._size = hashlib.sha256(), 0
+        self._temporary = blobs.root / "tmp" / uuid.uuid4().hex
+        with _space(self._temporary):
+            self._temporary.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._temporary.open("xb")
+
+    def __enter__(self) -> "Incoming":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+    def write(self, data: bytes) -> None:
+        """Take the next piece.
+
+        Raises:
+            Refusal: upload_mismatch where it would exceed the declared size, no_space.
+        """
+        if self._declared is not None and self._size + len(data) > self._declared:
+            raise Refusal("upload_mismatch", f"more bytes came than the {self._declared} declared")
+        with _space(self._temporary):
+            self._file.write(data)
+        self._hash.update(data)
+        self._size += len(data)
+
+    def finish(self) -> tuple[str, int]:
+        """Check what was declared and make the blob visible; returns digest and size.
+
+        Raises:
+            Refusal: upload_mismatch, no_space.
+        """
+        found = "sha256:" + self._hash.hexdigest()
+        if self._declared is not None and self._size != self._declared:
+            raise Refusal("upload_mismatch", f"{self._size} bytes came, {self._declared} were declared")
+        if self._digest is not None and found != self._digest:
+            raise Refusal("upload_mismatch", f"the bytes hash to {found}, {self._digest} was declared")
+        target = self._blobs.path(found)
+        with _space(self._temporary):
+            _flush(self._file)
+            self._temporary.chmod(0o444)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._temporary.replace(target)
+            _flush_folder(target.parent)
+        return found, self._size
+
+    def abort(self) -> None:
+        """Remove what came so far, unless it is stored already."""
+        # Closing flushes what is buffered, and may meet the full disk again; the bytes are dropped anyway.
+        with suppress(OSError):
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _written(to: Path, folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
+    """A temporary file in `folder` that becomes `to` when the block ends well, and vanishes when it doesn't."""
+    temporary = folder / f".{uuid.uuid4().hex}"
+    try:
+        with _space(temporary):
+            folder.mkdir(parents=True, exist_ok=True)
+            with temporary.open("xb") as stream:
+                yield stream, temporary
+            temporary.replace(to)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _space(path: Path) -> Iterator[None]:
+    """Turn a full disk into a refusal."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise Refusal(
+            "no_space",
+            f"no space is left for {path.parent}; nothing was lost",
+            hint="free some space and do the same again",
+        ) from error
+
+
+def _copy(source: IO[bytes], target: IO[bytes]) -> tuple[str, int]:
+    state, size = hashlib.sha256(), 0
+    while chunk := source.read(_CHUNK):
+        state.update(chunk)
+        target.write(chunk)
+        size += len(chunk)
+    target.flush()
+    return "sha256:" + state.hexdigest(), size
+
+
+def _flush(stream: IO[bytes]) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+    stream.close()
+
+
+def _flush_folder(folder: Path) -> None:
+    # A rename survives a power cut only once its folder is flushed too.
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _unknown(digest: str) -> Refusal:
+    return Refusal("blob_unknown", f"there is no blob {digest}")

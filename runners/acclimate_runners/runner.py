@@ -1,0 +1,60 @@
+"""What the dispatcher asks of whoever runs jobs: this machine (local.py) or Ray (cluster.py), with equal bytes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from acclimate_runners.jobs import Job, Outcome
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where an attempt stands.
+
+    Attributes:
+        state: running; done (outcome is set, its files are in the blobs); failed (no outcome: a fault of the platform or the
+            machine, which may be tried again).
+        step, total: progress of the child, 0 of 0 before it said anything.
+        what: what the child is at, in its own words.
+        reason: for failed, what happened, with the end of the child's log.
+    """
+
+    state: Literal["running", "done", "failed"]
+    step: int = 0
+    total: int = 0
+    what: str = ""
+    outcome: Outcome | None = None
+    reason: str = ""
+
+
+class BlobAccess(Protocol):
+    """Content-addressed bytes as a runner sees them; picklable, as it travels to another machine."""
+
+    def get(self, digest: str, to: Path) -> None:
+        """Copy a blob to a file, re-hashing it."""
+
+    def put(self, path: Path) -> str:
+        """Store a file and return its digest; storing the same bytes again changes nothing."""
+
+
+class Handle(Protocol):
+    """One attempt under way."""
+
+    def poll(self) -> Status:
+        """Where it stands now; never blocks for long, and keeps its answer once it is done or failed."""
+
+    def cancel(self) -> None:
+        """Kill it with all its processes; doing so twice changes nothing."""
+
+
+class Runner(Protocol):
+    """Runs jobs, each in a child process of its own."""
+
+    slots: int
+    """How many jobs at once."""
+
+    def start(self, name: str, job: Job, blobs: BlobAccess) -> Handle:
+        """Start an attempt, or adopt the one of this name that already runs or has finished; returns at once."""
+
+    def close(self) -> None:
+        """Kill what still runs and give back what the runner holds."""
