@@ -1,8 +1,21 @@
-"""SQL tables and transactions: what happened. SQLite (WAL) as the embedded default; every decision by the database's clock."""
+"""SQL tables and transactions: what happened. SQLite (WAL) as the embedded default; every decision by the database's clock.
+
+A round's records live in the log; its state is their fold (rounds.py), kept in memory up to the last record seen. Whoever
+appends does so in the transaction of the record's effect, and the fold is advanced for others only after the commit.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 from sqlalchemy import (
     JSON,
     Column,
+    Connection,
+    Engine,
     Float,
     ForeignKey,
     Integer,
@@ -12,7 +25,18 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    func,
+    insert,
+    select,
 )
+
+from acclimate import config, database
+from acclimate_competitions import definition, digests, records
+from acclimate_competitions import rounds as machine
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Round
+from acclimate_competitions.records import Record, format_time, parse_time
+from acclimate_runners.blobs import FolderBlobs
 
 SCHEMA_VERSION = 1
 
@@ -82,7 +106,8 @@ submissions = Table(
     metadata,
     Column("id", String(36), primary_key=True),
     Column("round", String(120), ForeignKey("rounds.id"), nullable=False, index=True),
-    Column("entrant", String(64), ForeignKey("accounts.id"), nullable=False),
+    Column("entrant", String(64), nullable=False),
+    Column("owner", String(64), ForeignKey("accounts.id"), nullable=False),  # the entrant; of a baseline the organizer
     Column("commitment", String(71), nullable=False),
     Column("nonce", String(44), nullable=False),
     Column("manifest", JSON, nullable=False),
@@ -101,7 +126,7 @@ quota_ledger = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("round", String(120), ForeignKey("rounds.id"), nullable=False, index=True),
-    Column("entrant", String(64), ForeignKey("accounts.id"), nullable=False),
+    Column("entrant", String(64), nullable=False),
     Column("delta", Integer, nullable=False),  # −1 a debit, +1 a refund
     Column("reason", Text, nullable=False),
     Column("at", String(27), nullable=False),
@@ -139,3 +164,250 @@ outbox = Table(
     Column("payload", JSON, nullable=False),
     Column("run", String(64)),  # MLflow run id once logged
 )
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """A round's state after the log entry `last`, and which statements it already holds (statement digest -> index)."""
+
+    state: Round
+    last: int
+    statements: Mapping[str, int]
+
+
+class Store:
+    """The database and the blobs of an installation; safe to share between threads, cheap to open in each process."""
+
+    def __init__(self, engine: Engine, blobs: FolderBlobs) -> None:
+        self.engine, self.blobs = engine, blobs
+        self._writer, self._folding = threading.Lock(), threading.Lock()
+        self._folded: dict[str, _Folded] = {}
+        self._competitions: dict[str, definition.Competition] = {}
+
+    @classmethod
+    def open(cls, settings: config.Settings, *, clock: database.Clock | None = None) -> "Store":
+        """Open the store of a data folder, making it on first use.
+
+        Args:
+            settings: says where it is.
+            clock: replaces the database's clock; for tests only.
+
+        Raises:
+            Refusal: data_version, config_invalid, no_space, busy.
+        """
+        config.claim(settings)
+        engine = database.connect(settings.database, clock=clock or database.system_clock)
+        with database.refusing():
+            database.create(engine, metadata, version=SCHEMA_VERSION)
+        return cls(engine, FolderBlobs(settings.blobs))
+
+    def close(self) -> None:
+        """Give back all connections."""
+        self.engine.dispose()
+
+    @contextmanager
+    def transaction(self) -> Iterator["Tx"]:
+        """A transaction that may write: all of it, or nothing where the block raises.
+
+        Raises:
+            Refusal: busy, no_space.
+        """
+        # One writer at a time is SQLite's rule; waiting here is fair, polling for its lock is not.
+        if not self._writer.acquire(timeout=database.WAIT_SECONDS):
+            raise database.busy("other requests are being written")
+        try:
+            with database.refusing():
+                with self.engine.connect() as plain:
+                    connection = plain.execution_options(acclimate_begin="BEGIN IMMEDIATE")
+                    with connection.begin():
+                        tx = Tx(self, connection)
+                        yield tx
+                self._remember(tx)
+        finally:
+            self._writer.release()
+
+    @contextmanager
+    def snapshot(self) -> Iterator["Tx"]:
+        """A transaction that only reads, and sees one moment.
+
+        Raises:
+            Refusal: busy.
+        """
+        with database.refusing():
+            with self.engine.connect() as connection, connection.begin():
+                tx = Tx(self, connection)
+                yield tx
+            self._remember(tx)
+
+    def competition(self, digest: str) -> definition.Competition:
+        """The competition of a stored definition.
+
+        Raises:
+            Refusal: blob_unknown, definition_invalid.
+        """
+        if digest not in self._competitions:
+            self._competitions[digest] = definition.parse(self.blobs.read(digest))
+        return self._competitions[digest]
+
+    def _remember(self, tx: "Tx") -> None:
+        with self._folding:
+            for round_id, folded in tx.folded.items():
+                if round_id not in self._folded or self._folded[round_id].last < folded.last:
+                    self._folded[round_id] = folded
+
+    def _recall(self, round_id: str) -> _Folded | None:
+        with self._folding:
+            return self._folded.get(round_id)
+
+
+class Tx:
+    """One transaction: SQL by `connection`, the log and the rounds by its methods."""
+
+    def __init__(self, store: Store, connection: Connection) -> None:
+        self.store, self.connection = store, connection
+        self.folded: dict[str, _Folded] = {}
+
+    def now(self) -> datetime:
+        """The database's clock."""
+        return parse_time(database.now(self.connection))
+
+    def execute(self, statement: Any, parameters: Any = None) -> Any:
+        """Run one SQL statement."""
+        return self.connection.execute(statement, parameters)
+
+    def size(self) -> int:
+        """How many entries the log has."""
+        return int(self.execute(select(func.coalesce(func.max(log_entries.c.index) + 1, 0))).scalar_one())
+
+    def entry(self, index: int) -> bytes:
+        """The bytes of a log entry.
+
+        Raises:
+            Refusal: entry_unknown.
+        """
+        data = self.execute(select(log_entries.c.data).where(log_entries.c.index == index)).scalar()
+        if data is None:
+            raise Refusal("entry_unknown", f"the log has no entry {index}, its size is {self.size()}")
+        return bytes(data)
+
+    def entries(self, start: int, end: int) -> list[bytes]:
+        """The bytes of the log entries start ≤ index < end."""
+        query = select(log_entries.c.data).where(log_entries.c.index >= start, log_entries.c.index < end)
+        return [bytes(data) for data in self.execute(query.order_by(log_entries.c.index)).scalars()]
+
+    def records(self, round_id: str) -> list[tuple[int, Record]]:
+        """A round's records with their log indices, in order."""
+        query = select(log_entries.c.index, log_entries.c.data).where(log_entries.c.round == round_id)
+        return [
+            (row.index, records.parse(bytes(row.data))) for row in self.execute(query.order_by(log_entries.c.index))
+        ]
+
+    def round(self, round_id: str) -> Round:
+        """Where a round stands in this transaction.
+
+        Raises:
+            Refusal: round_unknown.
+        """
+        return self._fold(round_id).state
+
+    def append(self, request: Mapping[str, Any]) -> tuple[int, Record]:
+        """Log one record, if the round's rules allow it now.
+
+        The receipt time is the database's clock, and never earlier than the entry before, so that times follow the order of
+        the log even where the clock was set back.
+
+        Args:
+            request: {type, round, fields} and, for signed ones, {by, sig}: what records.sign makes.
+
+        Returns:
+            The log index and the record.
+
+        Raises:
+            Refusal: whatever rounds.apply refuses; record_invalid.
+        """
+        index = self.size()
+        at = self.now() if index == 0 else max(self.now(), records.parse(self.entry(index - 1)).at)
+        record = _record(request, at)
+        data = record.encode()
+        if records.parse(data) != record:
+            raise Refusal("record_invalid", f"{record.type} does not survive being written and read")
+        if record.type == "RoundDefined":
+            if self.find(request) is not None:
+                raise Refusal("round_exists", f"round {record.round} is in the log already")
+            state = machine.begin(record, self.store.competition(record["definition"]))
+            statements: Mapping[str, int] = {}
+        else:
+            before = self._fold(record.round)
+            state, statements = machine.apply(before.state, record, index=index), before.statements
+        row = {"index": index, "round": record.round, "type": record.type, "data": data}
+        self.execute(insert(log_entries), row)
+        self.folded[record.round] = _Folded(state, index, {**statements, _statement(record): index})
+        return index, record
+
+    def append_once(self, request: Mapping[str, Any]) -> tuple[int, Record, bool]:
+        """Like append, but a record whose statement the log already holds is answered with the one that stands there.
+
+        Returns:
+            The log index, the record, and whether it is new.
+        """
+        index = self.find(request)
+        if index is not None:
+            return index, records.parse(self.entry(index)), False
+        return *self.append(request), True
+
+    def find(self, request: Mapping[str, Any]) -> int | None:
+        """The index of the record that makes the same statement (type, round, fields, signer), if it is in the log."""
+        record = _record(request, self.now())
+        known = self.execute(select(log_entries.c.index).where(log_entries.c.round == record.round).limit(1)).first()
+        return self._fold(record.round).statements.get(_statement(record)) if known else None
+
+    def _fold(self, round_id: str) -> _Folded:
+        folded = self.folded.get(round_id) or self.store._recall(round_id)
+        query = select(log_entries.c.index, log_entries.c.data).where(log_entries.c.round == round_id)
+        if folded is not None:
+            query = query.where(log_entries.c.index > folded.last)
+        rows = self.execute(query.order_by(log_entries.c.index)).all()
+        if folded is None and not rows:
+            raise Refusal(
+                "round_unknown", f"there is no round {round_id!r}", hint="`acclimate round list` shows them all"
+            )
+        statements = dict(folded.statements) if folded is not None and rows else {}
+        state, last = (folded.state, folded.last) if folded is not None else (None, -1)
+        for row in rows:
+            record = records.parse(bytes(row.data))
+            if state is None:
+                state = machine.begin(record, self.store.competition(record["definition"]))
+            else:
+                state = machine.apply(state, record, index=row.index)
+            statements[_statement(record)] = last = row.index
+        assert state is not None
+        if rows or folded is None:
+            folded = _Folded(state, last, statements)
+        self.folded[round_id] = folded
+        return folded
+
+
+def unsigned(kind: str, round_id: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The request for a record that RoundDefined authorizes in advance, for Tx.append."""
+    return {"type": kind, "round": round_id, "fields": dict(fields)}
+
+
+def _record(request: Mapping[str, Any], at: datetime) -> Record:
+    kind, fields = request.get("type"), request.get("fields")
+    if not isinstance(kind, str) or not isinstance(fields, Mapping) or not isinstance(request.get("round"), str):
+        raise Refusal("record_invalid", "a record needs type, round and fields")
+    records.check_fields(kind, fields, signed=request.get("sig") is not None)
+    round_id = records.round_id_of(fields) if kind == "RoundDefined" else request["round"]
+    if round_id != request["round"]:
+        raise Refusal("record_invalid", f"the content gives round {round_id}, the request names {request['round']}")
+    return Record(kind, round_id, at, dict(fields), by=request.get("by"), sig=request.get("sig"))
+
+
+def _statement(record: Record) -> str:
+    document = records.assemble(record.type, record.round, record.fields, by=record.by)
+    return digests.of_json(document)
+
+
+def timestamp(tx: Tx) -> str:
+    """The database's clock as text, for the `created` and `at` columns."""
+    return format_time(tx.now())
