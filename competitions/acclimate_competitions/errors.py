@@ -49,6 +49,10 @@ CODES: dict[str, Code] = {
     "guard_failed": Code(409, "A condition of the protocol for this transition does not hold."),
     "seal_mismatch": Code(422, "A seal, share or opening differs from what was committed to."),
     "share_false": Code(422, "A share document does not match its commitment; the sentence names whose."),
+    "share_missing": Code(409, "Fewer shares are at hand than the threshold that opens the seal."),
+    "share_unreadable": Code(
+        422, "An envelope does not open with this key, or what it holds is not a well-formed share document."
+    ),
     "rehearsal_missing": Code(409, "The rehearsal on the dummy seal has not succeeded yet."),
     "conflict": Code(409, "The same thing was sent before with other content."),
     # submissions
