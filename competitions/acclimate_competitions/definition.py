@@ -4,13 +4,24 @@ The definition's digest is sha256 over the file's bytes.
 """
 
 import dataclasses
+import re
+import zoneinfo
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal
 
-from acclimate_competitions import digests
-from acclimate_competitions.recipe import Recipe
+from acclimate_competitions import digests, parsing
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.fields import NAME, NAME_MEANING, Document, Table, flat, out_of_bounds, rfc3339
+from acclimate_competitions.recipe import Optimizer, Recipe, Schedule, Selection
+
+ARCHITECTURES = ("llama", "gpt2", "gpt_neox")
+"""Model types (of config.json) that a competition may allow."""
+
+METRICS = ("accuracy",)
+"""Names of metrics.METRICS that fit a task of kind choice."""
 
 
 @dataclass(frozen=True)
@@ -168,3 +179,312 @@ class Competition:
     def task(self, name: str) -> Task:
         """The task of this name; KeyError where there is none."""
         return {task.name: task for task in self.tasks}[name]
+
+    def effective(self) -> dict[str, Any]:
+        """Every value in force by its dotted key, JSON-ready: times as RFC 3339, durations in seconds, sizes in bytes."""
+        nested: dict[str, Any] = {"schema": 1}
+        for name, value in dataclasses.asdict(self).items():
+            if name == "tasks":
+                nested |= {f"tasks[{index}]": task for index, task in enumerate(value)}
+            elif name == "entrants_see":
+                nested["logs"] = {name: value}
+            elif name not in ("raw", "digest", "origins"):
+                nested[name] = value
+        return flat(nested)
+
+
+_ROUND_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,31}")
+_ENTRANTS_SEE = re.compile(r"none|full|tail:[1-9][0-9]{0,5}")
+
+
+def parse(raw: bytes) -> Competition:
+    """The competition of a definition file's bytes.
+
+    Raises:
+        Refusal: definition_invalid, with every problem of the file in `problems`, each with its line.
+    """
+    parsed = parsing.parse(raw)
+    document = Document(parsed)
+    if not parsed.values and parsed.problems:
+        raise _invalid(document)
+    root = document.root
+    root.word("schema", (1,))
+    competition = Competition(
+        raw=raw,
+        digest=digests.of_bytes(raw),
+        slug=root.text("slug", pattern=NAME, form=NAME_MEANING),
+        title=root.text("title"),
+        licence=root.text("licence"),
+        contact=root.text("contact"),
+        data_is_public=root.boolean("data_is_public", False),
+        round=_round(root.table("round", required=True)),
+        custody=_custody(root.table("custody", required=True)),
+        submission=_submission(root.table("submission", required=True)),
+        tasks=_tasks(root),
+        preparation=_preparation(root.table("preparation", required=True)),
+        ranking=_ranking(root.table("ranking")),
+        compute=_compute(root.table("compute")),
+        isolation=_isolation(root.table("isolation")),
+        entrants_see=_logs(root.table("logs")),
+        origins=document.origins,
+    )
+    root.finish()
+    if document.problems:
+        raise _invalid(document)
+    return competition
+
+
+def load(path: Path) -> Competition:
+    """The competition of a definition file, or of a folder that holds competition.toml.
+
+    Raises:
+        Refusal: file_unreadable, definition_invalid.
+    """
+    file = path / "competition.toml" if path.is_dir() else path
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise Refusal(
+            "file_unreadable",
+            f"{file}: {error.strerror or error}",
+            hint="name a competition's folder, or its competition.toml",
+        ) from error
+    return parse(raw)
+
+
+def shipped(slug: str) -> Path:
+    """Folder of a competition that comes with Acclimate: competition.toml, README.md, build.py.
+
+    Raises:
+        Refusal: file_unreadable, where there is none of this name.
+    """
+    package = Path(__file__).resolve().parent
+    # A wheel carries the folders inside the package; a checkout has them beside it.
+    roots = [root for root in (package / "shipped", package.parent) if root.is_dir()]
+    for root in roots:
+        if NAME.fullmatch(slug) and (root / slug / "competition.toml").is_file():
+            return root / slug
+    known = sorted({file.parent.name for root in roots for file in root.glob("*/competition.toml")})
+    raise Refusal(
+        "file_unreadable",
+        f"no competition {slug!r} comes with Acclimate",
+        hint=f"there is: {', '.join(known)}; for your own, run its build.py",
+    )
+
+
+# ---- the tables of the file ----------------------------------------------------------------------------------------
+
+
+def _invalid(document: Document) -> Refusal:
+    problems = document.sentences()
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return Refusal(
+        "definition_invalid",
+        f"the definition has {count}",
+        hint="mend competition.toml and run `acclimate competition check` again",
+        problems=problems,
+    )
+
+
+def _round(table: Table) -> RoundSettings:
+    settings = RoundSettings(
+        name=table.text(
+            "name", pattern=_ROUND_NAME, form="lower-case letters, digits, dots and hyphens, at most 32, such as 2027-1"
+        ),
+        opens=table.moment("opens"),
+        closes=table.moment("closes"),
+        closes_latest=table.moment("closes_latest"),
+        grace=table.duration("grace", timedelta(0)),
+        release_by=table.moment("release_by"),
+        objection_window=table.duration("objection_window", timedelta(0)),
+        publish=table.word("publish", ("manual",), default="manual", designed=("auto",)),
+        holdout_after=table.word("holdout_after", ("public",), default="public", designed=("private",)),
+        audits=table.integer("audits", 0),
+    )
+    if settings.audits > 0:
+        table.problem("audits", f"= {settings.audits}: this version carries only 0")
+    dates = {name: getattr(settings, name) for name in ("opens", "closes", "closes_latest", "release_by")}
+    known = [(name, value) for name, value in dates.items() if value is not None and table.good(name)]
+    # Neighbours only, so that one wrong date is one problem; closes_latest may equal closes.
+    for (before, first), (name, second) in zip(known, known[1:], strict=False):
+        equal = (before, name) == ("closes", "closes_latest")
+        if second < first or (second == first and not equal):
+            must = f"at or after {before}" if equal else f"after {before}"
+            table.problem(name, f"= {rfc3339(second)}: must be {must}, {rfc3339(first)}")
+    table.finish()
+    return settings
+
+
+def _custody(table: Table) -> Custody:
+    custody = Custody(threshold=table.integer("threshold", least=1), custodians=table.names("custodians"))
+    count = len(custody.custodians)
+    if table.good("custodians") and not 1 <= count <= 255:
+        table.problem("custodians", f"are {count}: must be 1 to 255")
+    if table.good("threshold", "custodians") and custody.threshold > count:
+        table.problem("threshold", f"= {custody.threshold}: there are only {count} custodians")
+    table.finish()
+    return custody
+
+
+def _submission(table: Table) -> SubmissionRules:
+    quota = table.table("per_entrant")
+    rules = SubmissionRules(
+        kinds=table.words(
+            "kinds",
+            ("hf-causal-lm",),
+            default=("hf-causal-lm",),
+            designed=("hf-sequence-classifier", "hf-image-classifier", "lora-adapter"),
+        ),
+        architectures=table.words("architectures", ARCHITECTURES),
+        max_parameters=table.integer("max_parameters", least=1),
+        max_bytes=table.integer("max_bytes", least=1),
+        per_entrant=Quota(
+            total=quota.integer("total", 5, least=1),
+            per_day=quota.integer("per_day", 3, least=1),
+            day=quota.text("day", "UTC"),
+        ),
+        weights_after=table.words(
+            "weights_after", ("publish", "auditor", "delete"), default=("publish", "auditor", "delete")
+        ),
+    )
+    try:
+        zoneinfo.ZoneInfo(rules.per_entrant.day)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        if rules.per_entrant.day not in ("", "UTC"):
+            quota.problem("day", f'= "{rules.per_entrant.day}": no such time zone; such as UTC or Europe/Berlin')
+    quota.finish()
+    table.finish()
+    return rules
+
+
+def _tasks(root: Table) -> tuple[Task, ...]:
+    tasks: list[Task] = []
+    for table in root.tables("tasks"):
+        choices = table.list_("choices", str)
+        if table.good("choices") and len(choices) < 2:
+            table.problem("choices", f"are {len(choices)}: must be at least 2")
+        for index, choice in enumerate(choices):
+            if not choice.strip():
+                table.problem("choices", "must not be blank", index=index)
+        task = Task(
+            name=table.text("name", pattern=NAME, form=NAME_MEANING),
+            kind=table.word("kind", ("choice",), designed=("generate", "perplexity", "classify")),
+            prompt=table.text("prompt", "{{ input }}"),
+            choices=choices,
+            metric=table.word("metric", METRICS),
+            chance=table.number("chance", 1 / max(2, len(choices))),
+        )
+        if table.good("chance") and task.chance > 1:
+            table.problem("chance", f"= {task.chance}: must be at most 1")
+        if table.good("name") and task.name in [other.name for other in tasks]:
+            table.problem("name", f'= "{task.name}" is the name of another task')
+        tasks.append(task)
+        table.finish()
+    return tuple(tasks)
+
+
+def _preparation(table: Table) -> Recipe:
+    optimizer, schedule, selection = (table.table(name) for name in ("optimizer", "schedule", "selection"))
+    recipe = Recipe(
+        method=table.word("method", ("full",), default="full", designed=("lora",)),
+        epochs=table.integer("epochs", least=1),
+        global_batch=table.integer("global_batch", least=1),
+        max_length=table.integer("max_length", least=2),
+        optimizer=Optimizer(
+            name=optimizer.word("name", ("adamw",), default="adamw"),
+            beta1=optimizer.number("beta1", 0.9, below=1),
+            beta2=optimizer.number("beta2", 0.999, below=1),
+            eps=optimizer.number("eps", 1e-8, above=0),
+            weight_decay=optimizer.number("weight_decay", 0.01),
+        ),
+        schedule=Schedule(
+            name=schedule.word("name", ("linear",), default="linear"),
+            warmup_steps=schedule.integer("warmup_steps", 0),
+            final=schedule.number("final", 0.1),
+        ),
+        clip=table.number("clip", 1.0, above=0),
+        lr_grid=table.list_("lr_grid", float),
+        selection=Selection(
+            metric=selection.word("metric", ("nll",), default="nll"),
+            seed=selection.integer("seed", 0),
+            candidates=selection.words("candidates", ("base", "last"), default=("base", "last")),
+        ),
+        seeds=table.list_("seeds", int),
+        loss=table.word("loss", ("completion",), default="completion"),
+        dtype=table.word("dtype", ("float32",), default="float32"),
+        determinism=table.word("determinism", ("D1",), default="D1"),
+        threads=table.integer("threads", 1, least=1, most=1024),
+        diverged=table.word("diverged", ("base", "missing", "fail"), default="base"),
+    )
+    if schedule.good("final") and recipe.schedule.final > 1:
+        schedule.problem("final", f"= {recipe.schedule.final}: must be at most 1")
+    if table.good("lr_grid") and not recipe.lr_grid:
+        table.problem("lr_grid", "must not be empty")
+    for index, rate in enumerate(recipe.lr_grid):
+        if reason := out_of_bounds(rate, above=0):
+            table.problem("lr_grid", f"= {rate}: {reason}", index=index)
+    for index, seed in enumerate(recipe.seeds):
+        if seed < 0:
+            table.problem("seeds", f"= {seed}: must not be negative", index=index)
+        elif selection.good("seed") and seed == recipe.selection.seed:
+            table.problem("seeds", f"= {seed} is the selection seed: reporting seeds must be others", index=index)
+    if table.good("seeds") and len(recipe.seeds) < 3:
+        table.problem("seeds", f"are {len(recipe.seeds)}: at least 3 reporting seeds are needed")
+    for part in (optimizer, schedule, selection, table):
+        part.finish()
+    return recipe
+
+
+def _ranking(table: Table) -> Policy:
+    ties, interval = table.table("ties"), table.table("interval")
+    policy = Policy(
+        aggregate=table.word(
+            "aggregate",
+            ("mean",),
+            default="mean",
+            designed=("mean_rank", "casp", "win_rate", "bradley_terry", "test_then_rank"),
+        ),
+        missing=table.word("missing", ("worst", "exclude", "fail"), default="worst"),
+        ties=Ties(
+            method=ties.word("method", ("shared",), default="shared"),
+            tolerance=ties.number("tolerance", 0.0),
+        ),
+        interval=Interval(
+            kind=interval.word("kind", ("simultaneous", "marginal"), default="simultaneous"),
+            level=interval.number("level", 0.95, above=0, below=1),
+            draws=interval.integer("draws", 10_000, least=100, most=10_000_000),
+            seed=interval.integer("seed", 1),
+        ),
+        cluster=table.text("cluster", _NONE),
+        baselines=table.names("baselines", ()),
+    )
+    for part in (ties, interval, table):
+        part.finish()
+    return policy
+
+
+_NONE: Any = None
+
+
+def _compute(table: Table) -> Compute:
+    compute = Compute(
+        hardware=table.text("hardware", "cpu"),
+        max_gpu_hours=table.number("max_gpu_hours", 0.0),
+        order_seed=table.word("order_seed", ("from-log",), default="from-log"),
+    )
+    table.finish()
+    return compute
+
+
+def _isolation(table: Table) -> Isolation:
+    isolation = Isolation(
+        memory=table.size("memory", 2 * 2**30), wall=table.duration("wall", timedelta(minutes=30), least=1)
+    )
+    table.finish()
+    return isolation
+
+
+def _logs(table: Table) -> str:
+    see = table.text("entrants_see", "none", pattern=_ENTRANTS_SEE, form='"none", "full" or such as "tail:200"')
+    table.finish()
+    return see
