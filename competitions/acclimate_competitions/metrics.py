@@ -1,0 +1,303 @@
+"""Metrics, named and versioned: (targets, predictions) -> one score an example. Pure Python; Arrow only in and out of tables.
+
+Unknown is not zero: an example whose prediction is missing or unusable has score None and a reason; what that costs is the
+ranking policy's affair. A target is never looked at for such an example.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from acclimate_competitions.definition import Task
+from acclimate_competitions.errors import Refusal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Scored = tuple[float | None, str | None]
+"""(score, None) or (None, reason)."""
+
+NO_PREDICTION = "no prediction"
+NO_LOGLIKELIHOODS = "no log-likelihoods"
+WRONG_LENGTH = "wrong number of log-likelihoods"
+NOT_FINITE = "a log-likelihood is not a finite number"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: as in `[[tasks]] metric` and in the column `metric` of score tables.
+        version: rises with any change of the scorer that can move a number.
+        direction: "max" where more is better.
+        scale: metrics of one scale and direction may be averaged over tasks.
+        low: the smallest possible score of an example, None where unbounded.
+        high: the largest possible score of an example, None where unbounded.
+        kinds: the kinds of task that it scores.
+    """
+
+    name: str
+    version: int
+    direction: Literal["max", "min"]
+    scale: str
+    low: float | None
+    high: float | None
+    kinds: tuple[str, ...]
+
+    @property
+    def worst(self) -> float | None:
+        """The worst possible score of an example, None where there is none."""
+        return self.low if self.direction == "max" else self.high
+
+    @property
+    def best(self) -> float | None:
+        """The best possible score of an example, None where there is none."""
+        return self.high if self.direction == "max" else self.low
+
+    def above_chance(self, score: float, *, chance: float) -> float | None:
+        """The score where a blind guess is 0 and a perfect answer is 1; None where the metric has no best value, or chance is it."""
+        if self.best is None or self.best == chance:
+            return None
+        return (score - chance) / (self.best - chance)
+
+    def document(self) -> dict[str, Any]:
+        """What of the metric can change a number, as JSON-ready data: part of a round's `scorer` digest."""
+        return {"name": self.name, "version": self.version, "direction": self.direction, "scale": self.scale}
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        # Share of examples whose target has the largest log-likelihood of the choices; the first choice wins a tie.
+        Metric("accuracy", 1, "max", "share", 0.0, 1.0, ("choice",)),
+        # Negative log-likelihood of the target, in nats, not renormalized over the choices.
+        Metric("nll", 1, "min", "nats", None, None, ("choice",)),
+    )
+}
+
+
+def metric_of(task: Task) -> Metric:
+    """The task's metric.
+
+    Raises:
+        Refusal: definition_invalid, for a metric that METRICS lacks or that does not score this kind of task.
+    """
+    metric = METRICS.get(task.metric)
+    if metric is None:
+        raise Refusal(
+            "definition_invalid",
+            f"task {task.name!r}: unknown metric {task.metric!r}",
+            hint=f"known are {', '.join(sorted(METRICS))}",
+        )
+    if task.kind not in metric.kinds:
+        raise Refusal(
+            "definition_invalid",
+            f"task {task.name!r}: metric {metric.name!r} does not score tasks of kind {task.kind!r}",
+            hint=f"it scores {', '.join(metric.kinds)}",
+        )
+    return metric
+
+
+def score_choice(
+    task: Task, *, targets: Sequence[str], loglikelihoods: Sequence[Sequence[float] | None]
+) -> list[Scored]:
+    """Score multiple-choice examples by the log-likelihoods of their choices.
+
+    Args:
+        task: its metric decides; its choices give the order of the log-likelihoods.
+        targets: n right answers.
+        loglikelihoods: n lists of one natural logarithm a choice, or None.
+
+    Returns:
+        n pairs (score, reason); the score is None, with a reason, where the log-likelihoods are missing, of the wrong
+        number, or not all finite. Equal largest log-likelihoods go to the first choice.
+
+    Raises:
+        Refusal: scores_invalid, for a target that is no choice, or where n differs; definition_invalid.
+    """
+    metric = metric_of(task)
+    if len(targets) != len(loglikelihoods):
+        raise Refusal("scores_invalid", f"{len(targets)} targets, but {len(loglikelihoods)} predictions")
+    positions = {choice: position for position, choice in enumerate(task.choices)}
+    score = _correct if metric.name == "accuracy" else _surprise
+    result: list[Scored] = []
+    for row, (target, values) in enumerate(zip(targets, loglikelihoods, strict=True)):
+        if target not in positions:
+            raise Refusal("scores_invalid", f"task {task.name!r}, row {row}: target {target!r} is not a choice")
+        result.append(_usable(values, positions[target], len(positions), score))
+    return result
+
+
+def _usable(
+    values: Sequence[float] | None, right: int, count: int, score: Callable[[Sequence[float], int], float]
+) -> Scored:
+    if values is None:
+        return None, NO_LOGLIKELIHOODS
+    if len(values) != count:
+        return None, WRONG_LENGTH
+    for value in values:
+        if value is None or not math.isfinite(value):
+            return None, NOT_FINITE
+    return score(values, right), None
+
+
+def _correct(values: Sequence[float], right: int) -> float:
+    return 1.0 if values.index(max(values)) == right else 0.0
+
+
+def _surprise(values: Sequence[float], right: int) -> float:
+    return -float(values[right])
+
+
+def score_predictions(
+    predictions: pa.Table, holdout: pa.Table, task: Task, *, cluster: str | None, metric: str | None = None
+) -> pa.Table:
+    """Scores of the predictions of one or more (entrant, protocol, seed) for one task.
+
+    Args:
+        predictions: tables.PREDICTIONS.
+        holdout: the task's holdout with `example`, `target`, and the column named by `cluster`.
+        task: the task.
+        cluster: column whose value names an example's cluster; None: each example is its own.
+        metric: another metric than the task's own, for analysis.
+
+    Returns:
+        tables.SCORES: one row for each holdout example and (entrant, protocol, seed), in the holdout's order; an
+        example without a prediction is null with a reason.
+
+    Raises:
+        Refusal: scores_invalid, for an empty table, another task, an unknown or doubled example, a protocol that does
+            not fit its seed, or a holdout with doubled examples or without a needed column; definition_invalid.
+    """
+    task = task if metric is None else _with_metric(task, metric)
+    metric_of(task)
+    examples, targets, clusters = _holdout(holdout, task, cluster)
+    known = set(examples)
+    answers: dict[tuple[str, str, int | None], dict[str, Sequence[float] | None]] = {}
+    columns = (predictions.column(name).to_pylist() for name in ("entrant", "protocol", "task", "seed", "example"))
+    values = predictions.column("loglikelihoods").to_pylist()
+    for row, (entrant, protocol, name, seed, example, value) in enumerate(zip(*columns, values, strict=True)):
+        where = f"predictions of {entrant!r} for {name!r}, {protocol}, seed {seed}, row {row}"
+        if name != task.name:
+            raise Refusal("scores_invalid", f"{where}: expected task {task.name!r}")
+        group = answers.get((entrant, protocol, seed))
+        if group is None:
+            check_key(protocol, seed, where=where)
+            group = answers[entrant, protocol, seed] = {}
+        if example not in known:
+            raise Refusal("scores_invalid", f"{where}: example {example!r} is not in the holdout")
+        if example in group:
+            raise Refusal("scores_invalid", f"{where}: example {example!r} has two predictions")
+        group[example] = value
+    if not answers:
+        raise Refusal("scores_invalid", f"task {task.name!r}: the table of predictions is empty")
+    table = _Rows(task, examples, clusters)
+    for (entrant, protocol, seed), group in answers.items():
+        lists = [group.get(example) for example in examples]
+        scored = score_choice(task, targets=targets, loglikelihoods=lists)
+        missing = [
+            pair if example in group else (None, NO_PREDICTION) for example, pair in zip(examples, scored, strict=True)
+        ]
+        table.add(entrant, protocol, seed, missing)
+    return table.table()
+
+
+def unscored(
+    holdout: pa.Table, task: Task, *, key: tuple[str, str, int | None], reason: str, cluster: str | None
+) -> pa.Table:
+    """Score rows of an evaluation that failed: every holdout example null, with the reason. `key`: (entrant, protocol, seed)."""
+    examples, _, clusters = _holdout(holdout, task, cluster)
+    check_key(key[1], key[2], where=f"{key[0]!r}")
+    table = _Rows(task, examples, clusters)
+    table.add(*key, [(None, reason)] * len(examples))
+    return table.table()
+
+
+def majority_scores(
+    preparation: pa.Table, holdout: pa.Table, task: Task, *, seeds: Sequence[int], cluster: str | None
+) -> pa.Table:
+    """Scores of the null predictor `majority`: the most frequent target of the preparation split, the first choice at a tie.
+
+    For nll it predicts the targets' frequencies, each raised by one. Rows as score_predictions, for protocol direct
+    (seed null) and for protocol prepared with each of `seeds`.
+    """
+    counts = dict.fromkeys(task.choices, 0)
+    for row, target in enumerate(preparation.column("target").to_pylist()):
+        if target not in counts:
+            raise Refusal(
+                "scores_invalid", f"task {task.name!r}, preparation row {row}: target {target!r} is not a choice"
+            )
+        counts[target] += 1
+    total = sum(counts.values()) + len(counts)
+    guess = [math.log((count + 1) / total) for count in counts.values()]
+    examples, targets, clusters = _holdout(holdout, task, cluster)
+    scored = score_choice(task, targets=targets, loglikelihoods=[guess] * len(targets))
+    table = _Rows(task, examples, clusters)
+    table.add("majority", "direct", None, scored)
+    for seed in seeds:
+        table.add("majority", "prepared", seed, scored)
+    return table.table()
+
+
+def check_key(protocol: str, seed: int | None, *, where: str) -> None:
+    """Refuse a protocol that is unknown or does not fit its seed: direct has none, prepared has one."""
+    if protocol not in ("direct", "prepared"):
+        raise Refusal("scores_invalid", f"{where}: unknown protocol {protocol!r}", hint="direct or prepared")
+    if (seed is None) != (protocol == "direct"):
+        expected = "no seed" if protocol == "direct" else "a seed"
+        raise Refusal("scores_invalid", f"{where}: protocol {protocol!r} has {expected}, found {seed}")
+
+
+class _Rows:
+    """Score rows of one task, gathered evaluation by evaluation."""
+
+    def __init__(self, task: Task, examples: list[str], clusters: list[str]) -> None:
+        self._task, self._examples, self._clusters = task, examples, clusters
+        self._keys: list[tuple[str, str, int | None]] = []
+        self._scored: list[Scored] = []
+
+    def add(self, entrant: str, protocol: str, seed: int | None, scored: Iterable[Scored]) -> None:
+        self._keys.append((entrant, protocol, seed))
+        self._scored.extend(scored)
+
+    def table(self) -> pa.Table:
+        import pyarrow as pa
+
+        from acclimate_competitions import tables
+
+        n, groups = len(self._examples), len(self._keys)
+        columns: list[Any] = [[key[position] for key in self._keys for _ in range(n)] for position in range(3)]
+        columns.insert(2, [self._task.name] * (n * groups))
+        columns += [[self._task.metric] * (n * groups), self._examples * groups, self._clusters * groups]
+        columns += [[score for score, _ in self._scored], [reason for _, reason in self._scored]]
+        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, tables.SCORES, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=tables.SCORES)
+
+
+def _with_metric(task: Task, metric: str) -> Task:
+    import dataclasses
+
+    return dataclasses.replace(task, metric=metric)
+
+
+def _holdout(holdout: pa.Table, task: Task, cluster: str | None) -> tuple[list[str], list[str], list[str]]:
+    """Columns example, target and cluster of a holdout, checked."""
+    for name in ("example", "target", *([cluster] if cluster else [])):
+        if name not in holdout.column_names:
+            raise Refusal("scores_invalid", f"task {task.name!r}: the holdout has no column {name!r}")
+    examples: list[str] = holdout.column("example").to_pylist()
+    if len(set(examples)) != len(examples):
+        double = next(example for example in examples if examples.count(example) > 1)
+        raise Refusal("scores_invalid", f"task {task.name!r}: example {double!r} stands twice in the holdout")
+    targets: list[str] = holdout.column("target").to_pylist()
+    if cluster is None:
+        return examples, targets, examples
+    clusters: list[Any] = holdout.column(cluster).to_pylist()
+    for example, value in zip(examples, clusters, strict=True):
+        if value is None:
+            raise Refusal("scores_invalid", f"task {task.name!r}: example {example!r} has no {cluster!r}")
+    return examples, targets, [str(value) for value in clusters]
