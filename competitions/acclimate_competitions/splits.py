@@ -1,0 +1,213 @@
+"""The split files of a competition's folder: what they must look like, which are public, which are sealed.
+
+    competition.toml  tokenizer.json (optional)
+    splits/<task>/preparation.parquet  validation.parquet  holdout.parquet  [practice.parquet]
+
+Columns are strings: example, input, target, and, where the definition or the prompt names them, cluster and others. Nothing that an
+entrant may see stands in a holdout: no example, no cluster, and no input that differs only in case, blanks or Unicode form.
+"""
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from acclimate_competitions import digests
+from acclimate_competitions.definition import Competition, Task
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.tables import SPLIT_COLUMNS
+
+REQUIRED = ("preparation", "validation", "holdout")
+PUBLIC = ("preparation", "validation", "practice")
+
+_EXPRESSION = re.compile(r"{[{%](.*?)[%}]}", re.DOTALL)
+_QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
+_IDENTIFIER = re.compile(r"(?<![.\w])[A-Za-z_]\w*")
+
+
+@dataclass
+class _Seen:
+    """Where each example, cluster and normalized input stood first, as "task/split"."""
+
+    problems: list[str] = field(default_factory=list)
+    examples: dict[str, str] = field(default_factory=dict)
+    clusters: dict[str, str] = field(default_factory=dict)
+    inputs: dict[tuple[str, str], str] = field(default_factory=dict)
+
+
+def check(folder: Path, competition: Competition) -> dict[str, Any]:
+    """What a folder holds: {"tasks": {task: {split: {"rows", "digest"}}}, "tokenizer": digest or None}.
+
+    Raises:
+        Refusal: splits_invalid, with all problems of all files in `problems`.
+    """
+    seen = _Seen()
+    tasks: dict[str, dict[str, dict[str, Any]]] = {}
+    for task in competition.tasks:
+        tasks[task.name] = {}
+        for split, path in _files(folder, task.name):
+            table = _read(path, f"{task.name}/{path.name}", split, seen)
+            if table is None:
+                continue
+            tasks[task.name][split] = {"rows": table.num_rows, "digest": digests.of_file(path)}
+            if _check_columns(table, f"{task.name}/{path.name}", task, competition, seen):
+                _check_rows(table, split, task, competition.ranking.cluster, seen)
+    known = {task.name for task in competition.tasks}
+    for found in sorted((folder / "splits").glob("*")):
+        if found.name not in known:
+            seen.problems.append(f"splits/{found.name}: the definition has no such task")
+    tokenizer = _check_tokenizer(folder / "tokenizer.json", seen)
+    if seen.problems:
+        count = "1 problem" if len(seen.problems) == 1 else f"{len(seen.problems)} problems"
+        raise Refusal(
+            "splits_invalid",
+            f"the split files of {competition.slug!r} have {count}",
+            hint="mend the competition's build.py and build again",
+            problems=seen.problems,
+        )
+    return {"tasks": tasks, "tokenizer": tokenizer}
+
+
+def public_files(folder: Path) -> dict[str, Path]:
+    """What everybody may read, by name ("splits/digit/preparation.parquet", "tokenizer.json"); never a holdout.
+
+    Raises:
+        Refusal: splits_invalid, where the folder has no splits.
+    """
+    files = {
+        f"splits/{task.name}/{split}.parquet": task / f"{split}.parquet"
+        for task in _tasks(folder)
+        for split in PUBLIC
+        if (task / f"{split}.parquet").is_file()
+    }
+    tokenizer = folder / "tokenizer.json"
+    return files | ({tokenizer.name: tokenizer} if tokenizer.is_file() else {})
+
+
+def holdout_files(folder: Path) -> dict[str, Path]:
+    """What is sealed, by name in the archive ("digit.parquet").
+
+    Raises:
+        Refusal: splits_invalid, where a task has no holdout.
+    """
+    files = {f"{task.name}.parquet": task / "holdout.parquet" for task in _tasks(folder)}
+    missing = [f"splits/{path.parent.name}/holdout.parquet is missing" for path in files.values() if not path.is_file()]
+    if missing:
+        raise Refusal("splits_invalid", f"{folder}: {missing[0]}", hint="build the competition again", problems=missing)
+    return files
+
+
+def columns_of(task: Task) -> frozenset[str]:
+    """The columns that a task's prompt template may name: its identifiers, quoted text and attributes left out."""
+    expressions = (_QUOTED.sub(" ", found) for found in _EXPRESSION.findall(task.prompt))
+    return frozenset(name for text in expressions for name in _IDENTIFIER.findall(text))
+
+
+def _tasks(folder: Path) -> list[Path]:
+    tasks = sorted(path for path in (folder / "splits").glob("*") if path.is_dir())
+    if not tasks:
+        raise Refusal(
+            "splits_invalid",
+            f"{folder} has no splits/<task>/",
+            hint="build it with `acclimate competition build SLUG --out DIR`",
+        )
+    return tasks
+
+
+def _files(folder: Path, task: str) -> Iterator[tuple[str, Path]]:
+    for split in (*REQUIRED, "practice"):
+        path = folder / "splits" / task / f"{split}.parquet"
+        if split in REQUIRED or path.exists():
+            yield split, path
+
+
+def _read(path: Path, name: str, split: str, seen: _Seen) -> pa.Table | None:
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except FileNotFoundError:
+        seen.problems.append(f"{name}: the file is missing")
+        return None
+    except (OSError, pa.ArrowException) as error:
+        seen.problems.append(f"{name}: not readable as Parquet: {str(error).splitlines()[0]}")
+        return None
+    if table.num_rows == 0:
+        seen.problems.append(f"{name}: the {split} split is empty")
+    return table
+
+
+def _check_columns(table: pa.Table, name: str, task: Task, competition: Competition, seen: _Seen) -> bool:
+    """Whether the rows can be checked."""
+    before = len(seen.problems)
+    cluster = competition.ranking.cluster
+    needed = [*SPLIT_COLUMNS, *([cluster] if cluster is not None and cluster not in SPLIT_COLUMNS else [])]
+    names = table.schema.names
+    for column in needed:
+        if column not in names:
+            why = " (ranking.cluster names it)" if column == cluster else ""
+            seen.problems.append(f"{name}: column {column!r} is missing{why}")
+    for column in sorted({column for column in names if names.count(column) > 1}):
+        seen.problems.append(f"{name}: column {column!r} stands {names.count(column)} times")
+    for schema_field in table.schema:
+        if schema_field.name not in {*needed, "cluster", *columns_of(task)}:
+            seen.problems.append(
+                f"{name}: column {schema_field.name!r} is used by neither the definition nor the task's prompt"
+            )
+        elif schema_field.type != pa.string():
+            seen.problems.append(f"{name}: column {schema_field.name!r} is {schema_field.type}, it must be string")
+        elif nulls := table.column(schema_field.name).null_count if names.count(schema_field.name) == 1 else 0:
+            seen.problems.append(f"{name}: column {schema_field.name!r} has {nulls} nulls")
+    return len(seen.problems) == before
+
+
+def _check_rows(table: pa.Table, split: str, task: Task, cluster: str | None, seen: _Seen) -> None:
+    """Report each kind of problem of a file once, with a count and the first case."""
+    where, name = f"{task.name}/{split}", f"{task.name}/{split}.parquet"
+    found: dict[str, list[str]] = {}
+    shown = [column for column in table.schema.names if column in columns_of(task)] or ["input"]
+    for row in table.to_pylist():
+        example = row["example"]
+        if not example.strip():
+            found.setdefault("rows with a blank example id", []).append(repr(example))
+        if row["target"] not in task.choices:
+            found.setdefault("targets that are not among the choices", []).append(f"{row['target']!r} of {example!r}")
+        first = seen.examples.setdefault(example, where)
+        if first != where:
+            found.setdefault(f"example ids that stand in {first} too", []).append(repr(example))
+        normal = " \x1f ".join(normalized(row[column]) for column in shown)
+        first = seen.inputs.setdefault((task.name, normal), where)
+        if first != where:
+            found.setdefault(f"inputs that stand in {first} too", []).append(f"that of {example!r}")
+        if cluster is not None:
+            first = seen.clusters.setdefault(row[cluster], split)
+            if first != split:
+                found.setdefault(f"clusters that stand in a {first} split too", []).append(repr(row[cluster]))
+    counts = Counter(table.column("example").to_pylist())
+    if doubled := sorted(example for example, count in counts.items() if count > 1):
+        found["example ids that stand twice in this file"] = [repr(example) for example in doubled]
+    for what, cases in found.items():
+        distinct = list(dict.fromkeys(cases))
+        seen.problems.append(f"{name}: {len(distinct)} {what}, first {distinct[0]}")
+
+
+def _check_tokenizer(path: Path, seen: _Seen) -> str | None:
+    if not path.exists():
+        return None
+    try:
+        if not isinstance(json.loads(path.read_bytes()), dict):
+            raise ValueError("not a JSON object")
+    except (OSError, ValueError) as error:
+        seen.problems.append(f"tokenizer.json: {error}")
+        return None
+    return digests.of_file(path)
+
+
+def normalized(text: str) -> str:
+    """Text as it is compared between splits: NFC, case folded, blanks collapsed."""
+    return " ".join(unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold()).split())
