@@ -268,7 +268,7 @@ def shipped(slug: str) -> Path:
     raise Refusal(
         "file_unreadable",
         f"no competition {slug!r} comes with Acclimate",
-        hint=f"there is: {', '.join(known)}; for your own, run its build.py",
+        hint=f"there is: {', '.join(known)}; for your own, give its folder's path",
     )
 
 

@@ -1,0 +1,147 @@
+"""`acclimate competition`: build a competition's splits, check its folder, show its definition."""
+
+import importlib.util
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from acclimate_competitions import definition
+from acclimate_competitions.definition import Competition
+from acclimate_competitions.errors import Refusal
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Build a competition's splits, check its folder, show its definition.",
+)
+
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@app.command(
+    epilog="Examples: `acclimate competition build digits --out digits-data`, or your own folder: "
+    "`acclimate competition build ./my-competition --out my-data`"
+)
+def build(
+    slug: Annotated[str, typer.Argument(help="A competition that comes with Acclimate, or a folder with a build.py.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder to write; an earlier build there is replaced.")],
+    as_json: _Json = False,
+) -> None:
+    """Build the splits of a competition into a folder, and check them."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"building {slug}"):
+        result = build_into(_source(slug), out)
+    _print_checked(result, as_json=as_json)
+
+
+@app.command(epilog="Example: `acclimate competition check digits-data`")
+def check(
+    folder: Annotated[Path, typer.Argument(help="A built competition: competition.toml, splits/, tokenizer.json.")],
+    as_json: _Json = False,
+) -> None:
+    """Check a competition's definition and splits; all problems are reported at once."""
+    _print_checked(checked(folder), as_json=as_json)
+
+
+@app.command(epilog="Example: `acclimate competition show digits`")
+def show(
+    folder: Annotated[str, typer.Argument(help="A folder, or a competition that comes with Acclimate.")],
+    as_json: _Json = False,
+) -> None:
+    """Show the definition in force: every value, and whether it comes from a line of the file or is the default."""
+    competition = definition.load(_source(folder))
+    values = competition.effective()
+    if as_json:
+        rows = {key: {"value": value, "from": competition.origins.get(key, "default")} for key, value in values.items()}
+        typer.echo(json.dumps({"digest": competition.digest, "values": rows}, indent=1, ensure_ascii=False))
+        return
+    width = max(len(key) for key in values)
+    typer.echo(f"{competition.title} ({competition.slug}), definition {competition.digest}")
+    for key, value in values.items():
+        text = json.dumps(value, ensure_ascii=False) if value is not None else "-"
+        typer.echo(f"{key:<{width}}  {text}  # {competition.origins.get(key, 'default')}")
+
+
+def build_into(source: Path, out: Path) -> dict[str, Any]:
+    """Run a folder's build.py, check what it made, and put it at out, replacing an earlier build.
+
+    A build that fails, or is killed, leaves out as it was.
+
+    Raises:
+        Refusal: file_unreadable, definition_invalid, splits_invalid, extra_missing.
+    """
+    script = source / "build.py"
+    if not script.is_file():
+        raise Refusal(
+            "file_unreadable", f"{source} has no build.py", hint="`acclimate competition check` takes built folders"
+        )
+    definition.load(source)
+    if out.exists() and not (out / "competition.toml").is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise Refusal(
+            "file_unreadable",
+            f"{out} holds something else than a built competition",
+            hint="name a new folder with --out",
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as temporary:
+        made = Path(temporary) / "made"
+        _run_main(script, made)
+        result = checked(made)
+        if out.exists():
+            out.rename(Path(temporary) / "before")
+        made.rename(out)
+    return result | {"folder": str(out)}
+
+
+def checked(folder: Path) -> dict[str, Any]:
+    """What a built competition's folder holds: {competition, title, digest, folder, tasks, tokenizer}.
+
+    Raises:
+        Refusal: file_unreadable, definition_invalid, splits_invalid.
+    """
+    from acclimate_competitions import splits
+
+    competition: Competition = definition.load(folder)
+    return {
+        "competition": competition.slug,
+        "title": competition.title,
+        "digest": competition.digest,
+        "folder": str(folder),
+        **splits.check(folder, competition),
+    }
+
+
+def _source(name: str) -> Path:
+    """A folder by its path, else a competition that comes with Acclimate."""
+    path = Path(name)
+    return path if path.exists() or len(path.parts) != 1 else definition.shipped(name)
+
+
+def _run_main(script: Path, out: Path) -> None:
+    spec = importlib.util.spec_from_file_location("acclimate_build", script)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        module.main(out)
+    except ModuleNotFoundError as error:
+        raise Refusal(
+            "extra_missing",
+            f"{script.parent.name}/build.py needs the package {error.name!r}, which is not installed",
+            hint='pip install "acclimate[runner,analysis]"',
+        ) from error
+
+
+def _print_checked(result: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(result, indent=1, ensure_ascii=False))
+        return
+    typer.echo(f"{result['title']} ({result['competition']}), definition {result['digest']}")
+    for task, found in result["tasks"].items():
+        rows = ", ".join(f"{split} {part['rows']}" for split, part in found.items())
+        typer.echo(f"  {task}: {rows}")
+    typer.echo(f"ok: {result['folder']}")
