@@ -48,7 +48,7 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
         (
             "ModelPrepared",
             "submission task seed recipe base code hardware",
-            "prepared candidates selected failed",
+            "prepared candidates selected cost failed",
             True,
         ),
         ("PreparationFinished", "count root", "", False),
