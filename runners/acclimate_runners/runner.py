@@ -17,6 +17,9 @@ class Status:
         step, total: progress of the child, 0 of 0 before it said anything.
         what: what the child is at, in its own words.
         reason: for failed, what happened, with the end of the child's log.
+        code: for failed, a refusal's code (no_space: nobody's fault, try again later), or cancelled.
+        log: digest of the child's output, once it has ended.
+        network: what the child said of its network: none, open; empty before it said anything.
     """
 
     state: Literal["running", "done", "failed"]
@@ -25,10 +28,16 @@ class Status:
     what: str = ""
     outcome: Outcome | None = None
     reason: str = ""
+    code: str = ""
+    log: str = ""
+    network: str = ""
 
 
 class BlobAccess(Protocol):
     """Content-addressed bytes as a runner sees them; picklable, as it travels to another machine."""
+
+    def has(self, digest: str) -> bool:
+        """Whether a blob is stored."""
 
     def get(self, digest: str, to: Path) -> None:
         """Copy a blob to a file, re-hashing it."""

@@ -1,0 +1,95 @@
+"""The child process: `python -m acclimate_runners FOLDER` runs the job of one folder (see jobs.py) and writes its manifest last."""
+
+import argparse
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from acclimate_competitions.errors import Refusal
+from acclimate_runners import isolation, jobs
+from acclimate_runners.jobs import Job, Outcome
+
+_WORDS = 3
+"""File descriptor of the progress lines."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one job; returns the exit status: 0 with a manifest, 1 for a fault that is not the entrant's."""
+    parser = argparse.ArgumentParser(prog="python -m acclimate_runners", description="Run the job of one folder.")
+    parser.add_argument("folder", type=Path, help="holds job.json and inputs/; out/ is written")
+    parser.add_argument(
+        "--parent", type=int, help="process id of the supervisor, which holds standard input's other end"
+    )
+    parser.add_argument(
+        "--progress", type=int, help="file descriptor for progress lines (default: 3 where it is a pipe)"
+    )
+    parser.add_argument("--memory", type=int, default=0, help="limit on private memory in bytes (default: none)")
+    given = parser.parse_args(arguments)
+    if given.progress is not None and given.progress != _WORDS:
+        os.dup2(given.progress, _WORDS)
+        os.close(given.progress)
+    words = _WORDS if _is_pipe(_WORDS) else None
+    if given.parent is not None:
+        isolation.tell(words, asdict(isolation.confine(parent=given.parent, memory=given.memory)))
+    folder = given.folder.resolve()
+    job = jobs.from_json((folder / "job.json").read_text("utf-8"))
+    try:
+        outcome = _carry_out(job)(job, folder, lambda step, total, what: _progress(words, step, total, what))
+    except Refusal as refusal:
+        print(f"refused: {refusal.code}: {refusal.sentence}", *refusal.problems, sep="\n", file=sys.stderr)  # noqa: T201
+        if refusal.code != "model_invalid":
+            return 1
+        outcome = _refused(refusal)
+    _write_manifest(folder / "out", outcome)
+    return 0
+
+
+def _carry_out(job: Job) -> Callable[[Job, Path, Callable[[int, int, str], None]], Outcome]:
+    # Imported here, as they import torch: the child is confined by then.
+    if job.kind == "check":
+        from acclimate_runners import models
+
+        return models.check
+    if job.kind == "prepare":
+        from acclimate_runners import preparation
+
+        return preparation.prepare
+    from acclimate_runners import evaluation
+
+    return evaluation.evaluate
+
+
+def _refused(refusal: Refusal) -> Outcome:
+    from acclimate_runners import models
+
+    reason = "; ".join([refusal.sentence, *refusal.problems])
+    return Outcome("refused", reason, {}, {}, hardware=models.hardware(), versions=models.versions())
+
+
+def _progress(words: int | None, step: int, total: int, what: str) -> None:
+    isolation.tell(words, {"step": step, "total": total, "what": what})
+
+
+def _write_manifest(out: Path, outcome: Outcome) -> None:
+    out.mkdir(exist_ok=True)
+    temporary = out / ".manifest"
+    with temporary.open("w", encoding="utf-8") as stream:
+        json.dump(asdict(outcome), stream, indent=1, sort_keys=True)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(out / "manifest.json")
+
+
+def _is_pipe(descriptor: int) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

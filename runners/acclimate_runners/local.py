@@ -1,0 +1,42 @@
+"""Runs jobs on this machine: one supervising thread and one child process a job."""
+
+import time
+from pathlib import Path
+
+from acclimate_runners.attempts import Attempt
+from acclimate_runners.jobs import Job
+from acclimate_runners.runner import BlobAccess
+
+_PATIENCE = 10.0
+
+
+class LocalRunner:
+    """A runner of this machine.
+
+    Args:
+        workdir: folder for the attempts.
+        slots: how many jobs at once.
+    """
+
+    def __init__(self, workdir: Path, slots: int) -> None:
+        self.slots = slots
+        self._workdir = workdir.resolve()
+        self._attempts: dict[str, Attempt] = {}
+
+    def start(self, name: str, job: Job, blobs: BlobAccess) -> Attempt:
+        """Start an attempt, or adopt what an earlier process finished; returns at once."""
+        running = self._attempts.get(name)
+        if running is not None and running.poll().state == "running":
+            return running
+        attempt = Attempt(name, job, blobs, work=self._workdir)
+        self._attempts = {n: a for n, a in self._attempts.items() if a.poll().state == "running"} | {name: attempt}
+        attempt.start()
+        return attempt
+
+    def close(self) -> None:
+        """Kill what still runs, and wait until it is gone."""
+        for attempt in self._attempts.values():
+            attempt.cancel()
+        until = time.monotonic() + _PATIENCE
+        for attempt in self._attempts.values():
+            attempt.join(max(0.0, until - time.monotonic()))

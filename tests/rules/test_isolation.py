@@ -1,0 +1,216 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from acclimate_runners import isolation
+from acclimate_runners.isolation import Child, Ended
+from acclimate_runners.jobs import Limits
+
+CONFINED = """
+import json, os, sys, time
+from dataclasses import asdict
+from pathlib import Path
+from acclimate_runners import isolation
+folder, parent, words, memory = Path(sys.argv[1]), int(sys.argv[3]), int(sys.argv[5]), int(sys.argv[7])
+isolation.tell(words, asdict(isolation.confine(parent=parent, memory=memory)))
+"""
+PLENTY = Limits((), 10**9, 10**9, memory=2 << 30, wall_seconds=60)
+
+
+def child(folder: Path, body: str, *, limits: Limits = PLENTY) -> tuple[Child, Ended]:
+    spawned = start(folder, body, limits=limits)
+    return spawned, spawned.supervise(threading.Event())
+
+
+def start(folder: Path, body: str, *, limits: Limits = PLENTY) -> Child:
+    script = folder / "script.py"
+    script.write_text(CONFINED + textwrap.dedent(body))
+    return isolation.spawn(folder, limits=limits, threads=3, program=[str(script)])
+
+
+def gone(pid: int, *, within: float = 5.0) -> bool:
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_child_sees_nothing_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCLIMATE_TOKEN", "acc_secret")
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    secret = os.open(tmp_path, os.O_RDONLY)
+    os.set_inheritable(secret, True)
+    try:
+        _, ended = child(
+            tmp_path,
+            """
+            import resource, signal
+            seen = {
+                "environment": dict(os.environ),
+                "blocked": [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+                "core": resource.getrlimit(resource.RLIMIT_CORE),
+                "session": os.getsid(0) == os.getpid(),
+                "open": sorted(int(n) for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")),
+                "words": words,
+                "path": sys.path,
+            }
+            (folder / "seen.json").write_text(json.dumps(seen))
+            """,
+        )
+    finally:
+        os.close(secret)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert ended == Ended("")
+    assert set(seen["environment"]) - {"LC_CTYPE"} == set(isolation.environment(tmp_path, threads=3))
+    assert seen["environment"]["OMP_NUM_THREADS"] == "3" and seen["environment"]["HOME"] == str(tmp_path)
+    assert seen["blocked"] == [] and seen["core"] == [0, 0] and seen["session"]
+    assert set(seen["open"]) <= {0, 1, 2, seen["words"]}
+    assert "" not in seen["path"] and str(tmp_path) not in seen["path"]
+
+
+def test_a_child_has_no_network_or_says_that_it_has(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        spawned, ended = child(
+            tmp_path,
+            f"""
+            import socket
+            try:
+                socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), timeout=2)
+                print("connected")
+            except OSError:
+                print("unreachable")
+            """,
+        )
+    assert ended == Ended("") and spawned.isolation is not None
+    said = (tmp_path / "child.log").read_text().strip()
+    assert said == {"none": "unreachable", "open": "connected"}[spawned.isolation.network]
+    assert spawned.isolation.parent_death == sys.platform.startswith("linux")
+
+
+def test_progress_and_the_reason_of_a_failure_are_heard(tmp_path: Path) -> None:
+    spawned, ended = child(
+        tmp_path,
+        """
+        os.write(words, b"not json\\n[1]\\n{}\\n")
+        for step in range(1, 2001):
+            isolation.tell(words, {"step": step, "total": 2000, "what": "digit, lr 0.002"})
+        raise RuntimeError("the disk is on fire")
+        """,
+    )
+    assert spawned.progress == isolation.Progress(2000, 2000, "digit, lr 0.002")
+    assert ended.reason == "exited with status 1: RuntimeError: the disk is on fire"
+
+
+@pytest.mark.parametrize(
+    ("body", "limits", "reason"),
+    [
+        (
+            "kept = [b'x' * (1 << 20) for _ in range(400)]; time.sleep(30)",
+            {"memory": 200 << 20},
+            "0.20 GiB are allowed",
+        ),
+        ("kept = bytearray(1 << 40)", {"memory": 200 << 20}, "MemoryError"),
+        ("time.sleep(30)", {"wall_seconds": 0.5}, "ran longer than"),
+        ("os.kill(os.getpid(), 11)", {}, "killed by SIGSEGV"),
+    ],
+)
+def test_limits_end_a_child_with_a_reason(tmp_path: Path, body: str, limits: dict[str, int], reason: str) -> None:
+    given = Limits((), 1, 1, **{"memory": PLENTY.memory, "wall_seconds": PLENTY.wall_seconds, **limits})
+    began = time.monotonic()
+    spawned, ended = child(tmp_path, body, limits=given)
+    assert reason in ended.reason
+    assert time.monotonic() - began < 10 and gone(spawned.pid)
+
+
+def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+    child(tmp_path, "print('first'); [print('x' * 999) for _ in range(3000)]; print('last words')")
+    log = (tmp_path / "child.log").read_bytes()
+    assert log.startswith(b"first") and log.endswith(b"last words\n") and b"bytes more" in log
+    assert len(log) < isolation.LOG_BYTES + 5000
+
+
+def test_cancelling_kills_the_whole_group(tmp_path: Path) -> None:
+    body = """
+    import subprocess
+    (folder / "grandchild").write_text(str(subprocess.Popen(["sleep", "60"]).pid))
+    isolation.tell(words, {"step": 1, "total": 1})
+    time.sleep(60)
+    """
+    spawned, stop = start(tmp_path, body), threading.Event()
+    threading.Timer(0.1, lambda: (wait_for(tmp_path / "grandchild"), stop.set())).start()
+    assert spawned.supervise(stop) == Ended("cancelled")
+    assert gone(spawned.pid) and gone(int((tmp_path / "grandchild").read_text()))
+
+
+def test_nothing_of_a_child_outlives_its_end(tmp_path: Path) -> None:
+    _, ended = child(
+        tmp_path,
+        """
+        import subprocess
+        (folder / "grandchild").write_text(str(subprocess.Popen(["sleep", "60"]).pid))
+        """,
+    )
+    assert ended == Ended("") and gone(int((tmp_path / "grandchild").read_text()))
+
+
+PARENT = """
+import sys, threading
+from pathlib import Path
+from acclimate_runners import isolation
+from acclimate_runners.jobs import Limits
+folder = Path(sys.argv[1])
+child = isolation.spawn(folder, limits=Limits((), 1, 1, 2 << 30, 60.0), threads=1, program=[str(folder / "script.py")])
+child.supervise(threading.Event())
+"""
+
+
+def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(CONFINED + "(folder / 'pid').write_text(str(os.getpid())); time.sleep(60)")
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)])
+    pid = int(wait_for(tmp_path / "pid"))
+    assert not gone(pid, within=0.2)
+    parent.kill()
+    parent.wait()
+    assert gone(pid)
+
+
+def test_a_child_ends_at_the_end_of_its_pipe(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(CONFINED + "(folder / 'pid').write_text(str(os.getpid())); time.sleep(60)")
+    read_end, write_end = os.pipe()
+    arguments = [str(tmp_path), "--parent", str(os.getpid()), "--progress", str(write_end), "--memory", "0"]
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py"), *arguments],
+        stdin=subprocess.PIPE,
+        pass_fds=[write_end],
+        start_new_session=True,
+    ) as process:
+        assert process.stdin is not None
+        assert int(wait_for(tmp_path / "pid")) == process.pid
+        process.stdin.close()
+        assert process.wait(5) == -signal.SIGKILL
+    os.close(read_end)
+    os.close(write_end)
+
+
+def wait_for(path: Path) -> str:
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        if path.exists() and path.read_text():
+            return path.read_text()
+        time.sleep(0.02)
+    raise AssertionError(f"{path.name} did not come")
