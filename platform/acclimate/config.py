@@ -171,7 +171,7 @@ def load(
         raise Refusal(
             "config_invalid",
             f"{len(problems)} problem(s) in the settings: {problems[0]}",
-            hint="`acclimate settings` lists every setting with its meaning",
+            hint="docs/settings.md lists every setting with its meaning",
             problems=problems,
         )
     return Settings(data=data, origins=origins, **values)

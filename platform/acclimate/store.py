@@ -92,6 +92,7 @@ seals = Table(
     Column("kind", String(16), nullable=False),  # real | rehearsal
     Column("header", JSON, nullable=False),  # the fields of HoldoutSealed
     Column("envelopes", JSON, nullable=False),  # [{index, to, main, backup}], age files as base64
+    Column("received", String(27), nullable=False),
     Column("succeeded", String(27)),  # rehearsal only: when the dummy was opened
 )
 share_documents = Table(
@@ -127,8 +128,27 @@ quota_ledger = Table(
     Column("id", Integer, primary_key=True),
     Column("round", String(120), ForeignKey("rounds.id"), nullable=False, index=True),
     Column("entrant", String(64), nullable=False),
+    Column("submission", String(36), ForeignKey("submissions.id"), nullable=False),
+    Column("kind", String(16), nullable=False),  # debit | refused | cancelled | platform; see service/quota.py
     Column("delta", Integer, nullable=False),  # −1 a debit, +1 a refund
     Column("reason", Text, nullable=False),
+    Column("at", String(27), nullable=False),
+)
+uploads = Table(
+    "uploads",
+    metadata,
+    Column("submission", String(36), ForeignKey("submissions.id"), primary_key=True),
+    Column("digest", String(71), primary_key=True),
+    Column("size", Integer, nullable=False),
+    Column("at", String(27), nullable=False),
+)
+openings = Table(
+    "openings",
+    metadata,
+    Column("round", String(120), ForeignKey("rounds.id"), primary_key=True),
+    Column("files", JSON, nullable=False),  # the opened holdout: name -> digest of the blob; {} where it didn't open
+    Column("code", String(32), nullable=False, default=""),  # why it didn't open: a refusal's code and sentence
+    Column("problem", Text, nullable=False, default=""),
     Column("at", String(27), nullable=False),
 )
 stages = Table(

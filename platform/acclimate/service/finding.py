@@ -1,0 +1,78 @@
+"""Finding a round by what a caller calls it, and whether the caller may act on it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Row, select
+
+from acclimate.service.accounts import Account
+from acclimate.store import Tx, rounds
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Round
+
+
+def row(tx: Tx, given: str) -> Row[Any]:
+    """The rounds' row of an id or of any unique prefix of one.
+
+    Raises:
+        Refusal: round_unknown.
+    """
+    found = tx.execute(
+        select(rounds).where(rounds.c.id >= given, rounds.c.id < given + "\U0010ffff").order_by(rounds.c.id).limit(6)
+    ).all()
+    exact = [row for row in found if row.id == given]
+    if exact or (len(found) == 1 and given):
+        return (exact or found)[0]
+    if found and given:
+        names = ", ".join(row.id for row in found[:5]) + (", …" if len(found) > 5 else "")
+        raise Refusal("round_unknown", f"several rounds begin with {given!r}: {names}", hint="give more of the id")
+    raise Refusal("round_unknown", f"there is no round {given!r}", hint="`acclimate round list` shows them all")
+
+
+def find(tx: Tx, given: str) -> Round:
+    """Where the round stands that the caller means.
+
+    Raises:
+        Refusal: round_unknown.
+    """
+    return tx.round(row(tx, given).id)
+
+
+def is_owner(tx: Tx, round_id: str, account: Account | None) -> bool:
+    """Whether the account is the organizer of the round."""
+    return account is not None and account.role == "organizer" and row(tx, round_id).owner == account.id
+
+
+def require_owner(tx: Tx, round_id: str, account: Account | None) -> None:
+    """Refuse anybody but the organizer of the round.
+
+    Raises:
+        Refusal: role_missing.
+    """
+    if not is_owner(tx, round_id, account):
+        who = "nobody" if account is None else f"{account.id} ({account.role})"
+        raise Refusal("role_missing", f"round {round_id} belongs to another organizer than {who}")
+
+
+def custodian_index(state: Round, account: Account) -> int:
+    """The account's share index in the round.
+
+    Raises:
+        Refusal: role_missing.
+    """
+    index = state.custodian_index(account.ed25519)
+    if index is None:
+        raise Refusal("role_missing", f"{account.id} is not a custodian of round {state.id}: it has another key")
+    return index
+
+
+def require_kind(request: Mapping[str, Any], kind: str, state: Round) -> None:
+    """Refuse a signed request of another type or round than the address says.
+
+    Raises:
+        Refusal: record_invalid.
+    """
+    if request.get("type") != kind:
+        raise Refusal("record_invalid", f"this address takes {kind}, the request is {request.get('type')}")
+    if request.get("round") != state.id:
+        raise Refusal("record_invalid", f"the request is for round {request.get('round')}, the address for {state.id}")

@@ -1,0 +1,115 @@
+"""The manifest of a submission: what a model is and who says so. All problems are reported at once."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from acclimate.service import names
+from acclimate_competitions import digests
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Round
+
+FILES = ("config.json", "model.safetensors", "tokenizer.json")
+_KEYS = frozenset(
+    "v round entrant title kind files family base parameters released weights_after".split()
+)
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_LARGEST = 2**53 - 1
+
+
+def check(manifest: Mapping[str, Any], *, state: Round, entrant: str) -> None:
+    """Refuse a manifest that the round does not take.
+
+    Raises:
+        Refusal: manifest_invalid, with every problem.
+    """
+    problems = _keys(manifest) or [
+        *_identity(manifest, state, entrant),
+        *_texts(manifest),
+        *_files(manifest, state),
+        *_limits(manifest, state),
+    ]
+    if problems:
+        raise Refusal(
+            "manifest_invalid",
+            f"the manifest has {len(problems)} problem{'' if len(problems) == 1 else 's'}: {problems[0]}",
+            hint="`acclimate submit` writes manifests; nothing was logged and the quota is untouched",
+            problems=problems,
+        )
+
+
+def digests_of(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """File name -> digest."""
+    return {item["name"]: item["sha256"] for item in manifest["files"]}
+
+
+def sizes_of(manifest: Mapping[str, Any]) -> dict[str, int]:
+    """Digest -> size in bytes."""
+    return {item["sha256"]: item["size"] for item in manifest["files"]}
+
+
+def _keys(manifest: Mapping[str, Any]) -> list[str]:
+    missing, extra = sorted(_KEYS - set(manifest)), sorted(set(manifest) - _KEYS)
+    return [f"{name} is missing" for name in missing] + [f"{name[:64]!r} is not a known key" for name in extra]
+
+
+def _identity(manifest: Mapping[str, Any], state: Round, entrant: str) -> list[str]:
+    problems = []
+    if type(manifest["v"]) is not int or manifest["v"] != 1:
+        problems.append("v must be 1")
+    if manifest["round"] != state.id:
+        problems.append(f"round is {manifest['round']!r}, the submission is for {state.id!r}")
+    if manifest["entrant"] != entrant:
+        problems.append(f"entrant is {manifest['entrant']!r}, the commitment is signed for {entrant!r}")
+    return problems
+
+
+def _texts(manifest: Mapping[str, Any]) -> list[str]:
+    problems = []
+    for name in ("title", "family", "base", "released"):
+        value = manifest[name]
+        # Only the title must say something; the others may be unknown.
+        if name != "title" and value in (None, ""):
+            continue
+        wrong = names.problem(value)
+        if wrong is None and name == "released" and not _DATE.fullmatch(value):
+            wrong = "must be a date such as 2027-03-01"
+        if wrong is not None:
+            problems.append(f"{name} {wrong}")
+    return problems
+
+
+def _files(manifest: Mapping[str, Any], state: Round) -> list[str]:
+    files = manifest["files"]
+    if not isinstance(files, list) or not all(isinstance(f, dict) and set(f) == {"name", "size", "sha256"} for f in files):
+        return ["files must be a list of {name, size, sha256}"]
+    problems = []
+    if sorted(str(f["name"]) for f in files) != sorted(FILES):
+        problems.append(f"files must be exactly {', '.join(FILES)}, each once")
+    for f in files:
+        if type(f["size"]) is not int or not 0 < f["size"] <= _LARGEST:
+            problems.append(f"size of {f['name']!r} must be a whole number of bytes above 0")
+        if not digests.is_digest(f["sha256"]):
+            problems.append(f"sha256 of {f['name']!r} must be 'sha256:' and 64 lower-case hex digits")
+    if problems:
+        return problems
+    size, most = sum(f["size"] for f in files), state.competition.submission.max_bytes
+    if size > most:
+        problems.append(f"the files have {size} bytes, at most {most} are allowed")
+    fixed = state.defined["files"].get("tokenizer.json")
+    given = {f["name"]: f["sha256"] for f in files}["tokenizer.json"]
+    if fixed is not None and given != fixed:
+        problems.append(f"tokenizer.json has {given}, the competition fixes {fixed}")
+    return problems
+
+
+def _limits(manifest: Mapping[str, Any], state: Round) -> list[str]:
+    rules, problems = state.competition.submission, []
+    if manifest["kind"] not in rules.kinds:
+        problems.append(f"kind is {manifest['kind']!r}, allowed: {', '.join(rules.kinds)}")
+    if manifest["weights_after"] not in rules.weights_after:
+        problems.append(f"weights_after is {manifest['weights_after']!r}, allowed: {', '.join(rules.weights_after)}")
+    parameters = manifest["parameters"]
+    if type(parameters) is not int or not 0 < parameters <= rules.max_parameters:
+        problems.append(f"parameters is {parameters!r}, must be a whole number from 1 to {rules.max_parameters}")
+    return problems

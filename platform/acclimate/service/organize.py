@@ -1,0 +1,244 @@
+"""What an organizer does: define a round, seal its holdout, rehearse, move the closing time, void."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import insert, select
+
+from acclimate import custody, keys, sealing
+from acclimate.service import finding, names
+from acclimate.service.accounts import Account, require_signer
+from acclimate.service.identity import Identity
+from acclimate.service.submit import answer
+from acclimate.store import Store, Tx, rounds, seals, timestamp
+from acclimate_competitions import digests
+from acclimate_competitions.definition import Competition
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, Round
+from acclimate_competitions.records import FIELDS, format_time, parse_time
+
+_PUBLIC_SPLITS = ("preparation", "validation")
+
+
+def define(store: Store, identity: Identity, account: Account, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Begin a round.
+
+    1. The caller signed RoundDefined with the account's key.
+    2. The definition and all public files are here, and they are those that the definition asks for.
+    3. Log, evaluators, code and witnesses are this server's.
+    4. No other round of the competition has this name; the round can still open.
+
+    Returns:
+        {round, index, new}.
+
+    Raises:
+        Refusal: definition_invalid, blob_unknown, record_invalid, guard_failed, round_exists, …
+    """
+    # 1
+    if request.get("type") != "RoundDefined":
+        raise Refusal("record_invalid", f"this address takes RoundDefined, the request is {request.get('type')}")
+    require_signer(dict(request), account)
+    fields = request["fields"]
+    # 2
+    competition = store.competition(fields["definition"])
+    _check_files(store, fields["files"], competition)
+    # 3
+    _check_server(identity, fields)
+    for custodian in fields["custodians"]:
+        names.check_id(custodian["name"], what="custodian name")
+        keys.check_recipient(custodian["age"])
+        if custodian["backup"] is not None:
+            keys.check_recipient(custodian["backup"])
+    with store.transaction() as tx:
+        # 4
+        known = tx.execute(
+            select(rounds).where(rounds.c.competition == fields["competition"], rounds.c.name == fields["name"])
+        ).one_or_none()
+        if known is not None and known.id != request["round"]:
+            raise Refusal(
+                "round_exists",
+                f"competition {fields['competition']!r} has a round {fields['name']!r} already: {known.id}",
+                hint="choose another name",
+            )
+        if known is None and parse_time(fields["closes"]) <= tx.now():
+            raise Refusal("guard_failed", f"the round would close {fields['closes']}, it is {format_time(tx.now())}")
+        index, record, new = tx.append_once(request)
+        if new:
+            row = {"id": record.round, "competition": competition.slug, "name": fields["name"], "owner": account.id}
+            tx.execute(insert(rounds), {**row, "definition": competition.digest, "created": format_time(record.at)})
+        return {"round": record.round, "index": index, "new": new}
+
+
+def _check_files(store: Store, files: Mapping[str, str], competition: Competition) -> None:
+    required = {f"splits/{task.name}/{split}.parquet" for task in competition.tasks for split in _PUBLIC_SPLITS}
+    optional = {f"splits/{task.name}/practice.parquet" for task in competition.tasks} | {"tokenizer.json"}
+    problems = [f"{name} is missing" for name in sorted(required - set(files))]
+    # Nothing else may be made public under a round: a holdout by mistake, above all.
+    problems += [f"{name!r} is not a public file of this competition" for name in sorted(set(files) - required - optional)]
+    problems += [f"{name}: blob {digest} was not uploaded" for name, digest in files.items() if not store.blobs.has(digest)]
+    if problems:
+        raise Refusal(
+            "record_invalid",
+            f"the files of RoundDefined have {len(problems)} problem(s): {problems[0]}",
+            hint="upload the definition and every public file first (PUT /v1/blobs/{digest})",
+            problems=problems,
+        )
+
+
+def _check_server(identity: Identity, fields: Mapping[str, Any]) -> None:
+    ours: dict[str, Any] = {
+        "log": identity.vkey,
+        "evaluators": [identity.evaluator],
+        "code": identity.code,
+        "witnesses": [],
+        "quorum": 0,
+    }
+    problems = [f"{name} is {fields[name]!r}, this server has {value!r}" for name, value in ours.items() if fields[name] != value]
+    if problems:
+        raise Refusal(
+            "guard_failed",
+            f"RoundDefined was made for another server: {problems[0]}",
+            hint="`GET /v1/server` says what belongs there; `acclimate round create` fills it in",
+            problems=problems,
+        )
+
+
+def seal(
+    store: Store, account: Account, given: str, request: Mapping[str, Any], *, envelopes: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Log the seal of the holdout.
+
+    1. The caller is the round's organizer and signed HoldoutSealed.
+    2. The ciphertext is here; digest, size and block root are recomputed from its bytes.
+    3. There is one envelope a share, the one that the share names.
+    4. The seal is logged and the envelopes stored in one transaction.
+
+    Raises:
+        Refusal: role_missing, signature_invalid, seal_mismatch, blob_unknown, phase_wrong, conflict, …
+    """
+    with store.snapshot() as tx:
+        # 1
+        state = finding.find(tx, given)
+        finding.require_owner(tx, state.id, account)
+        finding.require_kind(request, "HoldoutSealed", state)
+        require_signer(dict(request), account)
+        if tx.find(request) is None and state.phase is not Phase.DRAFT:
+            sealed = state.seal["seal"] if state.seal is not None else "none"
+            raise Refusal("conflict", f"round {state.id} has another seal already: {sealed}")
+    # 2, 3: hashing takes long, so outside the writing transaction; a blob does not change.
+    _check_seal(store, state, request["fields"], envelopes)
+    with store.transaction() as tx:
+        # 4
+        index, record, new = tx.append_once(request)
+        if new:
+            _keep_seal(tx, state.id, request["fields"], envelopes, kind="real")
+        return answer(index, record, new)
+
+
+def rehearse(
+    store: Store,
+    account: Account,
+    given: str,
+    fields: Mapping[str, Any],
+    *,
+    envelopes: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Take a dummy seal, which the custodians then open in earnest; the newest one counts.
+
+    Returns:
+        {seal, round}.
+
+    Raises:
+        Refusal: role_missing, seal_mismatch, blob_unknown, phase_wrong, record_invalid, …
+    """
+    with store.snapshot() as tx:
+        state = finding.find(tx, given)
+        finding.require_owner(tx, state.id, account)
+        _require_rehearsing(state)
+    if set(fields) != FIELDS["HoldoutSealed"][0]:
+        raise Refusal("record_invalid", f"the fields of a seal are {sorted(FIELDS['HoldoutSealed'][0])}")
+    _check_seal(store, state, fields, envelopes)
+    with store.transaction() as tx:
+        _require_rehearsing(tx.round(state.id))
+        known = tx.execute(select(seals).where(seals.c.seal == fields["seal"])).one_or_none()
+        if known is not None and (known.kind, known.round, known.header) != ("rehearsal", state.id, dict(fields)):
+            raise Refusal("conflict", f"another seal has the id {fields['seal']}", hint="make a new dummy seal")
+        if known is None:
+            _keep_seal(tx, state.id, fields, envelopes, kind="rehearsal")
+        return {"seal": fields["seal"], "round": state.id, "new": known is None}
+
+
+def _require_rehearsing(state: Round) -> None:
+    if state.phase not in (Phase.DRAFT, Phase.SEALED):
+        raise Refusal("phase_wrong", f"a rehearsal belongs before the opening, round {state.id} is {state.phase}")
+
+
+def _check_seal(
+    store: Store, state: Round, fields: Mapping[str, Any], envelopes: Sequence[Mapping[str, Any]]
+) -> None:
+    digest = fields["ciphertext"]
+    if not store.blobs.has(digest):
+        raise Refusal("blob_unknown", f"the ciphertext {digest} was not uploaded", hint="PUT /v1/blobs/{digest} first")
+    path = store.blobs.path(digest)
+    found: dict[str, Any] = {
+        "ciphertext": digests.of_file(path),
+        "size": path.stat().st_size,
+        "block_root": sealing.block_root(path),
+    }
+    shares, custodians = fields["shares"], state.defined["custodians"]
+    problems = [f"{name} is {fields[name]!r}, the bytes give {value!r}" for name, value in found.items() if fields[name] != value]
+    if [(s["index"], s["to"]) for s in shares] != [(i, c["name"]) for i, c in enumerate(custodians, start=1)]:
+        problems.append("the shares must be one a custodian, in their order")
+    elif [(e["index"], e["to"]) for e in envelopes] != [(s["index"], s["to"]) for s in shares]:
+        problems.append("the envelopes must be one a share, in their order")
+    else:
+        for share, envelope in zip(shares, envelopes, strict=True):
+            if custody.envelope_digest(envelope) != share["envelope"]:
+                problems.append(f"the envelope for {share['to']} is not the one that its share names")
+    if fields["rows"] < 1:
+        problems.append("a holdout has at least one row")
+    if problems:
+        raise Refusal("seal_mismatch", f"the seal does not match: {problems[0]}", problems=problems)
+
+
+def _keep_seal(
+    tx: Tx, round_id: str, fields: Mapping[str, Any], envelopes: Sequence[Mapping[str, Any]], *, kind: str
+) -> None:
+    if tx.execute(select(seals.c.seal).where(seals.c.seal == fields["seal"])).first() is not None:
+        raise Refusal("conflict", f"another seal has the id {fields['seal']}", hint="a seal's id is drawn anew each time")
+    row = {"seal": fields["seal"], "round": round_id, "kind": kind, "header": dict(fields), "received": timestamp(tx)}
+    tx.execute(insert(seals), {**row, "envelopes": [dict(envelope) for envelope in envelopes]})
+
+
+def envelopes(store: Store, account: Account, given: str) -> dict[str, Any]:
+    """The envelopes of the real and the newest rehearsal seal: all for the organizer, its own for a custodian.
+
+    Raises:
+        Refusal: round_unknown, role_missing.
+    """
+    with store.snapshot() as tx:
+        state = finding.find(tx, given)
+        mine = None
+        if not finding.is_owner(tx, state.id, account):
+            mine = finding.custodian_index(state, account)
+        found: dict[str, Any] = {"round": state.id, "real": None, "rehearsal": None}
+        for row in tx.execute(select(seals).where(seals.c.round == state.id).order_by(seals.c.received)):
+            chosen = [envelope for envelope in row.envelopes if mine in (None, envelope["index"])]
+            found[row.kind] = {"seal": row.seal, "fields": row.header, "envelopes": chosen, "succeeded": row.succeeded}
+        return found
+
+
+def sign_off(store: Store, account: Account, given: str, request: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
+    """Log a record that only the round's organizer signs and that has no further effect: ClosingExtended, RoundVoided.
+
+    Raises:
+        Refusal: role_missing, signature_invalid, and whatever rounds.apply refuses.
+    """
+    with store.transaction() as tx:
+        state = finding.find(tx, given)
+        finding.require_owner(tx, state.id, account)
+        finding.require_kind(request, kind, state)
+        require_signer(dict(request), account)
+        if "reason" in request["fields"]:
+            names.check(request["fields"]["reason"], what="the reason")
+        return answer(*tx.append_once(request))

@@ -1,0 +1,399 @@
+"""What an entrant does: register for a round, submit, withdraw.
+
+A submission's life: uploading (its commitment is logged) → checking (all files are there) → accepted (loaded, run, logged) or refused, with the
+reason; withdrawn by its entrant before the close; forfeited where the close came first.
+"""
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Row, insert, select, update
+
+from acclimate.service import finding, manifests, names, quota
+from acclimate.service.accounts import Account, decode, require_signer
+from acclimate.store import Store, Tx, submissions, timestamp, uploads
+from acclimate_competitions import digests, records
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, Round
+from acclimate_competitions.records import format_time
+from acclimate_runners.jobs import Limits
+
+STATES = ("uploading", "checking", "accepted", "refused", "forfeited", "withdrawn")
+
+
+def register(store: Store, account: Account, given: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Register an entrant for a round; the organizer registers the baselines that the definition names.
+
+    Raises:
+        Refusal: round_unknown, role_missing, signature_invalid, round_closed, phase_wrong, conflict, …
+    """
+    with store.transaction() as tx:
+        state = finding.find(tx, given)
+        finding.require_kind(request, "EntrantRegistered", state)
+        require_signer(dict(request), account)
+        fields = request["fields"]
+        for conflict in fields["conflicts"]:
+            names.check(conflict, what="a declared conflict")
+        if account.role == "organizer":
+            finding.require_owner(tx, state.id, account)
+        elif fields["entrant"] != account.id:
+            raise Refusal("signature_invalid", f"account {account.id} can't register entrant {fields['entrant']!r}")
+        return answer(*tx.append_once(request))
+
+
+def answer(index: int, record: records.Record, new: bool) -> dict[str, Any]:
+    """What the API says of a logged record."""
+    return {"index": index, "record": record.document(), "new": new}
+
+
+def create(
+    store: Store,
+    account: Account,
+    given: str,
+    *,
+    committed: Mapping[str, Any],
+    accepted: Mapping[str, Any],
+    opening: tuple[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Log a submission's commitment and say which files are missing.
+
+    In one transaction:
+    1. both requests are of this round, say the same, and the caller signed them (or is the organizer, for a baseline);
+    2. the commitment opens with the nonce and the manifest;
+    3. a submission that is there already is answered as it stands;
+    4. the manifest is one that the round takes;
+    5. the quota is debited, and the commitment logged before the round closes, by the database's clock.
+
+    Args:
+        store: the store.
+        account: who sends it.
+        given: the round.
+        committed: the signed SubmissionCommitted.
+        accepted: the signed SubmissionAccepted, logged when the check has passed.
+        opening: the nonce (base64 of 32 bytes) and the manifest.
+
+    Returns:
+        {submission, state, index, missing, new}.
+
+    Raises:
+        Refusal: round_unknown, round_closed, quota_exceeded, manifest_invalid, conflict, signature_invalid, …
+    """
+    nonce, manifest = opening
+    with store.transaction() as tx:
+        state = finding.find(tx, given)
+        # 1
+        finding.require_kind(committed, "SubmissionCommitted", state)
+        finding.require_kind(accepted, "SubmissionAccepted", state)
+        fields = committed["fields"]
+        if accepted["fields"] != fields or accepted["by"] != committed["by"]:
+            raise Refusal("record_invalid", "SubmissionCommitted and SubmissionAccepted say different things")
+        _require_entrant(tx, state, account, committed)
+        covered = records.statement("SubmissionAccepted", state.id, fields, by=accepted["by"])
+        records.check_signature(accepted["by"], accepted["sig"], covered, what="SubmissionAccepted")
+        # 2
+        opened = decode(nonce, what="nonce", length=32) + digests.canonical(dict(manifest))
+        if digests.of_bytes(opened) != fields["commitment"]:
+            raise Refusal(
+                "manifest_invalid",
+                f"nonce and manifest give {digests.of_bytes(opened)}, committed was {fields['commitment']}",
+                hint="the commitment is sha256(nonce ‖ canonical JSON of the manifest)",
+            )
+        # 3
+        query = select(submissions).where(
+            submissions.c.round == state.id, submissions.c.commitment == fields["commitment"]
+        )
+        known = tx.execute(query).one_or_none()
+        if known is not None:
+            if known.entrant != fields["entrant"]:
+                raise Refusal("conflict", "another entrant committed to the same before")
+            return {**_created(tx, known), "new": False}
+        # 4
+        manifests.check(manifest, state=state, entrant=fields["entrant"])
+        # 5
+        index, record = tx.append(committed)
+        row = {
+            "id": str(uuid.uuid4()),
+            "round": state.id,
+            "entrant": fields["entrant"],
+            "owner": account.id,
+            "commitment": fields["commitment"],
+            "nonce": nonce,
+            "manifest": dict(manifest),
+            "acceptance": dict(accepted),
+            "state": "uploading",
+            "reason": "",
+            "committed_index": index,
+            "created": format_time(record.at),
+        }
+        tx.execute(insert(submissions), row)
+        quota.debit(
+            tx, state.id, fields["entrant"], submission=row["id"], quota=state.competition.submission.per_entrant
+        )
+        return {**_created(tx, _row(tx, row["id"])), "new": True}
+
+
+def _require_entrant(tx: Tx, state: Round, account: Account, request: Mapping[str, Any]) -> None:
+    name = request["fields"]["entrant"]
+    if name not in state.entrants:
+        raise Refusal(
+            "entrant_unknown",
+            f"entrant {name!r} is not registered for round {state.id}",
+            hint="`acclimate enter ROUND` registers for a round",
+        )
+    if request["by"] != state.entrants[name]:
+        raise Refusal("signature_invalid", f"the submission is signed by another key than that of entrant {name!r}")
+    if name in state.baselines:
+        finding.require_owner(tx, state.id, account)
+    elif account.id != name:
+        raise Refusal("signature_invalid", f"account {account.id} can't submit for entrant {name!r}")
+
+
+def _created(tx: Tx, row: Row[Any]) -> dict[str, Any]:
+    return {"submission": row.id, "state": row.state, "index": row.committed_index, "missing": _missing(tx, row)}
+
+
+def _missing(tx: Tx, row: Row[Any]) -> list[str]:
+    """Digests that still have to come, in the order of the manifest.
+
+    What counts is what this account has sent: whether others sent the same bytes is nobody's business, and a digest alone
+    must not stand for bytes that the entrant may not have.
+    """
+    mine = select(submissions.c.id).where(submissions.c.owner == row.owner)
+    have = set(tx.execute(select(uploads.c.digest).where(uploads.c.submission.in_(mine))).scalars())
+    return [digest for digest in dict.fromkeys(manifests.sizes_of(row.manifest)) if digest not in have]
+
+
+def expected_size(store: Store, account: Account, submission: str, digest: str) -> int:
+    """The declared size of a file that the submission waits for; asked before its first byte is read.
+
+    Raises:
+        Refusal: submission_unknown, upload_mismatch, round_closed, phase_wrong.
+    """
+    with store.snapshot() as tx:
+        row = _own(tx, account, submission)
+        _require_uploading(tx, row)
+        sizes = manifests.sizes_of(row.manifest)
+    if digest not in sizes:
+        raise Refusal(
+            "upload_mismatch",
+            f"the manifest of submission {submission} has no file with digest {digest}",
+            hint="the manifest was committed to; other files need another submission",
+        )
+    return sizes[digest]
+
+
+def received(store: Store, account: Account, submission: str, digest: str) -> dict[str, Any]:
+    """Note that a file has come and is stored; {submission, state, missing}.
+
+    Raises:
+        Refusal: submission_unknown, round_closed, phase_wrong.
+    """
+    with store.transaction() as tx:
+        row = _own(tx, account, submission)
+        _require_uploading(tx, row)
+        known = select(uploads).where(uploads.c.submission == row.id, uploads.c.digest == digest)
+        if tx.execute(known).first() is None:
+            size = manifests.sizes_of(row.manifest)[digest]
+            tx.execute(insert(uploads), {"submission": row.id, "digest": digest, "size": size, "at": timestamp(tx)})
+        return {"submission": row.id, "state": row.state, "missing": _missing(tx, row)}
+
+
+def complete(store: Store, account: Account, submission: str) -> dict[str, Any]:
+    """All files are there: read them strictly, without running anything; then they wait for the check, or are refused.
+
+    Returns:
+        {submission, state, reason}; state is `checking`, or `refused` with the reason.
+
+    Raises:
+        Refusal: submission_unknown, upload_mismatch where files are missing, round_closed.
+    """
+    with store.snapshot() as tx:
+        row = _own(tx, account, submission)
+        if row.state != "uploading":
+            return {"submission": row.id, "state": row.state, "reason": row.reason}
+        state = _require_uploading(tx, row)
+        missing = _missing(tx, row)
+    if missing:
+        raise Refusal(
+            "upload_mismatch",
+            f"{len(missing)} of {len(row.manifest['files'])} files have not come yet",
+            hint="PUT them to /v1/submissions/{id}/files/{digest} first",
+            problems=[f"{name} ({digest})" for name, digest in manifests.digests_of(row.manifest).items() if digest in missing],
+        )
+    # Reading takes time, so it is done outside any transaction; the files can't change, they are named by their digests.
+    reason = _inspect(store, state, row.manifest)
+    with store.transaction() as tx:
+        row = _own(tx, account, submission)
+        if row.state == "uploading":
+            _require_uploading(tx, row)
+            if reason is None:
+                _set(tx, row.id, state="checking")
+            else:
+                _refuse(tx, row, reason)
+        row = _row(tx, row.id)
+        return {"submission": row.id, "state": row.state, "reason": row.reason}
+
+
+def _inspect(store: Store, state: Round, manifest: Mapping[str, Any]) -> str | None:
+    """Why the model is not acceptable, or None."""
+    from acclimate_runners import models
+
+    files = {name: store.blobs.path(digest) for name, digest in manifests.digests_of(manifest).items()}
+    try:
+        models.inspect(files, limits(state))
+    except Refusal as refusal:
+        if refusal.status >= 500:
+            raise
+        return " · ".join((refusal.sentence, *(p for p in refusal.problems if p not in refusal.sentence)))
+    return None
+
+
+def limits(state: Round) -> Limits:
+    """What a model may be, and what its child process may use, in this round."""
+    rules, isolation = state.competition.submission, state.competition.isolation
+    return Limits(
+        architectures=rules.architectures,
+        max_parameters=rules.max_parameters,
+        max_bytes=rules.max_bytes,
+        memory=isolation.memory,
+        wall_seconds=isolation.wall.total_seconds(),
+    )
+
+
+def accept(store: Store, submission: str) -> dict[str, Any]:
+    """For the dispatcher: the check has passed, so log the entrant's SubmissionAccepted; forfeited where the close came first.
+
+    Returns:
+        {submission, state, accepted_index}.
+    """
+    with store.transaction() as tx:
+        row = _row(tx, submission)
+        if row.state == "checking":
+            try:
+                index, _, _ = tx.append_once(row.acceptance)
+                _set(tx, row.id, state="accepted", accepted_index=index)
+            except Refusal as refusal:
+                if refusal.code != "round_closed":
+                    raise
+                forfeit(tx, row, reason=f"the check ended after the close: {refusal.sentence}")
+        row = _row(tx, submission)
+        return {"submission": row.id, "state": row.state, "accepted_index": row.accepted_index}
+
+
+def refuse(store: Store, submission: str, reason: str) -> None:
+    """For the dispatcher: the check has refused the model, for a reason that the entrant may read; the debit is refunded."""
+    with store.transaction() as tx:
+        row = _row(tx, submission)
+        if row.state == "checking":
+            _refuse(tx, row, reason)
+
+
+def forfeit(tx: Tx, row: Row[Any], *, reason: str) -> None:
+    """Mark a submission that the close came before; where only our check was outstanding, the debit is refunded as our fault."""
+    if row.state == "checking":
+        quota.refund(tx, row.id, kind="platform", reason=reason)
+    _set(tx, row.id, state="forfeited", reason=reason)
+
+
+def _refuse(tx: Tx, row: Row[Any], reason: str) -> None:
+    quota.refund(tx, row.id, kind="refused", reason=reason)
+    _set(tx, row.id, state="refused", reason=reason)
+
+
+def withdraw(store: Store, account: Account, given: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Withdraw a submission before the close.
+
+    Raises:
+        Refusal: round_unknown, submission_unknown, round_closed, conflict, …
+    """
+    with store.transaction() as tx:
+        state = finding.find(tx, given)
+        finding.require_kind(request, "SubmissionWithdrawn", state)
+        _require_entrant(tx, state, account, request)
+        index, record, new = tx.append_once(request)
+        commitment = request["fields"]["commitment"]
+        if new:
+            query = select(submissions).where(
+                submissions.c.round == state.id, submissions.c.commitment == commitment
+            )
+            row = tx.execute(query).one()
+            if row.state == "uploading":
+                quota.refund(tx, row.id, kind="cancelled", reason="withdrawn before it was checked")
+            _set(tx, row.id, state="withdrawn", reason="withdrawn by its entrant")
+        return answer(index, record, new)
+
+
+def status(store: Store, account: Account, submission: str) -> dict[str, Any]:
+    """How a submission stands, for its entrant and the round's organizer.
+
+    Raises:
+        Refusal: submission_unknown.
+    """
+    with store.snapshot() as tx:
+        row = tx.execute(select(submissions).where(submissions.c.id == submission)).one_or_none()
+        if row is None or (row.owner != account.id and not finding.is_owner(tx, row.round, account)):
+            raise _unknown(submission)
+        total, today = quota.used(
+            tx, row.round, row.entrant, zone=_quota(tx, row).day, at=tx.now()
+        )
+        return {
+            "submission": row.id,
+            "round": row.round,
+            "entrant": row.entrant,
+            "state": row.state,
+            "reason": row.reason,
+            "commitment": row.commitment,
+            "committed_index": row.committed_index,
+            "accepted_index": row.accepted_index,
+            "missing": _missing(tx, row) if row.state == "uploading" else [],
+            "quota": {
+                "used": total,
+                "total": _quota(tx, row).total,
+                "used_today": today,
+                "per_day": _quota(tx, row).per_day,
+            },
+        }
+
+
+def _quota(tx: Tx, row: Row[Any]) -> Any:
+    return tx.round(row.round).competition.submission.per_entrant
+
+
+def _row(tx: Tx, submission: str) -> Row[Any]:
+    row: Row[Any] | None = tx.execute(select(submissions).where(submissions.c.id == submission)).one_or_none()
+    if row is None:
+        raise _unknown(submission)
+    return row
+
+
+def _own(tx: Tx, account: Account, submission: str) -> Row[Any]:
+    row: Row[Any] | None = tx.execute(
+        select(submissions).where(submissions.c.id == submission, submissions.c.owner == account.id)
+    ).one_or_none()
+    if row is None:
+        raise _unknown(submission)
+    return row
+
+
+def _unknown(submission: str) -> Refusal:
+    # Another entrant's submission is as unknown as one that does not exist.
+    return Refusal("submission_unknown", f"there is no submission {submission!r} that this account may see")
+
+
+def _require_uploading(tx: Tx, row: Row[Any]) -> Round:
+    """The round, where the submission waits for files and they would not come too late."""
+    state, now = tx.round(row.round), tx.now()
+    if state.phase is not Phase.OPEN or now >= state.last_acceptance:
+        raise Refusal(
+            "round_closed",
+            f"the round closed {format_time(state.closes)} (grace {int(state.grace.total_seconds())} s),"
+            f" the file was received {format_time(now)}",
+        )
+    if row.state != "uploading":
+        raise Refusal("phase_wrong", f"submission {row.id} is {row.state}: it takes no files")
+    return state
+
+
+def _set(tx: Tx, submission: str, **values: Any) -> None:
+    tx.execute(update(submissions).where(submissions.c.id == submission).values(**values))
