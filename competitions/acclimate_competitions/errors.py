@@ -76,6 +76,7 @@ CODES: dict[str, Code] = {
     "busy": Code(503, "Another process holds what this one needs; try again shortly."),
     "server_unreachable": Code(503, "The server does not answer."),
     "file_unreadable": Code(422, "A file is missing or can't be read."),
+    "time_invalid": Code(422, "A date has no offset, does not exist, or is not in RFC 3339."),
     "extra_missing": Code(500, "This command needs an extra that is not installed."),
     "job_failed": Code(500, "A job on a runner failed; the sentence gives the reason."),
     "request_invalid": Code(422, "The request's body or parameters are malformed; all problems are listed."),

@@ -1,0 +1,74 @@
+"""How commands speak: results on stdout, everything else on stderr; with --json one JSON value on stdout and nothing else there."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from acclimate_competitions.errors import Refusal
+
+Progress = Callable[[int, int], None]
+
+
+def emit(value: Any, *, as_json: bool, text: str | Iterable[str]) -> None:
+    """Print a command's result: the value as JSON, or the text for people."""
+    if as_json:
+        typer.echo(json.dumps(value, indent=1, ensure_ascii=False, default=str))
+        return
+    for line in [text] if isinstance(text, str) else text:
+        typer.echo(line)
+
+
+def say(line: str) -> None:
+    """Print a note."""
+    typer.echo(line, err=True)
+
+
+def complain(refusal: Refusal, *, as_json: bool) -> None:
+    """Print a refusal: for people on stderr; with --json also as {"error": …} on stdout."""
+    say(f"error: {refusal.sentence}")
+    for problem in refusal.problems:
+        say(f"  {problem}")
+    if refusal.hint:
+        say(f"hint: {refusal.hint}")
+    if as_json:
+        typer.echo(json.dumps({"error": refusal.document()}, ensure_ascii=False))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> list[str]:
+    """Rows under their header, in columns; those named in `right` are aligned right."""
+    cells = [[str(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+
+    def line(row: list[str]) -> str:
+        padded = (
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for cell, width, name in zip(row, widths, header, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    return [line(row) for row in cells]
+
+
+@contextmanager
+def bar(label: str) -> Iterator[Progress]:
+    """A progress bar for bytes, on stderr where that is a terminal; what it yields is told (bytes done, bytes in all)."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn(label), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        line = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(line, completed=done, total=total)
+
+
+def counted(count: int, noun: str) -> str:
+    """"1 entry", "2 entries"."""
+    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+    return f"{count} {noun if count == 1 else plural}"
