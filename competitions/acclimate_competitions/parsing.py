@@ -258,7 +258,7 @@ def parse(raw: bytes) -> Parsed:
     lines: dict[Path, int] = {}
     try:
         scan = Scan(text)
-    except _Unscannable:
+    except (_Unscannable, RecursionError):
         pass
     else:
         lines = scan.lines

@@ -1,0 +1,281 @@
+import tomllib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from acclimate_competitions import definition, digests, metrics, parsing
+from acclimate_competitions.errors import Refusal
+
+SHIPPED = (definition.shipped("digits") / "competition.toml").read_text("utf-8")
+DATES = """
+opens = 2027-03-01T00:00:00Z
+closes = 2027-04-01T12:00:00+02:00
+closes_latest = { local = 2027-04-15T12:00:00, zone = "Europe/Berlin" }
+release_by = 2027-05-01T00:00:00Z
+"""
+BASE = SHIPPED.replace('name = "2027-1"', 'name = "2027-1"' + DATES.rstrip())
+
+
+def problems(text: str | bytes) -> tuple[str, ...]:
+    with pytest.raises(Refusal) as caught:
+        definition.parse(text.encode() if isinstance(text, str) else text)
+    assert caught.value.code == "definition_invalid"
+    assert caught.value.hint or "UTF-8" in caught.value.sentence
+    return caught.value.problems
+
+
+def test_the_shipped_definition_parses_to_its_values():
+    competition = definition.parse(BASE.encode())
+    assert competition.digest == digests.of_bytes(BASE.encode())
+    assert [task.name for task in competition.tasks] == ["digit", "parity", "at-least-five", "prime"]
+    assert competition.round.opens == datetime(2027, 3, 1, tzinfo=UTC)
+    assert competition.round.closes == datetime(2027, 4, 1, 10, tzinfo=UTC)
+    assert competition.round.closes_latest == datetime(2027, 4, 15, 10, tzinfo=UTC)
+    assert competition.round.grace == timedelta(seconds=60)
+    assert competition.preparation.lr_grid == (0.002, 0.005)
+    assert competition.preparation.seeds == (11, 12, 13)
+    assert competition.isolation.memory == 2 * 2**30
+    assert competition.isolation.wall == timedelta(minutes=30)
+    assert competition.entrants_see == "tail:200"
+    assert competition.ranking.baselines == ("majority", "untrained")
+
+
+def test_dates_may_be_absent():
+    settings = definition.parse(SHIPPED.encode()).round
+    assert (settings.opens, settings.closes, settings.closes_latest, settings.release_by) == (None, None, None, None)
+
+
+def test_every_value_in_force_has_an_origin():
+    short = BASE.replace("clip = 1.0\n", "").replace('[isolation]\nmemory = "2GiB"\nwall = "30m"\n', "")
+    competition = definition.parse(short.encode())
+    values = competition.effective()
+    assert set(values) == set(competition.origins)
+    assert (values["preparation.clip"], competition.origins["preparation.clip"]) == (1.0, "default")
+    assert (values["isolation.memory"], competition.origins["isolation.memory"]) == (2**31, "default")
+    line = short.splitlines().index("threads = 1") + 1
+    assert competition.origins["preparation.threads"] == f"line {line}"
+    assert values["round.closes"] == "2027-04-01T10:00:00Z"
+
+
+def test_the_digest_is_over_the_bytes_not_the_meaning():
+    assert definition.parse(BASE.encode() + b"\n").digest != definition.parse(BASE.encode()).digest
+
+
+def test_metrics_of_definitions_exist():
+    assert set(definition.METRICS) <= set(metrics.METRICS)
+
+
+CASES = [
+    # old text, new text, what the problem says
+    ("epochs = 6", "epochs = 6\nepoches = 6", "preparation.epoches is not a known key; did you mean preparation.epochs?"),
+    ("[compute]", "[computer]", "computer is not a known key; did you mean compute?"),
+    ("clip = 1.0", "clip = 1.0\nclip = 2.0", "preparation.clip stands twice, first on line"),
+    ("[compute]", "[custody]\nthreshold = 2\n[compute]", "custody stands twice, first on line"),
+    ("opens = 2027-03-01T00:00:00Z", "opens = 2027-03-01T00:00:00", "has no offset: write 2027-03-01T00:00:00Z"),
+    ("opens = 2027-03-01T00:00:00Z", "opens = 2027-03-01", 'zone = "Europe/Berlin"'),
+    ("opens = 2027-03-01T00:00:00Z", 'opens = "2027-03-01T00:00:00Z"', "round.opens must be a time"),
+    ("opens = 2027-03-01T00:00:00Z", "opens = 0001-01-01T00:00:00+14:00", "must be in the years 2000 to 2999"),
+    ("local = 2027-04-15T12:00:00", "local = 2027-10-31T02:30:00", "write 2027-10-31T00:30:00Z or 2027-10-31T01:30:00Z"),
+    ("local = 2027-04-15T12:00:00", "local = 2027-03-28T02:30:00", "does not exist"),
+    ("local = 2027-04-15T12:00:00", "local = 2027-04-15T12:00:00Z", "round.closes_latest must be {"),
+    ('zone = "Europe/Berlin"', 'zone = "Europe/Atlantis"', 'zone "Europe/Atlantis" is unknown'),
+    ('zone = "Europe/Berlin"', 'zone = "../etc/passwd"', "is unknown"),
+    ("closes = 2027-04-01T12:00:00+02:00", "closes = 2027-03-01T02:00:00+02:00", "round.closes = 2027-03-01T00:00:00Z: must be after opens"),
+    ("closes = 2027-04-01T12:00:00+02:00", "closes = 2027-04-15T12:00:01+02:00", "closes, 2027-04-15T10:00:01Z"),
+    ("release_by = 2027-05-01T00:00:00Z", "release_by = 2027-04-15T10:00:00Z", "must be after closes_latest"),
+    ('grace = "60s"', 'grace = "60"', "round.grace must be a duration"),
+    ('grace = "60s"', "grace = 60", "round.grace must be a duration"),
+    ('grace = "60s"', 'grace = "-5s"', "round.grace must be a duration"),
+    ('publish = "manual"', 'publish = "auto"', 'round.publish = "auto": this version carries only "manual"'),
+    ('publish = "manual"', 'publish = "manuel"', "did you mean 'manual'?"),
+    ('holdout_after = "public"', 'holdout_after = "private"', 'this version carries only "public"'),
+    ("audits = 0", "audits = 2", "round.audits = 2: this version carries only 0"),
+    ('name = "2027-1"', 'name = "2027/1"', "round.name = '2027/1': must be lower-case"),
+    ("threshold = 2", "threshold = 4", "custody.threshold = 4: there are only 3 custodians"),
+    ("threshold = 2", "threshold = 0", "custody.threshold = 0: must be at least 1"),
+    ("threshold = 2", "threshold = 2.0", "custody.threshold must be a whole number, not 2.0"),
+    ("threshold = 2", "threshold = true", "custody.threshold must be a whole number, not true"),
+    ('"custodian-b", ', '"custodian-a", ', 'custody.custodians[1] = "custodian-a" stands twice'),
+    ('"custodian-b", ', '"Custodian B", ', "custody.custodians[1] = 'Custodian B': must be lower-case"),
+    ('kinds = ["hf-causal-lm"]', 'kinds = ["lora-adapter"]', 'submission.kinds[0] = "lora-adapter": this version carries only'),
+    ('["llama", "gpt2", "gpt_neox"]', '["lama"]', "submission.architectures[0] = \"lama\" is unknown: did you mean 'llama'?"),
+    ('["llama", "gpt2", "gpt_neox"]', "[]", "submission.architectures must not be empty"),
+    ("max_bytes = 20_000_000", "max_bytes = 0", "submission.max_bytes = 0: must be at least 1"),
+    ("max_bytes = 20_000_000", "max_bytes = 9007199254740993", "must be at most 9007199254740991"),
+    ('day = "UTC"', 'day = "Moon"', "no such time zone"),
+    ("per_day = 5", "per_day = 0", "submission.per_entrant.per_day = 0: must be at least 1"),
+    ('name = "parity"', 'name = "digit"', 'tasks[1].name = "digit" is the name of another task'),
+    ('name = "parity"', 'name = "../x"', "tasks[1].name = '../x': must be"),
+    ('choices = ["even", "odd"]\n', "", "tasks[1].choices is missing"),
+    ('choices = ["even", "odd"]', 'choices = ["even", "even"]', 'tasks[1].choices[1] = "even" stands twice'),
+    ('choices = ["even", "odd"]', 'choices = ["even"]', "tasks[1].choices are 1: must be at least 2"),
+    ('choices = ["even", "odd"]', 'choices = ["even", " "]', "tasks[1].choices[1] must not be blank"),
+    ('kind = "choice"', 'kind = "generate"', 'tasks[0].kind = "generate": this version carries only "choice"'),
+    ('metric = "accuracy"', 'metric = "f1"', 'tasks[0].metric = "f1" is unknown'),
+    ("chance = 0.1", "chance = 1.5", "tasks[0].chance = 1.5: must be at most 1"),
+    ("chance = 0.1", "chance = nan", "tasks[0].chance = nan: must be finite"),
+    ('method = "full"', 'method = "lora"', 'preparation.method = "lora": this version carries only "full"'),
+    ("seeds = [11, 12, 13]", "seeds = [0, 12, 13]", "preparation.seeds[0] = 0 is the selection seed"),
+    ("seeds = [11, 12, 13]", "seeds = [11, 12]", "preparation.seeds are 2: at least 3 reporting seeds"),
+    ("seeds = [11, 12, 13]", "seeds = [11, 12, 12]", "preparation.seeds[2] = 12 stands twice"),
+    ("seeds = [11, 12, 13]", "seeds = [11, 12, -3]", "preparation.seeds[2] = -3: must not be negative"),
+    ("lr_grid = [2e-3, 5e-3]", "lr_grid = []", "preparation.lr_grid must not be empty"),
+    ("lr_grid = [2e-3, 5e-3]", "lr_grid = [2e-3, inf]", "preparation.lr_grid[1] = inf: must be finite"),
+    ("lr_grid = [2e-3, 5e-3]", "lr_grid = [2e-3, -1]", "preparation.lr_grid[1] = -1.0: must be above 0"),
+    ("clip = 1.0", "clip = -1.0", "preparation.clip = -1.0: must be above 0"),
+    ("beta1 = 0.9", "beta1 = 1.0", "preparation.optimizer.beta1 = 1.0: must be below 1"),
+    ("weight_decay = 0.01", "weight_decay = -0.01", "preparation.optimizer.weight_decay = -0.01: must not be negative"),
+    ("warmup_steps = 10", "warmup_step = 10", "preparation.schedule.warmup_step is not a known key"),
+    ("epochs = 6", "epochs = -1", "preparation.epochs = -1: must be at least 1"),
+    ('aggregate = "mean"', 'aggregate = "casp"', 'ranking.aggregate = "casp": this version carries only "mean"'),
+    ("level = 0.95", "level = 1", "ranking.interval.level = 1: must be below 1"),
+    ("level = 0.95", "level = 0", "ranking.interval.level = 0: must be above 0"),
+    ("tolerance = 0.0", "tolerance = -0.1", "ranking.ties.tolerance = -0.1: must not be negative"),
+    ('["majority", "untrained"]', '["majority", "majority"]', 'ranking.baselines[1] = "majority" stands twice'),
+    ('["majority", "untrained"]', '["majority", 3]', "ranking.baselines[1] must be text, not 3"),
+    ('memory = "2GiB"', 'memory = "2G"', "isolation.memory must be a size"),
+    ('memory = "2GiB"', "memory = 2147483648", "isolation.memory must be a size"),
+    ('wall = "30m"', 'wall = "0s"', "isolation.wall = '0s': must be from 1s"),
+    ('entrants_see = "tail:200"', 'entrants_see = "tail:0"', "logs.entrants_see = 'tail:0': must be"),
+    ("schema = 1", "schema = 2", "schema = 2 is unknown"),
+    ("schema = 1", "schema = true", "schema = true is unknown"),
+    ('title = "Handwritten', 'title = "\\u202eHandwritten', "title must be text of 1 to 2000 characters without control"),
+    ("data_is_public = true", "data_is_public = 1", "data_is_public must be true or false, not 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"), CASES, ids=[f"{index}-{case[1][:40]}" for index, case in enumerate(CASES)]
+)
+def test_bad_values_are_named_with_their_line_and_all_at_once(old: str, new: str, says: str):
+    assert old in BASE
+    text = BASE.replace(old, new, 1)
+    found = problems(text + "nonsense = 1\n")
+    hits = [problem for problem in found if says in problem]
+    assert hits, found
+    begin = BASE[: BASE.index(old)].count("\n") + 1
+    # The problem stands on a line of the changed text, on that of the table a key is missing in, or on that of a later date.
+    line = int(hits[0].split(":")[0].removeprefix("line "))
+    near = BASE.splitlines().index("[[tasks]]") if not new or "missing" in says else begin
+    assert near <= line <= begin + max(new.count("\n"), 12 if not new else 1 if "closes" in old else 0), (
+        hits[0],
+        begin,
+    )
+    last = text.count("\n") + 1
+    assert f"line {last}: logs.nonsense is not a known key" in found
+    assert len(found) <= 4
+
+
+def test_all_problems_of_a_file_come_at_once_by_line():
+    text = BASE
+    chosen = [3, 24, 41, 48, 52, 66]
+    for old, new, _ in (CASES[index] for index in chosen):
+        text = text.replace(old, new, 1)
+    text = text.replace('title = "', 'title = "" # "', 1).replace("clip = 1.0", "clip = 1.0\nclip = 2.0")
+    found = problems(text)
+    for says in ("title must be text", "preparation.clip stands twice", *(CASES[index][2] for index in chosen)):
+        assert any(says in problem for problem in found), (says, found)
+    lines = [int(problem.split(":")[0].removeprefix("line ")) for problem in found]
+    assert lines == sorted(lines)
+
+
+def test_missing_tables_are_one_problem_each():
+    found = problems('schema = 1\nslug = "x"\ntitle = "X"\nlicence = "none"\ncontact = "x@example.org"\n')
+    assert sorted(found) == [
+        "line 1: custody is missing: write a table [custody]",
+        "line 1: preparation is missing: write a table [preparation]",
+        "line 1: round is missing: write a table [round]",
+        "line 1: submission is missing: write a table [submission]",
+        "line 1: tasks is missing: write at least one [[tasks]]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("schema = 1\ntitle = \n", "line 2: not TOML: invalid value"),
+        ("schema = 1\n\n[round\nname = 3\n", "line 3: not TOML"),
+        ('schema = 1\ntitle = "x', "line 2: not TOML"),
+        ("schema = 1\nx = {a = 1, a = 2}\n", "line 2: not TOML"),
+        (b"schema = 1\n\ntitle = '\xff'\n", "line 3: a byte is not UTF-8"),
+        ("x = " + "[" * 3000, "not TOML"),
+        ("x = " + "9" * 5000, "not TOML"),
+    ],
+    ids=range(7),
+)  # fmt: skip
+def test_what_is_not_toml_is_refused_with_its_line(text: str | bytes, says: str):
+    assert any(says in problem for problem in problems(text))
+
+
+def test_an_empty_file_lacks_everything():
+    assert len(problems("")) == 10
+
+
+TRICKY = '''\
+# a comment with [brackets] and key = value
+a.b . "c d" = 1
+'lit.eral' = """
+not = "a key"
+\\"""
+still [text] ""\""
+list = [ # comment ]
+  1,
+  # two
+  [2, { deep = 3, 'er'.x = "]}" }],
+  \'\'\'
+  x = [
+  \'\'\',
+]
+[t]   # header
+[t.u]
+z = { p = [1,
+  2], q = { r = 1979-05-27 07:32:00Z } }
+[[arr]]
+n = 1
+[arr.sub]
+m = 1
+[[arr]]
+n = +inf
+[[arr.deep]]
+[[arr.deep]]
+k = 0x_f
+'''.replace("0x_f", "0xf")
+
+
+def paths(value: object, path: tuple[str | int, ...] = ()) -> set[tuple[str | int, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return {path} - {()} | {p for key, item in items for p in paths(item, (*path, key))}
+
+
+@pytest.mark.parametrize("text", [TRICKY, BASE, TRICKY.replace("\n", "\r\n")], ids=["tricky", "digits", "crlf"])
+def test_the_scan_finds_exactly_the_keys_that_tomllib_finds(text: str):
+    parsed = parsing.parse(text.encode())
+    assert parsed.problems == ()
+    assert parsed.values == tomllib.loads(text)
+    assert set(parsed.lines) == paths(parsed.values)
+
+
+def test_the_scan_knows_the_line_of_each_key():
+    lines = {parsing.dotted(path): line for path, line in parsing.parse(TRICKY.encode()).lines.items()}
+    expected = {
+        "a.b.c d": 2, "lit.eral": 3, "list": 7, "list[0]": 8, "list[1]": 10, "list[1][1].deep": 10, "list[2]": 11,
+        "t": 15, "t.u": 16, "t.u.z": 17, "t.u.z.p[1]": 18, "t.u.z.q.r": 18, "arr[0].n": 20, "arr[0].sub": 21,
+        "arr[1]": 23, "arr[1].deep[0]": 25, "arr[1].deep[1].k": 27,
+    }  # fmt: skip
+    assert {name: lines[name] for name in expected} == expected
+
+
+def test_load_takes_a_folder_and_names_a_missing_file(tmp_path: Path):
+    (tmp_path / "competition.toml").write_text(BASE, "utf-8")
+    assert definition.load(tmp_path) == definition.load(tmp_path / "competition.toml")
+    with pytest.raises(Refusal, match=r"nowhere\.toml") as caught:
+        definition.load(tmp_path / "nowhere.toml")
+    assert caught.value.code == "file_unreadable"
+
+
+@pytest.mark.parametrize("slug", ["nothing", "../digits", "", "acclimate_competitions"])
+def test_an_unknown_slug_is_refused_with_what_there_is(slug: str):
+    with pytest.raises(Refusal, match="comes with Acclimate") as caught:
+        definition.shipped(slug)
+    assert "digits" in caught.value.hint

@@ -1,0 +1,166 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from acclimate_competitions import definition, splits, tables
+from acclimate_competitions.definition import Competition
+from acclimate_competitions.errors import Refusal
+
+TWO_TASKS = (definition.shipped("digits") / "competition.toml").read_text("utf-8")
+Columns = dict[str, list[str | None]]
+
+
+@pytest.fixture
+def competition() -> Competition:
+    start, end = TWO_TASKS.index('[[tasks]]\nname = "at-least-five"'), TWO_TASKS.index("[preparation]")
+    return definition.parse((TWO_TASKS[:start] + TWO_TASKS[end:]).encode())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for task, answers in (("digit", ["d1", "d2"]), ("parity", ["odd", "even"])):
+        for number, split in enumerate(splits.REQUIRED):
+            images = [4 * number + i for i in range(4)]
+            write(
+                tmp_path / "splits" / task / f"{split}.parquet",
+                {
+                    "example": [f"{task}-{image}" for image in images],
+                    "input": [f"<{task}> p{image}" for image in images],
+                    "target": answers * 2,
+                    "cluster": [f"image-{image}" for image in images],
+                },
+            )
+    (tmp_path / "tokenizer.json").write_text("{}", "utf-8")
+    return tmp_path
+
+
+def write(path: Path, columns: Columns, schema: pa.Schema | None = None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tables.write(pa.table(columns, schema=schema), path)
+
+
+def change(folder: Path, name: str, edit: Callable[[Columns], object]) -> None:
+    path = folder / "splits" / name
+    columns = tables.read(path).to_pydict()
+    edit(columns)
+    write(path, columns)
+
+
+def problems(folder: Path, competition: Competition) -> tuple[str, ...]:
+    with pytest.raises(Refusal) as caught:
+        splits.check(folder, competition)
+    assert caught.value.code == "splits_invalid"
+    assert caught.value.hint
+    return caught.value.problems
+
+
+def test_good_splits_are_described(folder: Path, competition: Competition):
+    found = splits.check(folder, competition)
+    assert found["tasks"]["parity"]["holdout"]["rows"] == 4
+    assert list(found["tasks"]["digit"]) == list(splits.REQUIRED)
+    assert found["tokenizer"].startswith("sha256:")
+
+
+def test_the_holdout_is_never_public(folder: Path):
+    write(folder / "splits/digit/practice.parquet", {"example": ["x"]})
+    public, sealed = splits.public_files(folder), splits.holdout_files(folder)
+    assert sorted(public) == [
+        "splits/digit/practice.parquet", "splits/digit/preparation.parquet", "splits/digit/validation.parquet",
+        "splits/parity/preparation.parquet", "splits/parity/validation.parquet", "tokenizer.json",
+    ]  # fmt: skip
+    assert sorted(sealed) == ["digit.parquet", "parity.parquet"]
+    assert not set(public.values()) & set(sealed.values())
+    assert all(path.is_file() for path in [*public.values(), *sealed.values()])
+
+
+def drop(name: str) -> Callable[[Columns], object]:
+    return lambda columns: columns.pop(name)
+
+
+def put(column: str, row: int, value: str | None) -> Callable[[Columns], object]:
+    return lambda columns: columns[column].__setitem__(row, value)
+
+
+CASES = [
+    ("digit/holdout.parquet", drop("target"), "digit/holdout.parquet: column 'target' is missing"),
+    ("digit/holdout.parquet", drop("cluster"), "column 'cluster' is missing (ranking.cluster names it)"),
+    ("digit/holdout.parquet", lambda c: c.update(hint=["a"] * 4), "column 'hint' is used by neither"),
+    ("digit/holdout.parquet", lambda c: c.update(target=[1, 2, 3, 4]), "column 'target' is int64, it must be string"),
+    ("digit/holdout.parquet", put("input", 1, None), "column 'input' has 1 nulls"),
+    ("digit/holdout.parquet", lambda c: [c[name].clear() for name in c], "digit/holdout.parquet: the holdout split is empty"),
+    ("digit/holdout.parquet", put("target", 2, "d11"), "1 targets that are not among the choices, first 'd11' of 'digit-10'"),
+    ("digit/holdout.parquet", put("target", 2, "odd"), "1 targets that are not among the choices, first 'odd'"),
+    ("digit/holdout.parquet", put("example", 0, "digit-1"), "1 example ids that stand in digit/preparation too, first 'digit-1'"),
+    ("digit/holdout.parquet", put("example", 0, "digit-9"), "1 example ids that stand twice in this file, first 'digit-9'"),
+    ("parity/holdout.parquet", put("example", 0, "digit-8"), "1 example ids that stand in digit/holdout too, first 'digit-8'"),
+    ("digit/holdout.parquet", put("example", 0, " "), "1 rows with a blank example id"),
+    ("digit/holdout.parquet", put("input", 0, "<digit> p5"), "1 inputs that stand in digit/validation too, first that of 'digit-8'"),
+    ("digit/holdout.parquet", put("input", 0, "  <DIGIT>\tP5 "), "1 inputs that stand in digit/validation too"),
+    ("parity/holdout.parquet", put("cluster", 0, "image-0"), "1 clusters that stand in a preparation split too, first 'image-0'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "edit", "says"), CASES, ids=range(len(CASES)))
+def test_bad_splits_are_named_all_at_once(
+    folder: Path, competition: Competition, name: str, edit: Callable[[Columns], object], says: str
+):
+    change(folder, name, edit)
+    (folder / "splits/parity/validation.parquet").unlink()
+    (folder / "splits/digit/preparation.parquet").replace(folder / "kept")
+    (folder / "splits/digit/preparation.parquet").write_bytes((folder / "kept").read_bytes())
+    (folder / "tokenizer.json").write_text("not JSON", "utf-8")
+    found = problems(folder, competition)
+    assert any(says in problem for problem in found), found
+    assert "parity/validation.parquet: the file is missing" in found
+    assert any(problem.startswith("tokenizer.json: ") for problem in found)
+
+
+def test_unicode_forms_of_one_input_are_one(folder: Path, competition: Competition):
+    change(folder, "digit/preparation.parquet", put("input", 0, "caf\u00e9"))
+    change(folder, "digit/holdout.parquet", put("input", 0, "CAFE\u0301"))
+    assert any("inputs that stand in digit/preparation too" in problem for problem in problems(folder, competition))
+
+
+def test_the_same_input_twice_within_a_split_or_in_two_tasks_is_allowed(folder: Path, competition: Competition):
+    change(folder, "digit/preparation.parquet", put("input", 0, "<digit> p1"))
+    change(folder, "parity/holdout.parquet", put("input", 0, "<digit> p1"))
+    assert splits.check(folder, competition)
+
+
+def test_a_torn_file_and_a_task_too_many_are_named(folder: Path, competition: Competition):
+    path = folder / "splits/digit/holdout.parquet"
+    path.write_bytes(path.read_bytes()[:-7])
+    (folder / "splits/colour").mkdir()
+    found = problems(folder, competition)
+    assert any("digit/holdout.parquet: not readable as Parquet" in problem for problem in found)
+    assert "splits/colour: the definition has no such task" in found
+
+
+def test_columns_that_the_prompt_names_are_allowed_and_count_as_input(folder: Path):
+    prompt = '''prompt = "{{ input }} {% if hint %}{{ hint | upper }} 'nothing'{% endif %}"'''
+    competition = definition.parse(TWO_TASKS.replace('prompt = "{{ input }}"', prompt, 1).encode())
+    assert splits.columns_of(competition.tasks[0]) >= {"input", "hint"}
+    for split in splits.REQUIRED:
+        change(folder, f"digit/{split}.parquet", lambda columns: columns.update(hint=["a", "b", "c", "d"]))
+    change(folder, "digit/preparation.parquet", put("input", 0, "<digit> p9"))
+    found = problems(folder, competition)
+    assert not any(problem.startswith("digit/") for problem in found)
+    change(folder, "digit/preparation.parquet", put("hint", 0, "b"))
+    assert any("inputs that stand in digit/preparation too" in problem for problem in problems(folder, competition))
+
+
+def test_a_folder_without_splits_is_refused(tmp_path: Path):
+    for read in (splits.public_files, splits.holdout_files):
+        with pytest.raises(Refusal, match="has no splits") as caught:
+            read(tmp_path)
+        assert caught.value.code == "splits_invalid"
+    (tmp_path / "splits/digit").mkdir(parents=True)
+    with pytest.raises(Refusal, match=r"splits/digit/holdout\.parquet is missing"):
+        splits.holdout_files(tmp_path)
+
+
+def test_a_description_is_json(folder: Path, competition: Competition):
+    assert json.loads(json.dumps(splits.check(folder, competition)))
