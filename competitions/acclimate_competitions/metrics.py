@@ -6,6 +6,7 @@ ranking policy's affair. A target is never looked at for such an example.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -173,7 +174,7 @@ def score_predictions(
         Refusal: scores_invalid, for an empty table, another task, an unknown or doubled example, a protocol that does
             not fit its seed, or a holdout with doubled examples or without a needed column; definition_invalid.
     """
-    task = task if metric is None else _with_metric(task, metric)
+    task = task if metric is None else dataclasses.replace(task, metric=metric)
     metric_of(task)
     examples, targets, clusters = _holdout(holdout, task, cluster)
     known = set(examples)
@@ -276,12 +277,6 @@ class _Rows:
         columns += [[score for score, _ in self._scored], [reason for _, reason in self._scored]]
         arrays = [pa.array(column, type=field.type) for column, field in zip(columns, tables.SCORES, strict=True)]
         return pa.Table.from_arrays(arrays, schema=tables.SCORES)
-
-
-def _with_metric(task: Task, metric: str) -> Task:
-    import dataclasses
-
-    return dataclasses.replace(task, metric=metric)
 
 
 def _holdout(holdout: pa.Table, task: Task, cluster: str | None) -> tuple[list[str], list[str], list[str]]:
