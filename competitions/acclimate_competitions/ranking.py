@@ -28,9 +28,9 @@ import numpy as np
 import pyarrow as pa
 
 from acclimate_competitions import confidence, digests, metrics
+from acclimate_competitions.confidence import Bools, Floats
 from acclimate_competitions.definition import Policy, Task
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.confidence import Bools, Floats
 from acclimate_competitions.scores import Scores, read
 
 
@@ -240,17 +240,17 @@ class _Part:
     def of(book: Scores, key: tuple[str, str], *, missing: str, pool: Bools) -> "_Part":
         grid, worst = book.grids[key], metrics.metric_of(book.tasks[key[1]]).worst
         scored = ~np.isnan(grid.values)
-        whole = scored.all(axis=(1, 2))
+        whole: Bools = np.asarray(scored.all(axis=(1, 2)))
         values = grid.values
         if missing == "worst":
             values = np.where(scored, values, np.nan if worst is None else worst)
         means = [_mean(rows) for rows in values]
         if missing == "worst" and worst is None:
-            means = [mean if complete else None for mean, complete in zip(means, whole, strict=True)]
+            means = [mean if complete else None for mean, complete in zip(means, whole.tolist(), strict=True)]
         under_all = scored.all(axis=1) & (scored.shape[1] > 0)
         return _Part(
             means,
-            scored.any(axis=(1, 2)).tolist(),
+            np.asarray(scored.any(axis=(1, 2))).tolist(),
             under_all.sum(axis=1).tolist(),
             scored.any(axis=2).sum(axis=1).tolist(),
             confidence.task_error(values, grid.clusters, count=len(book.clusters), pool=whole & pool),

@@ -63,7 +63,7 @@ def read(scores: pa.Table, *, tasks: Sequence[Task], entrants: Sequence[str]) ->
             definition_invalid, for a task whose metric is unknown.
     """
     rows = _Rows.of(scores)
-    allowed = {
+    allowed: dict[str, list[str]] = {
         "entrant": sorted(set(entrants)),
         "protocol": list(tables.PROTOCOLS),
         "task": [task.name for task in tasks],
