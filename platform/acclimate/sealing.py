@@ -1,0 +1,484 @@
+"""The seal: the holdout in one ciphertext, committed to as a whole, by blocks and by rows, its key in the custodians' shares only.
+
+    secret    32 random bytes; exist while sealing, and again once k custodians have released
+    seal id   "sha256:" and the hex of 32 random bytes, chosen first
+    key       HKDF-SHA256(secret, no salt, info = "acclimate/seal-key/v1" ‖ 0x00 ‖ seal id), 32 bytes
+    context   "acclimate/seal/v1" ‖ 0x00 ‖ round id ‖ 0x00 ‖ seal id
+    plaintext the archive of archive.py, with row_key as its first member
+    ciphertext C2SP chunked-encryption v1 (Cobblestone-256: 56 bytes header, then chunks of 16 KiB + 16 bytes, the last one shorter)
+    block_root RFC 6962 root over the ciphertext in blocks of 1 MiB
+    row_root  see rows.py
+
+The ciphertext commits to its key, so no second key opens it to something else. Python can't wipe memory: the secret is gone from the
+result of `seal` and unreachable once it returns, but the process that sealed should end.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import queue
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography.cobblestone import Cobblestone256Decryptor, Cobblestone256Encryptor
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from acclimate import archive, custody, rows
+from acclimate_competitions import digests
+from acclimate_competitions.errors import Refusal
+
+FORMAT = "acclimate/seal/v1"
+BLOCK = 1 << 20
+SECRET_BYTES = 32
+_HEADER = 56
+_CHUNK = (16 << 10) + 16
+
+
+@dataclass(frozen=True)
+class Recipient:
+    """A custodian who gets a share: a name, an age recipient, and a backup recipient or None."""
+
+    name: str
+    age: str
+    backup: str | None = None
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """What sealing leaves besides the ciphertext; neither the secret nor a share in clear.
+
+    Attributes:
+        fields: of the HoldoutSealed record.
+        envelopes: [{index, to, main, backup}], one a custodian.
+    """
+
+    fields: dict[str, Any]
+    envelopes: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What an opening found, all of it checked.
+
+    Attributes:
+        key: digest of the secret.
+        plaintext: digest of the archive.
+        row_root: root over the rows, equal to the seal's.
+        files: name -> digest of each file that now stands in the folder.
+        row_key: what salts the rows.
+    """
+
+    key: str
+    plaintext: str
+    row_root: str
+    files: dict[str, str]
+    row_key: bytes = field(repr=False)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields of the HoldoutOpened record."""
+        return {"key": self.key, "plaintext": self.plaintext, "row_root": self.row_root}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A ciphertext as anyone can measure it without the key."""
+
+    digest: str
+    size: int
+    block_hashes: tuple[bytes, ...]
+
+    @property
+    def block_root(self) -> str:
+        """RFC 6962 root over the blocks, as a digest."""
+        return "sha256:" + digests.root_of_hashes(self.block_hashes).hex()
+
+
+def seal(
+    files: Mapping[str, Path],
+    out: Path,
+    *,
+    round_id: str,
+    recipients: Sequence[Recipient],
+    k: int,
+    random: Callable[[int], bytes] = secrets.token_bytes,
+) -> Sealed:
+    """Seal a holdout into the file `out`, which is either whole afterwards or not there.
+
+    1. The rows are committed to under a new row_key; an unusable holdout is refused before there is a secret.
+    2. The seal's id is chosen, then the secret, which is split at once; the shares leave only as age files to the custodians.
+    3. Archive bytes are encrypted as they are read; the ciphertext's digest and blocks are hashed on the way.
+    4. Files that changed since step 1 are refused; then the ciphertext gets its name.
+
+    Args:
+        files: name in the archive -> file: Parquet, and blobs that its rows name.
+        out: where the ciphertext goes; an older file of this name is replaced.
+        round_id: the round that the seal is for; the ciphertext opens under no other.
+        recipients: the custodians, in the round's order; share i + 1 goes to recipients[i].
+        k: how many shares open the seal.
+        random: gives that many uniform bytes.
+
+    Raises:
+        Refusal: splits_invalid, definition_invalid, key_refused, file_unreadable, no_space.
+    """
+    # 1
+    before = _stamps(files)
+    row_key = random(32)
+    committed = rows.commit(files, row_key)
+    # 2
+    seal_id = "sha256:" + random(32).hex()
+    encryptor, shares, envelopes = _deal(seal_id, round_id=round_id, recipients=recipients, k=k, random=random)
+    # 3
+    with _draft_of(out) as draft, _Tally() as tally:
+        with draft.open("xb") as stream:
+            for piece in archive.write(files, row_key):
+                encrypted = encryptor.update(piece)
+                stream.write(encrypted)
+                tally.feed(encrypted)
+            encrypted = encryptor.finalize()
+            stream.write(encrypted)
+            tally.feed(encrypted)
+            stream.flush()
+            os.fsync(stream.fileno())
+        measured = tally.result()
+        # 4
+        if _stamps(files) != before:
+            raise Refusal("file_unreadable", "a file of the holdout changed while it was sealed", hint="seal again")
+        draft.replace(out)
+    fields = {
+        "seal": seal_id,
+        "format": FORMAT,
+        "size": measured.size,
+        "ciphertext": measured.digest,
+        "block_root": measured.block_root,
+        "rows": committed.count,
+        "row_root": committed.root,
+        "shares": shares,
+    }
+    return Sealed(fields, envelopes)
+
+
+def _deal(
+    seal_id: str, *, round_id: str, recipients: Sequence[Recipient], k: int, random: Callable[[int], bytes]
+) -> tuple[Cobblestone256Encryptor, list[dict[str, Any]], list[dict[str, Any]]]:
+    """The encryptor under a new secret, HoldoutSealed's shares, and the envelopes; the secret's only place is this call."""
+    n = len(recipients)
+    secret = random(SECRET_BYTES)
+    encryptor = Cobblestone256Encryptor(_cipher_key(secret, seal_id), _context(round_id, seal_id))
+    shares, envelopes = [], []
+    for index, (share, to) in enumerate(
+        zip(custody.split(secret, k=k, n=n, random=random), recipients, strict=True), start=1
+    ):
+        document = custody.share_document(share, seal=seal_id, index=index, k=k, n=n)
+        envelope = custody.envelope(document, index=index, to=to.name, main=to.age, backup=to.backup)
+        envelopes.append(envelope)
+        shares.append(
+            {
+                "index": index,
+                "to": to.name,
+                "commitment": custody.document_digest(document),
+                "envelope": custody.envelope_digest(envelope),
+            }
+        )
+    return encryptor, shares, envelopes
+
+
+def open_(ciphertext: Path, secret: bytes, out: Path, *, round_id: str, fields: Mapping[str, Any]) -> Opened:
+    """Open a seal into the folder `out`, which is either whole and checked afterwards or not there.
+
+    1. The ciphertext has the size, digest and block root of the record; else the first part that fails is named.
+    2. It decrypts to the last chunk under the secret, this round and this seal; the archive is written to a draft folder,
+       name by name as archive.py allows.
+    3. The rows have the count and the root of the record.
+    4. Only then the draft gets the folder's name. A folder that already holds the same files is left as it is.
+
+    The caller has checked that the shares match their commitments (custody.consistent), and compares round and record
+    with the log.
+
+    Args:
+        ciphertext: the file.
+        secret: what custody.recover gave.
+        out: the folder to make.
+        round_id: the round's id.
+        fields: of the HoldoutSealed record.
+
+    Raises:
+        Refusal: seal_mismatch; conflict, where the folder holds something else; file_unreadable, no_space.
+    """
+    if fields["format"] != FORMAT:
+        raise Refusal("seal_mismatch", f"the seal has format {fields['format']!r}, this version knows {FORMAT!r}")
+    key, context = _cipher_key(secret, fields["seal"]), _context(round_id, fields["seal"])
+    # 1
+    check_ciphertext(ciphertext, fields, locate=lambda: _first_bad_chunk(ciphertext, key, context))
+    # 2
+    with _draft_of(out) as draft:
+        draft.mkdir(mode=0o700)
+        state = hashlib.sha256()
+        row_key, names = archive.extract(_decrypt(ciphertext, key, context, state=state), draft)
+        files = {name: draft / name for name in names}
+        # 3
+        try:
+            committed = rows.commit(files, row_key)
+        except Refusal as refusal:
+            raise Refusal("seal_mismatch", f"what was sealed is no holdout: {refusal.sentence}") from refusal
+        if (committed.count, committed.root) != (fields["rows"], fields["row_root"]):
+            counts = ", ".join(f"{name} {count}" for name, count in committed.counts.items())
+            raise Refusal(
+                "seal_mismatch",
+                f"the opened holdout has {committed.count} rows with root {committed.root}; sealed were {fields['rows']}"
+                f" rows with root {fields['row_root']} (rows found: {counts})",
+                hint="the organizer sealed other rows than those committed to; the round can't be trusted",
+            )
+        found = {name: digests.of_file(path) for name, path in files.items()}
+        # 4
+        _put_folder(draft, out, found)
+    return Opened(digests.of_bytes(secret), "sha256:" + state.hexdigest(), committed.root, found, row_key)
+
+
+def check_ciphertext(
+    ciphertext: Path, fields: Mapping[str, Any], *, locate: Callable[[], str] = lambda: ""
+) -> Measured:
+    """Compare a ciphertext with its record: size, digest, block root. The server does so at sealing, the auditor any time.
+
+    Args:
+        ciphertext: the file.
+        fields: of the HoldoutSealed record.
+        locate: asked on a mismatch for words that name the place.
+
+    Raises:
+        Refusal: seal_mismatch, file_unreadable.
+    """
+    found = measure(ciphertext)
+    for what, value, committed in (
+        ("size", found.size, fields["size"]),
+        ("digest", found.digest, fields["ciphertext"]),
+        ("block root", found.block_root, fields["block_root"]),
+    ):
+        if value != committed:
+            place = locate()
+            raise Refusal(
+                "seal_mismatch",
+                f"the sealed holdout has {what} {value}, the seal's record says {committed}" + (place and f"; {place}"),
+                hint="fetch the ciphertext again; if it stays so, it was changed after sealing",
+            )
+    return found
+
+
+def measure(path: Path) -> Measured:
+    """A file's digest, size and block hashes, in one pass.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    with _Tally() as tally, _disk(path), path.open("rb") as stream:
+        while piece := stream.read(BLOCK):
+            tally.feed(piece)
+        return tally.result()
+
+
+def block_root(path: Path) -> str:
+    """RFC 6962 root over a file in blocks of 1 MiB, as a digest."""
+    return measure(path).block_root
+
+
+def row_root(files: Mapping[str, Path], row_key: bytes) -> str:
+    """RFC 6962 root over the salted rows of a holdout's files, as a digest (rows.py).
+
+    Raises:
+        Refusal: splits_invalid.
+    """
+    return rows.commit(files, row_key).root
+
+
+def bad_blocks(path: Path, block_hashes: Sequence[bytes], *, block_root: str) -> list[int]:
+    """Numbers (from 0) of a file's blocks that differ from hashes which the block root commits to; needs no key.
+
+    Raises:
+        Refusal: seal_mismatch, where the hashes are not those of block_root; file_unreadable.
+    """
+    if "sha256:" + digests.root_of_hashes(block_hashes).hex() != block_root:
+        raise Refusal("seal_mismatch", f"the block hashes do not lead to the block root {block_root}")
+    found = measure(path).block_hashes
+    blocks = range(max(len(found), len(block_hashes)))
+    return [i for i in blocks if found[i : i + 1] != tuple(block_hashes[i : i + 1])]
+
+
+def rehearsal_files(folder: Path, random: Callable[[int], bytes] = secrets.token_bytes) -> dict[str, Path]:
+    """A dummy holdout for the rehearsal: one small Parquet file of random rows, in an existing folder."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table(
+        {name: [f"rehearsal {random(8).hex()}" for _ in range(16)] for name in ("example", "input", "target")}
+    )
+    path = folder / "rehearsal.parquet"
+    pq.write_table(table, path)
+    return {path.name: path}
+
+
+# ---- cipher --------------------------------------------------------------------------------------------------------
+
+
+def _cipher_key(secret: bytes, seal_id: str) -> bytes:
+    info = b"acclimate/seal-key/v1\x00" + seal_id.encode()
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
+
+
+def _context(round_id: str, seal_id: str) -> bytes:
+    if "\x00" in round_id:
+        raise Refusal("record_invalid", f"round id {round_id!r} holds a NUL")
+    return b"acclimate/seal/v1\x00" + round_id.encode() + b"\x00" + seal_id.encode()
+
+
+def _decrypt(path: Path, key: bytes, context: bytes, *, state: "hashlib._Hash") -> Iterator[bytes]:
+    """The plaintext in pieces, each authenticated; the last `next` fails where the ciphertext was cut off."""
+    decryptor, done = Cobblestone256Decryptor(key, context), 0
+    try:
+        with path.open("rb") as stream:
+            while piece := stream.read(BLOCK):
+                plain = decryptor.update(piece)
+                done += len(piece)
+                state.update(plain)
+                yield plain
+        plain = decryptor.finalize()
+    except InvalidTag as error:
+        raise Refusal(
+            "seal_mismatch",
+            f"the recovered key does not decrypt the sealed holdout: {_first_bad_chunk(path, key, context)}",
+            hint="shares of another seal or round, or a seal that its organizer made wrongly",
+        ) from error
+    state.update(plain)
+    yield plain
+
+
+def _first_bad_chunk(path: Path, key: bytes, context: bytes) -> str:
+    """Words for the first part of a ciphertext that does not authenticate."""
+    decryptor, offset, size = Cobblestone256Decryptor(key, context), 0, path.stat().st_size
+    with path.open("rb") as stream:
+        try:
+            while piece := stream.read(_CHUNK if offset else _HEADER):
+                decryptor.update(piece)
+                offset += len(piece)
+            decryptor.finalize()
+        except InvalidTag:
+            if offset < _HEADER + _CHUNK and size >= _HEADER:
+                return f"bytes 0 to {min(size, _HEADER + _CHUNK) - 1} (block 0) do not authenticate: key, header or first chunk"
+            last = min(offset, size) - 1
+            return f"the first part that does not authenticate is bytes {offset} to {last} (block {offset // BLOCK})"
+    return "all of it authenticates: it is another ciphertext under the same key"
+
+
+# ---- hashing beside the cipher -------------------------------------------------------------------------------------
+
+
+class _Tally:
+    """Digest, size and block hashes of bytes that come in pieces, made by two threads beside the caller's work.
+
+    hashlib works without the interpreter's lock, so the two hashes cost little more than the longer of them.
+    """
+
+    def __init__(self) -> None:
+        self._whole, self._block = hashlib.sha256(), hashlib.sha256(b"\x00")
+        self._size = self._filled = 0
+        self._hashes: list[bytes] = []
+        self._queues: tuple[queue.Queue[bytes | None], ...] = (queue.Queue(4), queue.Queue(4))
+        works = (self._whole.update, self._blocks)
+        self._threads = [
+            threading.Thread(target=_drain, args=(source, work), daemon=True)
+            for source, work in zip(self._queues, works, strict=True)
+        ]
+
+    def __enter__(self) -> "_Tally":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def feed(self, piece: bytes) -> None:
+        self._size += len(piece)
+        for target in self._queues:
+            target.put(piece)
+
+    def result(self) -> Measured:
+        self._stop()
+        hashes = [*self._hashes, self._block.digest()] if self._filled else self._hashes
+        return Measured("sha256:" + self._whole.hexdigest(), self._size, tuple(hashes))
+
+    def _blocks(self, piece: bytes) -> None:
+        view = memoryview(piece)
+        while view:
+            part, view = view[: BLOCK - self._filled], view[BLOCK - self._filled :]
+            self._block.update(part)
+            self._filled += len(part)
+            if self._filled == BLOCK:
+                self._hashes.append(self._block.digest())
+                self._block, self._filled = hashlib.sha256(b"\x00"), 0
+
+    def _stop(self) -> None:
+        for target, thread in zip(self._queues, self._threads, strict=True):
+            if thread.is_alive():
+                target.put(None)
+                thread.join()
+
+
+def _drain(source: "queue.Queue[bytes | None]", work: Callable[[bytes], None]) -> None:
+    while (piece := source.get()) is not None:
+        work(piece)
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    """Turns what the operating system says into refusals."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Refusal(
+                "no_space", f"no space for {path}; what was begun is removed", hint="free some space and repeat"
+            ) from error
+        raise Refusal("file_unreadable", f"{error.filename or path}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def _draft_of(path: Path) -> Iterator[Path]:
+    """A name beside `path` for a file or folder in the making; what still has this name at the end is removed."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.draft")
+    try:
+        with _disk(path):
+            yield draft
+    finally:
+        if draft.is_dir():
+            shutil.rmtree(draft, ignore_errors=True)
+        else:
+            draft.unlink(missing_ok=True)
+
+
+def _put_folder(draft: Path, out: Path, found: Mapping[str, str]) -> None:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        draft.rename(out)
+        return
+    standing = {p.relative_to(out).as_posix(): digests.of_file(p) for p in out.rglob("*") if p.is_file()}
+    if standing != found:
+        raise Refusal("conflict", f"{out} exists already and holds something else", hint="name another folder")
+
+
+def _stamps(files: Mapping[str, Path]) -> dict[str, tuple[int, int, int]]:
+    result = {}
+    for name, path in files.items():
+        with _disk(path):
+            status = path.stat()
+        result[name] = (status.st_ino, status.st_size, status.st_mtime_ns)
+    return result
