@@ -4,6 +4,7 @@ The definition's digest is sha256 over the file's bytes.
 """
 
 import dataclasses
+import math
 import re
 import zoneinfo
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from acclimate_competitions.recipe import Optimizer, Recipe, Schedule, Selection
 ARCHITECTURES = ("llama", "gpt2", "gpt_neox")
 """Model types (of config.json) that a competition may allow."""
 
-METRICS = ("accuracy",)
+METRICS = ("accuracy", "nll")
 """Names of metrics.METRICS that fit a task of kind choice."""
 
 
@@ -366,16 +367,22 @@ def _tasks(root: Table) -> tuple[Task, ...]:
         for index, choice in enumerate(choices):
             if not choice.strip():
                 table.problem("choices", "must not be blank", index=index)
+        metric = table.word("metric", METRICS)
+        blind = 1 / max(2, len(choices)) if metric == "accuracy" else math.log(max(2, len(choices)))
         task = Task(
             name=table.text("name", pattern=NAME, form=NAME_MEANING),
             kind=table.word("kind", ("choice",), designed=("generate", "perplexity", "classify")),
             prompt=table.text("prompt", "{{ input }}"),
             choices=choices,
-            metric=table.word("metric", METRICS),
-            chance=table.number("chance", 1 / max(2, len(choices))),
+            metric=metric,
+            chance=table.number("chance", blind),
         )
-        if table.good("chance") and task.chance > 1:
+        if table.good("chance") and metric == "accuracy" and task.chance > 1:
             table.problem("chance", f"= {task.chance}: must be at most 1")
+        if table.good("metric") and tasks and metric != tasks[0].metric:
+            table.problem(
+                "metric", f'= "{metric}": the mean over tasks needs one metric, and the first task has another'
+            )
         if table.good("name") and task.name in [other.name for other in tasks]:
             table.problem("name", f'= "{task.name}" is the name of another task')
         tasks.append(task)

@@ -63,7 +63,16 @@ def test_the_digest_is_over_the_bytes_not_the_meaning():
 
 
 def test_metrics_of_definitions_exist():
-    assert set(definition.METRICS) <= set(metrics.METRICS)
+    assert set(definition.METRICS) == {name for name, metric in metrics.METRICS.items() if "choice" in metric.kinds}
+
+
+def test_one_metric_for_all_tasks():
+    mixed = BASE.replace('metric = "accuracy"', 'metric = "nll"', 1)
+    assert len(problems(mixed)) == 3
+    tasks = definition.parse(
+        BASE.replace('metric = "accuracy"', 'metric = "nll"').replace("chance = 0.1\n", "").encode()
+    ).tasks
+    assert tasks[0].chance == pytest.approx(2.302585)
 
 
 CASES = [
