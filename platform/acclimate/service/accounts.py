@@ -75,7 +75,9 @@ def register(
             raise Refusal("name_taken", f"the name {name!r} is taken", hint="choose another name")
         else:
             if tx.execute(select(accounts.c.id).where(accounts.c.ed25519 == ed25519)).first() is not None:
-                raise Refusal("conflict", "another account has this key", hint="make a key of your own for each account")
+                raise Refusal(
+                    "conflict", "another account has this key", hint="make a key of your own for each account"
+                )
             tx.execute(insert(accounts), {**row, "created": timestamp(tx)})
             if role not in OPEN_ROLES:
                 _use(tx, invitation, role=role, by=name)
@@ -108,7 +110,9 @@ def authenticate(store: Store, token: str) -> Account:
         row = tx.execute(select(accounts).where(accounts.c.token_hash == presented)).one_or_none()
     # Only hashes are looked up and compared, so timing tells nothing about a token.
     if row is None or not hmac.compare_digest(row.token_hash, presented):
-        raise Refusal("token_invalid", "the API token is unknown", hint="register again with the same key for a new one")
+        raise Refusal(
+            "token_invalid", "the API token is unknown", hint="register again with the same key for a new one"
+        )
     return Account(row.id, row.role, row.ed25519)
 
 

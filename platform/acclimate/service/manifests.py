@@ -10,9 +10,7 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
-_KEYS = frozenset(
-    "v round entrant title kind files family base parameters released weights_after".split()
-)
+_KEYS = frozenset("v round entrant title kind files family base parameters released weights_after".split())
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _LARGEST = 2**53 - 1
 
@@ -81,7 +79,9 @@ def _texts(manifest: Mapping[str, Any]) -> list[str]:
 
 def _files(manifest: Mapping[str, Any], state: Round) -> list[str]:
     files = manifest["files"]
-    if not isinstance(files, list) or not all(isinstance(f, dict) and set(f) == {"name", "size", "sha256"} for f in files):
+    if not isinstance(files, list) or not all(
+        isinstance(f, dict) and set(f) == {"name", "size", "sha256"} for f in files
+    ):
         return ["files must be a list of {name, size, sha256}"]
     problems = []
     if sorted(str(f["name"]) for f in files) != sorted(FILES):

@@ -11,7 +11,6 @@ from acclimate.service.accounts import Account, require_signer
 from acclimate.service.identity import Identity
 from acclimate.service.submit import answer
 from acclimate.store import Store, Tx, rounds, seals, timestamp
-from acclimate_competitions import digests
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
@@ -74,8 +73,12 @@ def _check_files(store: Store, files: Mapping[str, str], competition: Competitio
     optional = {f"splits/{task.name}/practice.parquet" for task in competition.tasks} | {"tokenizer.json"}
     problems = [f"{name} is missing" for name in sorted(required - set(files))]
     # Nothing else may be made public under a round: a holdout by mistake, above all.
-    problems += [f"{name!r} is not a public file of this competition" for name in sorted(set(files) - required - optional)]
-    problems += [f"{name}: blob {digest} was not uploaded" for name, digest in files.items() if not store.blobs.has(digest)]
+    problems += [
+        f"{name!r} is not a public file of this competition" for name in sorted(set(files) - required - optional)
+    ]
+    problems += [
+        f"{name}: blob {digest} was not uploaded" for name, digest in files.items() if not store.blobs.has(digest)
+    ]
     if problems:
         raise Refusal(
             "record_invalid",
@@ -93,7 +96,11 @@ def _check_server(identity: Identity, fields: Mapping[str, Any]) -> None:
         "witnesses": [],
         "quorum": 0,
     }
-    problems = [f"{name} is {fields[name]!r}, this server has {value!r}" for name, value in ours.items() if fields[name] != value]
+    problems = [
+        f"{name} is {fields[name]!r}, this server has {value!r}"
+        for name, value in ours.items()
+        if fields[name] != value
+    ]
     if problems:
         raise Refusal(
             "guard_failed",
@@ -173,20 +180,13 @@ def _require_rehearsing(state: Round) -> None:
         raise Refusal("phase_wrong", f"a rehearsal belongs before the opening, round {state.id} is {state.phase}")
 
 
-def _check_seal(
-    store: Store, state: Round, fields: Mapping[str, Any], envelopes: Sequence[Mapping[str, Any]]
-) -> None:
+def _check_seal(store: Store, state: Round, fields: Mapping[str, Any], envelopes: Sequence[Mapping[str, Any]]) -> None:
     digest = fields["ciphertext"]
     if not store.blobs.has(digest):
         raise Refusal("blob_unknown", f"the ciphertext {digest} was not uploaded", hint="PUT /v1/blobs/{digest} first")
-    path = store.blobs.path(digest)
-    found: dict[str, Any] = {
-        "ciphertext": digests.of_file(path),
-        "size": path.stat().st_size,
-        "block_root": sealing.block_root(path),
-    }
+    sealing.check_ciphertext(store.blobs.path(digest), fields)
     shares, custodians = fields["shares"], state.defined["custodians"]
-    problems = [f"{name} is {fields[name]!r}, the bytes give {value!r}" for name, value in found.items() if fields[name] != value]
+    problems = []
     if [(s["index"], s["to"]) for s in shares] != [(i, c["name"]) for i, c in enumerate(custodians, start=1)]:
         problems.append("the shares must be one a custodian, in their order")
     elif [(e["index"], e["to"]) for e in envelopes] != [(s["index"], s["to"]) for s in shares]:
@@ -205,7 +205,9 @@ def _keep_seal(
     tx: Tx, round_id: str, fields: Mapping[str, Any], envelopes: Sequence[Mapping[str, Any]], *, kind: str
 ) -> None:
     if tx.execute(select(seals.c.seal).where(seals.c.seal == fields["seal"])).first() is not None:
-        raise Refusal("conflict", f"another seal has the id {fields['seal']}", hint="a seal's id is drawn anew each time")
+        raise Refusal(
+            "conflict", f"another seal has the id {fields['seal']}", hint="a seal's id is drawn anew each time"
+        )
     row = {"seal": fields["seal"], "round": round_id, "kind": kind, "header": dict(fields), "received": timestamp(tx)}
     tx.execute(insert(seals), {**row, "envelopes": [dict(envelope) for envelope in envelopes]})
 

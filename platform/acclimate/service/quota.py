@@ -78,5 +78,3 @@ def ledger(tx: Tx, round_id: str, entrant: str) -> list[dict[str, object]]:
         {"at": row.at, "submission": row.submission, "kind": row.kind, "delta": row.delta, "reason": row.reason}
         for row in tx.execute(query.order_by(quota_ledger.c.id))
     ]
-
-

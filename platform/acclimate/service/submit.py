@@ -219,7 +219,9 @@ def complete(store: Store, account: Account, submission: str) -> dict[str, Any]:
             "upload_mismatch",
             f"{len(missing)} of {len(row.manifest['files'])} files have not come yet",
             hint="PUT them to /v1/submissions/{id}/files/{digest} first",
-            problems=[f"{name} ({digest})" for name, digest in manifests.digests_of(row.manifest).items() if digest in missing],
+            problems=[
+                f"{name} ({digest})" for name, digest in manifests.digests_of(row.manifest).items() if digest in missing
+            ],
         )
     # Reading takes time, so it is done outside any transaction; the files can't change, they are named by their digests.
     reason = _inspect(store, state, row.manifest)
@@ -314,9 +316,7 @@ def withdraw(store: Store, account: Account, given: str, request: Mapping[str, A
         index, record, new = tx.append_once(request)
         commitment = request["fields"]["commitment"]
         if new:
-            query = select(submissions).where(
-                submissions.c.round == state.id, submissions.c.commitment == commitment
-            )
+            query = select(submissions).where(submissions.c.round == state.id, submissions.c.commitment == commitment)
             row = tx.execute(query).one()
             if row.state == "uploading":
                 quota.refund(tx, row.id, kind="cancelled", reason="withdrawn before it was checked")
@@ -334,9 +334,7 @@ def status(store: Store, account: Account, submission: str) -> dict[str, Any]:
         row = tx.execute(select(submissions).where(submissions.c.id == submission)).one_or_none()
         if row is None or (row.owner != account.id and not finding.is_owner(tx, row.round, account)):
             raise _unknown(submission)
-        total, today = quota.used(
-            tx, row.round, row.entrant, zone=_quota(tx, row).day, at=tx.now()
-        )
+        total, today = quota.used(tx, row.round, row.entrant, zone=_quota(tx, row).day, at=tx.now())
         return {
             "submission": row.id,
             "round": row.round,

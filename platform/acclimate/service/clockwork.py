@@ -1,0 +1,135 @@
+"""The transitions that RoundDefined authorizes in advance: open, close, finish preparation, open the holdout, finish evaluation.
+
+Each is decided again inside its own transaction, by the database's clock and the round as it stands there; so any number of
+processes may tick at once, and a tick that finds nothing due costs two small queries a round.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import select
+
+from acclimate.config import Settings
+from acclimate.service import release, submit
+from acclimate.store import Store, Tx, rounds, seals, submissions, unsigned
+from acclimate_competitions import digests
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, Round, entries_root
+
+_log = logging.getLogger(__name__)
+TERMINAL = frozenset({Phase.PUBLISHED, Phase.VOIDED})
+
+
+def tick(store: Store, settings: Settings) -> list[str]:
+    """Make all transitions that are due, of every round; one line for each that was made."""
+    done: list[str] = []
+    with store.snapshot() as tx:
+        names = tx.execute(select(rounds.c.id).order_by(rounds.c.created)).scalars().all()
+        open_rounds = [name for name in names if tx.round(name).phase not in TERMINAL]
+    for name in open_rounds:
+        try:
+            # Several may be due at once: a round without entries goes from closed to prepared in the same tick.
+            while (kind := _advance(store, settings, name)) is not None:
+                done.append(f"{name}: {kind}")
+        except Refusal as refusal:
+            # One round's trouble (a full disk, a lost blob) must not hold up the others; the next tick tries again.
+            _log.warning("round %s waits: %s", name, refusal)
+    return done
+
+
+def _advance(store: Store, settings: Settings, round_id: str) -> str | None:
+    with store.snapshot() as tx:
+        state = tx.round(round_id)
+        if state.phase is not Phase.RELEASED and _due(tx, state) is None:
+            return None
+    if state.phase is Phase.RELEASED:
+        return "HoldoutOpened" if release.open_holdout(store, settings, round_id) else None
+    with store.transaction() as tx:
+        state = tx.round(round_id)
+        due = _due(tx, state)
+        if due is None:
+            return None
+        kind, fields = due
+        tx.append(unsigned(kind, round_id, fields))
+        if kind == "RoundClosed":
+            _forfeit(tx, state)
+        return kind
+
+
+def _due(tx: Tx, state: Round) -> tuple[str, dict[str, Any]] | None:
+    """The record that is due in this phase, or None."""
+    decide = _DECISIONS.get(state.phase)
+    return decide(tx, state) if decide is not None else None
+
+
+def _opening(tx: Tx, state: Round) -> tuple[str, dict[str, Any]] | None:
+    assert state.seal is not None
+    now = tx.now()
+    ready = not missing_before_opening(tx, state) and state.opens <= now < state.closes
+    return ("RoundOpened", {"seal": state.seal["seal"]}) if ready else None
+
+
+def missing_before_opening(tx: Tx, state: Round) -> list[str]:
+    """What a sealed round still waits for before it may open, apart from the time."""
+    found = []
+    have, need = len(state.acknowledged), state.acknowledgements_needed
+    if have < need:
+        silent = [c["name"] for i, c in enumerate(state.defined["custodians"], start=1) if i not in state.acknowledged]
+        found.append(f"{need - have} more of {', '.join(silent)} must acknowledge their share")
+    if not rehearsed(tx, state.id):
+        found.append("the rehearsal on a dummy seal must succeed")
+    return found
+
+
+def rehearsed(tx: Tx, round_id: str) -> bool:
+    """Whether a rehearsal has succeeded."""
+    query = select(seals.c.seal).where(
+        seals.c.round == round_id, seals.c.kind == "rehearsal", seals.c.succeeded.is_not(None)
+    )
+    return tx.execute(query.limit(1)).first() is not None
+
+
+def _closing(tx: Tx, state: Round) -> tuple[str, dict[str, Any]] | None:
+    if tx.now() < (state.last_acceptance if state.outstanding else state.closes):
+        return None
+    entries = state.frozen_entries()
+    fields = {"count": len(entries), "entries_root": entries_root(entries), "forfeited": list(state.outstanding)}
+    return "RoundClosed", fields
+
+
+def _forfeit(tx: Tx, before: Round) -> None:
+    """Tell the submissions that did not make it, by the round as it stood when it closed."""
+    waiting = select(submissions).where(
+        submissions.c.round == before.id, submissions.c.state.in_(("uploading", "checking"))
+    )
+    for row in tx.execute(waiting).all():
+        submit.forfeit(tx, row, reason="the round closed before the model was accepted")
+
+
+def _prepared(tx: Tx, state: Round) -> tuple[str, dict[str, Any]] | None:
+    if len(state.prepared) < len(state.preparation_plan()):
+        return None
+    if state.prepared:
+        window_ends = max(record.at for record in state.prepared.values()) + state.competition.round.objection_window
+        if tx.now() < window_ends:
+            return None
+    return "PreparationFinished", _count_and_root(state.prepared_leaves)
+
+
+def _evaluated(tx: Tx, state: Round) -> tuple[str, dict[str, Any]] | None:
+    if len(state.evaluated) < len(state.evaluation_plan()):
+        return None
+    return "EvaluationFinished", _count_and_root(state.evaluated_leaves)
+
+
+def _count_and_root(leaves: Sequence[bytes]) -> dict[str, Any]:
+    return {"count": len(leaves), "root": digests.root_of_leaves(leaves)}
+
+
+_DECISIONS: dict[Phase, Callable[[Tx, Round], tuple[str, dict[str, Any]] | None]] = {
+    Phase.SEALED: _opening,
+    Phase.OPEN: _closing,
+    Phase.CLOSED: _prepared,
+    Phase.OPENED: _evaluated,
+}

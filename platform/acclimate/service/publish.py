@@ -1,0 +1,182 @@
+"""From scores to the published ranking: recomputed here from stored scores, compared with what the organizer signed."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+
+from acclimate.service import finding, names, release
+from acclimate.service.accounts import Account, require_signer
+from acclimate.service.submit import answer
+from acclimate.store import Store, Tx, results, stages, submissions
+from acclimate_competitions import digests
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, Round
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from acclimate_competitions.ranking import Ranking
+
+MAJORITY = "majority"
+_SCORED = frozenset({Phase.EVALUATED, Phase.PUBLISHED})
+
+
+def ranking(store: Store, round_id: str) -> "Ranking":
+    """The ranking that follows from the stored scores and the majority predictor, by the round's policy.
+
+    Raises:
+        Refusal: phase_wrong before EvaluationFinished; scores_invalid.
+    """
+    from acclimate_competitions import ranking as ranker
+
+    with store.snapshot() as tx:
+        state = tx.round(round_id)
+        if state.phase not in _SCORED:
+            raise Refusal(
+                "phase_wrong", f"round {state.id} is {state.phase}: there is no ranking before it is evaluated"
+            )
+        found, holdout = score_digests(tx, state), release.holdout_files(tx, state.id)
+    competition = state.competition
+    table = _concat([_read(store, digest) for digest in found.values()] + majority(store, state, holdout))
+    entrants = [entry.entrant for entry in state.entries]
+    return ranker.rank(table, tasks=competition.tasks, policy=competition.ranking, entrants=entrants)
+
+
+def score_digests(tx: Tx, state: Round) -> dict[tuple[str, str, str, int | None], str]:
+    """(entrant, protocol, task, seed) -> digest of the score table, of every evaluation of the entries.
+
+    Raises:
+        Refusal: scores_invalid, where an evaluation that the log has is not in the store.
+    """
+    counting = {entry.commitment for entry in state.entries}
+    rows = tx.execute(
+        select(submissions.c.entrant, submissions.c.commitment, stages, results.c.document)
+        .join(stages, stages.c.submission == submissions.c.id)
+        .join(results, results.c.stage == stages.c.key)
+        .where(stages.c.round == state.id, stages.c.kind == "evaluate")
+    ).all()
+    found = {
+        (row.entrant, row.protocol, row.task, row.seed): str(row.document["scores"])
+        for row in rows
+        if row.commitment in counting
+    }
+    names_of = {entry.submission: entry.entrant for entry in state.entries}
+    wanted = {(names_of[s], protocol, task, seed) for s, task, seed, protocol in state.evaluation_plan()}
+    if set(found) != wanted:
+        raise Refusal(
+            "scores_invalid",
+            f"the log has {len(wanted)} evaluations, the store has scores of {len(wanted & set(found))} of them",
+        )
+    return dict(sorted(found.items(), key=lambda item: tuple(str(part) for part in item[0])))
+
+
+def majority(store: Store, state: Round, holdout: Mapping[str, str]) -> "list[pa.Table]":
+    """Score tables of the null predictor, one a task; none where the definition does not name it as a baseline.
+
+    Args:
+        store: for the blobs.
+        state: the round.
+        holdout: release.holdout_files of it.
+    """
+    from acclimate_competitions import metrics, tables
+
+    competition = state.competition
+    if MAJORITY not in competition.ranking.baselines:
+        return []
+    files = state.defined["files"]
+    return [
+        metrics.majority_scores(
+            tables.read(store.blobs.path(files[f"splits/{task.name}/preparation.parquet"])),
+            tables.read(store.blobs.path(holdout[f"{task.name}.parquet"])),
+            task,
+            seeds=competition.preparation.seeds,
+            cluster=competition.ranking.cluster,
+        )
+        for task in competition.tasks
+    ]
+
+
+def _read(store: Store, digest: str) -> "pa.Table":
+    from acclimate_competitions import tables
+
+    return tables.read(store.blobs.path(digest), tables.SCORES)
+
+
+def _concat(parts: "list[pa.Table]") -> "pa.Table":
+    import pyarrow as pa
+
+    from acclimate_competitions import tables
+
+    return pa.concat_tables(parts) if parts else tables.SCORES.empty_table()
+
+
+def publish(
+    store: Store, account: Account, given: str, request: Mapping[str, Any], *, document: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Log the ranking that the organizer signs.
+
+    1. The caller is the round's organizer and signed RankingPublished.
+    2. The document has the digest that was signed.
+    3. Computed again from the stored scores, the ranking is the same.
+    4. It is kept as a blob and logged.
+
+    Raises:
+        Refusal: role_missing, signature_invalid, phase_wrong, guard_failed where the rankings differ, conflict, …
+    """
+    with store.snapshot() as tx:
+        # 1
+        state = finding.find(tx, given)
+        finding.require_owner(tx, state.id, account)
+        finding.require_kind(request, "RankingPublished", state)
+        require_signer(dict(request), account)
+        fields = request["fields"]
+        if fields["reason"]:
+            names.check(fields["reason"], what="the reason")
+        if state.rankings and tx.find(request) is None:
+            raise Refusal("conflict", f"round {state.id} has a published ranking already: {state.rankings[-1][0]}")
+    # 2
+    signed = digests.of_json(dict(document))
+    if signed != fields["ranking"]:
+        raise Refusal("guard_failed", f"the document has {signed}, RankingPublished says {fields['ranking']}")
+    # 3
+    own = ranking(store, state.id).document()
+    if digests.of_json(own) != signed:
+        raise Refusal(
+            "guard_failed",
+            f"the server computed ranking {digests.of_json(own)}, signed was {signed}",
+            hint="fetch the ranking from the server (GET …/ranking) and compare before signing",
+        )
+    # 4
+    store.blobs.put_bytes(digests.canonical(own))
+    with store.transaction() as tx:
+        return answer(*tx.append_once(request))
+
+
+def document(store: Store, account: Account | None, given: str) -> bytes:
+    """The ranking's canonical JSON: published to all, evaluated to the round's organizer.
+
+    Raises:
+        Refusal: phase_wrong.
+    """
+    with store.snapshot() as tx:
+        state = finding.find(tx, given)
+        require_results(tx, state, account)
+    if state.rankings:
+        return store.blobs.read(state.rankings[-1][0])
+    return digests.canonical(ranking(store, state.id).document())
+
+
+def require_results(tx: Tx, state: Round, account: Account | None) -> None:
+    """Refuse results to whoever may not see them in this phase: organizers from `evaluated`, all from `published`.
+
+    Raises:
+        Refusal: phase_wrong.
+    """
+    if state.rankings or (state.phase is Phase.EVALUATED and finding.is_owner(tx, state.id, account)):
+        return
+    raise Refusal(
+        "phase_wrong",
+        f"round {state.id} is {state.phase}: results are shown once the ranking is published",
+        hint="the round's organizer sees them once it is evaluated",
+    )

@@ -1,0 +1,226 @@
+"""What anybody may read of a round: where it stands, what comes next, its records and stages."""
+
+from collections import Counter
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, select
+
+from acclimate.service import clockwork, finding, release
+from acclimate.service.accounts import Account
+from acclimate.store import Store, Tx, log_entries, rounds, share_documents, stages, submissions
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, Round
+from acclimate_competitions.records import format_time, parse_time
+
+_HIDING = frozenset({Phase.DRAFT, Phase.SEALED, Phase.OPEN})
+
+
+def rounds_list(store: Store) -> list[dict[str, Any]]:
+    """All rounds, the newest first."""
+    with store.snapshot() as tx:
+        names = tx.execute(select(rounds.c.id).order_by(rounds.c.created.desc(), rounds.c.id)).scalars().all()
+        return [_summary(tx, tx.round(name)) for name in names]
+
+
+def _summary(tx: Tx, state: Round) -> dict[str, Any]:
+    return {
+        "round": state.id,
+        "competition": state.competition.slug,
+        "name": state.defined["name"],
+        "title": state.competition.title,
+        "phase": str(state.phase),
+        "opens": state.defined["opens"],
+        "closes": format_time(state.closes),
+        "now": format_time(tx.now()),
+        "data_is_public": state.competition.data_is_public,
+        "entrants": len(set(state.entrants) - state.baselines),
+        "submissions": len(state.submissions),
+    }
+
+
+def status(store: Store, given: str) -> dict[str, Any]:
+    """Where a round stands, what happens next and when, and what it waits for."""
+    with store.snapshot() as tx:
+        state = finding.find(tx, given)
+        log = tx.execute(
+            select(func.min(log_entries.c.index), func.max(log_entries.c.index)).where(log_entries.c.round == state.id)
+        ).one()
+        count = Counter(tx.execute(select(stages.c.state).where(stages.c.round == state.id)).scalars())
+        next_ = upcoming(tx, state)
+        return {
+            **_summary(tx, state),
+            "closes_latest": state.defined["closes_latest"],
+            "grace": state.defined["grace"],
+            "release_by": state.defined["release_by"],
+            "next": next_["text"],
+            "next_at": next_["at"],
+            "waiting_for": next_["waiting_for"],
+            "problem": next_["problem"],
+            "stages": dict(count),
+            "phases": [{"phase": str(phase), "at": format_time(at)} for phase, at in state.phases],
+            "log": {"first": log[0], "last": log[1]},
+            "definition": state.competition.digest,
+            "organizer": state.defined["organizer"],
+            "custodians": _custodians(state),
+            "threshold": state.threshold,
+            "baselines": list(state.competition.ranking.baselines),
+            "rehearsal": _rehearsal(tx, state),
+            "entries": len(state.entries) if state.closed is not None else None,
+            "forfeited": len(state.closed["forfeited"]) if state.closed is not None else None,
+            "ranking": state.rankings[-1][0] if state.rankings else None,
+        }
+
+
+def _custodians(state: Round) -> list[dict[str, Any]]:
+    return [
+        {
+            "index": index,
+            "name": custodian["name"],
+            "acknowledged": index in state.acknowledged,
+            "released": index in state.released,
+        }
+        for index, custodian in enumerate(state.defined["custodians"], start=1)
+    ]
+
+
+def _rehearsal(tx: Tx, state: Round) -> dict[str, Any] | None:
+    row = release.newest_rehearsal(tx, state.id)
+    if row is None:
+        return None
+    received = tx.execute(
+        select(func.count()).select_from(share_documents).where(share_documents.c.seal == row.seal)
+    ).scalar_one()
+    return {"seal": row.seal, "received": received, "needed": state.threshold, "succeeded": row.succeeded}
+
+
+def upcoming(tx: Tx, state: Round) -> dict[str, Any]:
+    """What happens next: {text, at (time or None), waiting_for, problem (or None)}."""
+    found: dict[str, Any] = {"at": None, "waiting_for": [], "problem": None}
+    now = tx.now()
+    match state.phase:
+        case Phase.DRAFT:
+            return found | {"text": "the organizer seals the holdout", "waiting_for": ["HoldoutSealed"]}
+        case Phase.SEALED:
+            return found | _before_opening(tx, state, now)
+        case Phase.OPEN:
+            waits = bool(state.outstanding)
+            at = state.last_acceptance if waits and now >= state.closes else state.closes
+            extra = f"; {len(state.outstanding)} committed submissions are not accepted yet" if waits else ""
+            return found | {"text": f"the round closes {format_time(at)}{extra}", "at": format_time(at)}
+        case Phase.CLOSED:
+            done, plan = len(state.prepared), len(state.preparation_plan())
+            return found | {"text": f"entries are prepared: {done} of {plan} preparations have an outcome"}
+        case Phase.PREPARED:
+            return found | _before_release(state, now)
+        case Phase.RELEASED:
+            problem = release.opening_problem(tx, state.id)
+            if problem is None:
+                return found | {"text": "the holdout is opened and checked against the seal"}
+            text = "the holdout did not open: the organizer, with the custodians' approval, voids the round"
+            return found | {"text": text, "problem": {"code": problem[0], "sentence": problem[1]}}
+        case Phase.OPENED:
+            done, plan = len(state.evaluated), len(state.evaluation_plan())
+            return found | {"text": f"entries are evaluated: {done} of {plan} evaluations have an outcome"}
+        case Phase.EVALUATED:
+            return found | {"text": "the organizer publishes the ranking", "waiting_for": ["RankingPublished"]}
+        case Phase.PUBLISHED:
+            return found | {"text": "nothing: the ranking is published"}
+    return found | {"text": "nothing: the round is void"}
+
+
+def _before_opening(tx: Tx, state: Round, now: datetime) -> dict[str, Any]:
+    missing = clockwork.missing_before_opening(tx, state)
+    if now >= state.closes:
+        text = f"nothing: the closing time {format_time(state.closes)} passed before the round opened; the organizer voids it"
+        return {"text": text, "waiting_for": missing}
+    when = state.defined["opens"] if now < state.opens else "as soon as that is done"
+    if missing:
+        return {
+            "text": f"the round opens {when}; before that: {'; '.join(missing)}",
+            "at": state.defined["opens"],
+            "waiting_for": missing,
+        }
+    return {"text": f"the round opens {state.defined['opens']}", "at": state.defined["opens"]}
+
+
+def _before_release(state: Round, now: datetime) -> dict[str, Any]:
+    left = state.threshold - len(state.released)
+    silent = [c["name"] for i, c in enumerate(state.defined["custodians"], start=1) if i not in state.released]
+    by = parse_time(state.defined["release_by"])
+    text = f"{left} more of {', '.join(silent)} must release their share, by {format_time(by)}"
+    problem = None
+    if now >= by:
+        sentence = (
+            f"{left} shares are missing after {format_time(by)}: the organizer may void the round as a custody failure"
+        )
+        problem = {"code": "guard_failed", "sentence": sentence}
+    return {
+        "text": text,
+        "at": format_time(by),
+        "waiting_for": [f"share of {name}" for name in silent],
+        "problem": problem,
+    }
+
+
+def records(store: Store, given: str) -> list[dict[str, Any]]:
+    """[{index, record}] of a round, in the order of the log."""
+    with store.snapshot() as tx:
+        name = finding.row(tx, given).id
+        return [{"index": index, "record": record.document()} for index, record in tx.records(name)]
+
+
+def stage_list(store: Store, account: Account | None, given: str) -> list[dict[str, Any]]:
+    """The work of a round; whose submission a stage belongs to is hidden until the close, except from its own entrant."""
+    with store.snapshot() as tx:
+        state = finding.find(tx, given)
+        rows = tx.execute(
+            select(stages, submissions.c.entrant, submissions.c.owner)
+            .join(submissions, submissions.c.id == stages.c.submission)
+            .where(stages.c.round == state.id)
+            .order_by(submissions.c.committed_index, stages.c.kind, stages.c.task, stages.c.seed, stages.c.protocol)
+        ).all()
+    hidden = state.phase in _HIDING or (state.phase is Phase.VOIDED and state.closed is None)
+    result = []
+    for row in rows:
+        mine = account is not None and row.owner == account.id
+        shown = mine or not hidden
+        result.append(
+            {
+                "kind": row.kind,
+                "entrant": row.entrant if shown else None,
+                "task": row.task,
+                "seed": row.seed,
+                "protocol": row.protocol,
+                "state": row.state,
+                "attempts": row.attempts,
+                "progress": row.progress,
+                "reason": row.reason if shown else "",
+                "heartbeat": row.heartbeat,
+            }
+        )
+    return result
+
+
+def definition(store: Store, given: str) -> bytes:
+    """The bytes of a round's definition."""
+    with store.snapshot() as tx:
+        return finding.find(tx, given).competition.raw
+
+
+def public_file(store: Store, given: str, name: str) -> str:
+    """The digest of a public file that RoundDefined names.
+
+    Raises:
+        Refusal: not_found.
+    """
+    with store.snapshot() as tx:
+        state = finding.find(tx, given)
+    files = state.defined["files"]
+    if name not in files:
+        raise Refusal(
+            "not_found",
+            f"round {state.id} has no public file {name!r}",
+            hint="it has " + ", ".join(sorted(files)),
+        )
+    return str(files[name])
