@@ -191,8 +191,9 @@ def verify_consistency(
     """
     if not 0 <= first <= second <= _LARGEST:
         raise Refusal("proof_invalid", f"a tree of {second} entries does not begin with one of {first}")
-    for size, known in ((first, first_root), (second, second_root)):
-        if size == 0 and known != digests.root_of_hashes([]):
+    if first == 0:
+        _check_lengths([second_root])
+        if first_root != digests.root_of_hashes([]):
             raise Refusal("log_inconsistent", "a tree of 0 entries has another root than an empty tree")
     if first in (0, second):
         if proof:

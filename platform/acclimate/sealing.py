@@ -17,10 +17,8 @@ import contextlib
 import errno
 import hashlib
 import os
-import queue
 import secrets
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,11 +30,11 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from acclimate import archive, custody, rows
+from acclimate.blocks import BLOCK, Measured, Tally, measure
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 
 FORMAT = "acclimate/seal/v1"
-BLOCK = 1 << 20
 SECRET_BYTES = 32
 _HEADER = 56
 _CHUNK = (16 << 10) + 16
@@ -88,20 +86,6 @@ class Opened:
         return {"key": self.key, "plaintext": self.plaintext, "row_root": self.row_root}
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A ciphertext as anyone can measure it without the key."""
-
-    digest: str
-    size: int
-    block_hashes: tuple[bytes, ...]
-
-    @property
-    def block_root(self) -> str:
-        """RFC 6962 root over the blocks, as a digest."""
-        return "sha256:" + digests.root_of_hashes(self.block_hashes).hex()
-
-
 def seal(
     files: Mapping[str, Path],
     out: Path,
@@ -137,7 +121,7 @@ def seal(
     seal_id = "sha256:" + random(32).hex()
     encryptor, shares, envelopes = _deal(seal_id, round_id=round_id, recipients=recipients, k=k, random=random)
     # 3
-    with _draft_of(out) as draft, _Tally() as tally:
+    with _draft_of(out) as draft, Tally() as tally:
         with draft.open("xb") as stream:
             for piece in archive.write(files, row_key):
                 encrypted = encryptor.update(piece)
@@ -272,18 +256,6 @@ def check_ciphertext(
     return found
 
 
-def measure(path: Path) -> Measured:
-    """A file's digest, size and block hashes, in one pass.
-
-    Raises:
-        Refusal: file_unreadable.
-    """
-    with _Tally() as tally, _disk(path), path.open("rb") as stream:
-        while piece := stream.read(BLOCK):
-            tally.feed(piece)
-        return tally.result()
-
-
 def block_root(path: Path) -> str:
     """RFC 6962 root over a file in blocks of 1 MiB, as a digest."""
     return measure(path).block_root
@@ -296,19 +268,6 @@ def row_root(files: Mapping[str, Path], row_key: bytes) -> str:
         Refusal: splits_invalid.
     """
     return rows.commit(files, row_key).root
-
-
-def bad_blocks(path: Path, block_hashes: Sequence[bytes], *, block_root: str) -> list[int]:
-    """Numbers (from 0) of a file's blocks that differ from hashes which the block root commits to; needs no key.
-
-    Raises:
-        Refusal: seal_mismatch, where the hashes are not those of block_root; file_unreadable.
-    """
-    if "sha256:" + digests.root_of_hashes(block_hashes).hex() != block_root:
-        raise Refusal("seal_mismatch", f"the block hashes do not lead to the block root {block_root}")
-    found = measure(path).block_hashes
-    blocks = range(max(len(found), len(block_hashes)))
-    return [i for i in blocks if found[i : i + 1] != tuple(block_hashes[i : i + 1])]
 
 
 def rehearsal_files(folder: Path, random: Callable[[int], bytes] = secrets.token_bytes) -> dict[str, Path]:
@@ -374,66 +333,6 @@ def _first_bad_chunk(path: Path, key: bytes, context: bytes) -> str:
             last = min(offset, size) - 1
             return f"the first part that does not authenticate is bytes {offset} to {last} (block {offset // BLOCK})"
     return "all of it authenticates: it is another ciphertext under the same key"
-
-
-# ---- hashing beside the cipher -------------------------------------------------------------------------------------
-
-
-class _Tally:
-    """Digest, size and block hashes of bytes that come in pieces, made by two threads beside the caller's work.
-
-    hashlib works without the interpreter's lock, so the two hashes cost little more than the longer of them.
-    """
-
-    def __init__(self) -> None:
-        self._whole, self._block = hashlib.sha256(), hashlib.sha256(b"\x00")
-        self._size = self._filled = 0
-        self._hashes: list[bytes] = []
-        self._queues: tuple[queue.Queue[bytes | None], ...] = (queue.Queue(4), queue.Queue(4))
-        works = (self._whole.update, self._blocks)
-        self._threads = [
-            threading.Thread(target=_drain, args=(source, work), daemon=True)
-            for source, work in zip(self._queues, works, strict=True)
-        ]
-
-    def __enter__(self) -> "_Tally":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop()
-
-    def feed(self, piece: bytes) -> None:
-        self._size += len(piece)
-        for target in self._queues:
-            target.put(piece)
-
-    def result(self) -> Measured:
-        self._stop()
-        hashes = [*self._hashes, self._block.digest()] if self._filled else self._hashes
-        return Measured("sha256:" + self._whole.hexdigest(), self._size, tuple(hashes))
-
-    def _blocks(self, piece: bytes) -> None:
-        view = memoryview(piece)
-        while view:
-            part, view = view[: BLOCK - self._filled], view[BLOCK - self._filled :]
-            self._block.update(part)
-            self._filled += len(part)
-            if self._filled == BLOCK:
-                self._hashes.append(self._block.digest())
-                self._block, self._filled = hashlib.sha256(b"\x00"), 0
-
-    def _stop(self) -> None:
-        for target, thread in zip(self._queues, self._threads, strict=True):
-            if thread.is_alive():
-                target.put(None)
-                thread.join()
-
-
-def _drain(source: "queue.Queue[bytes | None]", work: Callable[[bytes], None]) -> None:
-    while (piece := source.get()) is not None:
-        work(piece)
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
