@@ -269,6 +269,11 @@ class Store:
             self._competitions[digest] = definition.parse(self.blobs.read(digest))
         return self._competitions[digest]
 
+    def recall(self, round_id: str) -> Round | None:
+        """Where a round stood when this process last looked; without a query, so only good for what can't change back."""
+        folded = self._recall(round_id)
+        return folded.state if folded is not None else None
+
     def _remember(self, tx: "Tx") -> None:
         with self._folding:
             for round_id, folded in tx.folded.items():

@@ -26,8 +26,10 @@ def tick(store: Store, settings: Settings) -> list[str]:
     done: list[str] = []
     with store.snapshot() as tx:
         names = tx.execute(select(rounds.c.id).order_by(rounds.c.created)).scalars().all()
-        open_rounds = [name for name in names if tx.round(name).phase not in TERMINAL]
-    for name in open_rounds:
+    for name in names:
+        known = store.recall(name)
+        if known is not None and known.phase in TERMINAL:
+            continue
         try:
             # Several may be due at once: a round without entries goes from closed to prepared in the same tick.
             while (kind := _advance(store, settings, name)) is not None:

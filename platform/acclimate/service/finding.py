@@ -22,7 +22,8 @@ def row(tx: Tx, given: str) -> Row[Any]:
     ).all()
     exact = [row for row in found if row.id == given]
     if exact or (len(found) == 1 and given):
-        return (exact or found)[0]
+        only: Row[Any] = (exact or found)[0]
+        return only
     if found and given:
         names = ", ".join(row.id for row in found[:5]) + (", …" if len(found) > 5 else "")
         raise Refusal("round_unknown", f"several rounds begin with {given!r}: {names}", hint="give more of the id")

@@ -1,0 +1,140 @@
+"""Signs a checkpoint whenever the log has grown; gives proofs and receipts.
+
+One sequencer runs beside the API. It keeps the tree in memory and never signs what contradicts its last checkpoint: at the start
+the tree is built from the stored entries and compared with the last signed root, so a log that was changed or cut
+is found before anything new is signed. A crash between an entry's commit and its checkpoint leaves entries without a
+checkpoint; the next advance signs one that holds them.
+"""
+
+import base64
+import logging
+import threading
+import time
+
+from sqlalchemy import insert, select
+
+from acclimate import log
+from acclimate.store import Store, log_checkpoints, timestamp
+from acclimate_competitions.errors import Refusal
+
+EVERY_SECONDS = 0.1
+_PAGE = 2000
+_log = logging.getLogger(__name__)
+
+
+class Sequencer:
+    """The log's signer; call start() before anything else, and close() at the end."""
+
+    def __init__(self, store: Store, signer: log.Signer) -> None:
+        self._store, self._signer = store, signer
+        self._tree = log.Tree()
+        self._note, self._signed = "", -1
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sequencer", daemon=True)
+
+    def start(self) -> None:
+        """Check the log against its last checkpoint, sign what is not signed yet, and go on doing so.
+
+        Raises:
+            Refusal: log_inconsistent.
+        """
+        with self._store.snapshot() as tx:
+            last = tx.execute(select(log_checkpoints).order_by(log_checkpoints.c.size.desc()).limit(1)).one_or_none()
+        self._read()
+        if last is not None:
+            signed = log.open_checkpoint(last.note, self._signer.verifier).checkpoint
+            if signed.size > len(self._tree) or self._tree.root(signed.size) != signed.root:
+                raise Refusal(
+                    "log_inconsistent",
+                    f"the last checkpoint holds {signed.size} entries with root {base64.b64encode(signed.root).decode()},"
+                    f" the stored log of {len(self._tree)} entries has another beginning",
+                    hint="the database was changed or restored from an older backup; nothing is signed until it is put right",
+                )
+            self._note, self._signed = last.note, signed.size
+        self.advance()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, after signing what is there."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def advance(self) -> int:
+        """Sign a checkpoint where the log has grown since the last one; its size.
+
+        Raises:
+            Refusal: busy, no_space.
+        """
+        with self._lock:
+            self._read()
+            size = len(self._tree)
+            if size > self._signed:
+                note = log.sign_checkpoint(self._signer, size, self._tree.root())
+                with self._store.transaction() as tx:
+                    known = tx.execute(select(log_checkpoints.c.note).where(log_checkpoints.c.size == size)).scalar()
+                    if known is None:
+                        tx.execute(insert(log_checkpoints), {"size": size, "note": note, "at": timestamp(tx)})
+                self._note, self._signed = known or note, size
+            return size
+
+    def checkpoint(self) -> str:
+        """The newest signed checkpoint, over the log as it is now."""
+        self.advance()
+        return self._note
+
+    def receipt(self, index: int, *, wait: float = 2.0) -> str:
+        """The receipt of a log entry, by a checkpoint that holds it.
+
+        Args:
+            index: the entry's index.
+            wait: seconds to wait where the checkpoint can't be signed at once.
+
+        Raises:
+            Refusal: entry_unknown; busy, where it took too long.
+        """
+        with self._store.snapshot() as tx:
+            entry = tx.entry(index)
+        until = time.monotonic() + wait
+        while self._signed <= index:
+            try:
+                self.advance()
+            except Refusal:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(EVERY_SECONDS / 2)
+        with self._lock:
+            proof = tuple(self._tree.inclusion_proof(index, self._signed))
+            return log.Receipt(index, entry, proof, self._note).text()
+
+    def consistency(self, first: int, second: int) -> list[str]:
+        """The proof (base64) that the log of `first` entries is the beginning of that of `second`.
+
+        Raises:
+            Refusal: entry_unknown.
+        """
+        self.advance()
+        with self._lock:
+            return [base64.b64encode(node).decode() for node in self._tree.consistency_proof(first, second)]
+
+    def _read(self) -> None:
+        """Take new entries into the tree."""
+        while True:
+            size = len(self._tree)
+            with self._store.snapshot() as tx:
+                page = tx.entries(size, size + _PAGE)
+            for entry in page:
+                self._tree.append(log.leaf_hash(entry))
+            if len(page) < _PAGE:
+                return
+
+    def _run(self) -> None:
+        complained = False
+        while not self._stop.wait(EVERY_SECONDS):
+            try:
+                self.advance()
+                complained = False
+            except Refusal as refusal:
+                if not complained:
+                    _log.warning("no checkpoint could be signed, trying again: %s", refusal)
+                complained = True
