@@ -63,9 +63,11 @@ def canonical(value: Json) -> bytes:
         Refusal: not_canonical, for NaN, infinities, integers beyond ±(2^53 − 1), lone surrogates, and types JSON lacks.
     """
     parts: list[str] = []
-    _write(value, parts)
     try:
+        _write(value, parts)
         return "".join(parts).encode("utf-8")
+    except RecursionError as error:
+        raise Refusal("not_canonical", "the value is nested too deeply") from error
     except UnicodeEncodeError as error:
         raise Refusal("not_canonical", f"a string holds a lone surrogate: {error.object[error.start]!r}") from error
 
@@ -101,7 +103,7 @@ def _write(value: Json, parts: list[str]) -> None:
     elif isinstance(value, int):
         if abs(value) > _LARGEST_INTEGER:
             raise Refusal("not_canonical", f"integer {value} is beyond 2^53 - 1", hint="write it as a string")
-        parts.append(str(value))
+        parts.append(int.__repr__(value))
     elif isinstance(value, float):
         parts.append(number(value))
     elif isinstance(value, list | tuple):
@@ -145,8 +147,8 @@ def number(value: float) -> str:
         raise Refusal("not_canonical", f"JSON has no {value}")
     if value == 0:
         return "0"
-    # Python's repr gives the same shortest round-trip digits; only their layout differs.
-    mantissa, _, exponent = repr(abs(value)).partition("e")
+    # Python's repr gives the same shortest round-trip digits; only their layout differs. float() turns NumPy's subclass into one that prints plainly.
+    mantissa, _, exponent = repr(abs(float(value))).partition("e")
     whole, _, fraction = mantissa.partition(".")
     digits = (whole + fraction).lstrip("0")
     point = len(whole) + int(exponent or 0) - (len(whole + fraction) - len((whole + fraction).lstrip("0")))

@@ -63,8 +63,50 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
     ]
 }
 
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 _UNSIGNED = ("at", "sig", "approvals")
+
+
+def _form(value: object, form: str) -> bool:
+    """Whether a field's value has the form that the rules may rely on."""
+    match form:
+        case "digest":
+            return digests.is_digest(value)
+        case "time":
+            return isinstance(value, str) and _TIME.fullmatch(value) is not None
+        case "number":
+            return type(value) is int and value >= 0
+        case "number or null":
+            return value is None or (type(value) is int and value >= 0)
+        case "text":
+            return isinstance(value, str)
+        case "texts":
+            return isinstance(value, list) and all(isinstance(item, str) for item in value)
+        case "object":
+            return isinstance(value, dict)
+        case _:
+            names = form.split()
+            return isinstance(value, list) and all(isinstance(item, dict) and set(item) == set(names) for item in value)
+
+
+# What each field holds, where the rules rely on it: a name of _form, or the fields of the objects in a list.
+_FORMS: dict[str, str] = {
+    name: form
+    for form, names in {
+        "digest": "definition recipe scorer policy seal ciphertext block_root row_root commitment document entries_root root key"
+        " plaintext predictions ranking",
+        "time": "opens closes closes_latest release_by",
+        "number": "k quorum grace size rows index submission count",
+        "number or null": "seed",
+        "text": "competition name log entrant ed25519 task protocol reason format",
+        "texts": "witnesses evaluators conflicts forfeited",
+        "object": "files organizer",
+        "name age ed25519 backup": "custodians",
+        "index to commitment envelope": "shares",
+        "by sig": "approvals",
+    }.items()
+    for name in names.split()
+}
 
 
 @dataclass(frozen=True)
@@ -95,8 +137,15 @@ class Record:
         }
 
     def encode(self) -> bytes:
-        """The log entry's bytes."""
-        return digests.canonical(self.document())
+        """The log entry's bytes.
+
+        Raises:
+            Refusal: not_canonical; record_invalid, where they are more than parse takes.
+        """
+        data = digests.canonical(self.document())
+        if len(data) > MAX_BYTES:
+            raise Refusal("record_invalid", f"{self.type} has {len(data)} bytes, at most {MAX_BYTES} are allowed")
+        return data
 
     def __getitem__(self, name: str) -> Any:
         return self.fields[name]
@@ -190,6 +239,24 @@ def check_fields(kind: str, fields: Mapping[str, Any], *, signed: bool) -> None:
     missing, extra = required - set(fields), set(fields) - required - optional
     if missing or extra:
         raise Refusal("record_invalid", f"{kind}: missing {sorted(missing)}, unknown {sorted(extra)}")
+    for name, value in fields.items():
+        if name in _FORMS and not _form(value, _FORMS[name]):
+            raise Refusal(
+                "record_invalid", f"{kind}: {name} is {str(value)[:80]!r}, expected {_expected(_FORMS[name])}"
+            )
+
+
+def _expected(form: str) -> str:
+    known = {
+        "digest": "a digest (sha256: and 64 hex digits)",
+        "time": "a time such as 2027-03-01T00:00:00.000000Z",
+        "number": "a whole number from 0",
+        "number or null": "a whole number from 0, or null",
+        "texts": "a list of texts",
+        "object": "an object",
+        "text": "text",
+    }
+    return known.get(form, f"a list of objects of {form.replace(' ', ', ')}")
 
 
 def verify(record: Record) -> None:
@@ -198,7 +265,8 @@ def verify(record: Record) -> None:
     Raises:
         Refusal: signature_invalid or key_refused.
     """
-    assert record.by is not None and record.sig is not None
+    if record.by is None or record.sig is None:
+        raise Refusal("signature_invalid", f"{record.type} of round {record.round} is not signed")
     covered = statement(record.type, record.round, record.fields, by=record.by)
     check_signature(record.by, record.sig, covered, what=f"{record.type} of round {record.round}")
 
@@ -211,8 +279,12 @@ def check_signature(by: str, sig: str, covered: bytes, *, what: str) -> None:
     """
     key = public_key(by)
     try:
-        key.verify(base64.b64decode(sig, validate=True), covered)
-    except (InvalidSignature, ValueError) as error:
+        raw = base64.b64decode(sig, validate=True)
+        # The last character of 64 bytes' base64 has spare bits: one signature must have one spelling.
+        if base64.b64encode(raw).decode() != sig:
+            raise ValueError("another spelling")
+        key.verify(raw, covered)
+    except (InvalidSignature, ValueError, TypeError) as error:
         raise Refusal("signature_invalid", f"the signature under {what} does not verify") from error
 
 
@@ -229,7 +301,7 @@ def public_key(text: str) -> Ed25519PublicKey:
             messages, and the library accepts them).
     """
     try:
-        raw = base64.b64decode(text, validate=True)
+        raw = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
         if base64.b64encode(raw).decode() != text or len(raw) != 32:
             raise ValueError("not the base64 of 32 bytes")
         if raw in LOW_ORDER:
@@ -253,7 +325,10 @@ LOW_ORDER = _low_order()
 
 def format_time(moment: datetime) -> str:
     """RFC 3339 in UTC with microseconds and Z."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment} has no time zone")
+    # Not strftime: its %Y writes the year 999 with three digits.
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def parse_time(text: object) -> datetime:
