@@ -1,0 +1,380 @@
+"""The accepted architectures: which fields a config.json may have, and which tensors follow from it, in plain Python.
+
+Everything here is arithmetic on a parsed config; neither torch nor transformers is imported, so that a server can refuse a wrong
+model before any library touches it. The shapes are those of transformers' LlamaForCausalLM, GPT2LMHeadModel and
+GPTNeoXForCausalLM; a test holds them equal.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Check = Callable[[Any], str | None]
+"""A field's rule: None where the value is fine, else what it should have been."""
+
+Shapes = dict[str, tuple[int, ...]]
+
+ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "tanh")
+DTYPES = ("float32", "float16", "bfloat16")
+ROPE_TYPES = ("default", "linear", "llama3")
+
+
+def _whole(low: int, high: int, *, optional: bool = False) -> Check:
+    def check(value: Any) -> str | None:
+        if value is None and optional:
+            return None
+        return None if type(value) is int and low <= value <= high else f"a whole number from {low} to {high}"
+
+    return check
+
+
+def _real(low: float, high: float) -> Check:
+    def check(value: Any) -> str | None:
+        fine = type(value) in (int, float) and low <= value <= high
+        return None if fine else f"a number from {low:g} to {high:g}"
+
+    return check
+
+
+def _one_of(*allowed: Any) -> Check:
+    def check(value: Any) -> str | None:
+        # True == 1 in Python, but not in a config.
+        fine = any(value == a and type(value) is type(a) for a in allowed)
+        return None if fine else "one of " + ", ".join(map(str, allowed))
+
+    return check
+
+
+def _text(value: Any) -> str | None:
+    return None if isinstance(value, str) and len(value) <= 200 else "a text of at most 200 characters"
+
+
+def _texts(value: Any) -> str | None:
+    fine = isinstance(value, list) and len(value) <= 8 and all(_text(item) is None for item in value)
+    return None if fine else "a list of at most 8 texts"
+
+
+def _tokens(value: Any) -> str | None:
+    if value is None or (isinstance(value, list) and len(value) <= 64 and all(type(item) is int for item in value)):
+        return None
+    return None if type(value) is int else "a token's number, a list of them, or null"
+
+
+_ROPE: dict[str, Check] = {
+    "rope_type": _one_of(*ROPE_TYPES),
+    "rope_theta": _real(1, 1e9),
+    "factor": _real(1, 1024),
+    "low_freq_factor": _real(0.01, 1024),
+    "high_freq_factor": _real(0.01, 1024),
+    "original_max_position_embeddings": _whole(1, 2**22),
+    "partial_rotary_factor": _real(0.01, 1),
+}
+
+
+def _rope(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        return "an object of rope parameters, or null"
+    for name, item in value.items():
+        if name not in _ROPE:
+            return "without " + repr(name)[:60]
+        if wrong := _ROPE[name](item):
+            return f"with {name} {wrong}"
+    needed = {"linear": {"factor"}, "llama3": set(_ROPE) - {"rope_theta", "partial_rotary_factor"}}
+    lacking = needed.get(value.get("rope_type", "default"), set()) - set(value)
+    return "with " + ", ".join(sorted(lacking)) if lacking else None
+
+
+_VOCABULARY, _WIDTH, _LAYERS = _whole(1, 2**20), _whole(1, 2**16), _whole(1, 1024)
+_HEADS, _POSITIONS, _INNER = _whole(1, 2**12), _whole(1, 2**22), _whole(1, 2**18)
+_SWITCH, _SHARE, _EPSILON = _one_of(True, False), _real(0, 0.9), _real(1e-12, 0.1)
+_ACTIVATION = _one_of(*ACTIVATIONS)
+
+# Fields that say nothing about the computation here: read, checked, and then left out of the model that is built. A padding token
+# is among them: sequences are padded on the right, where a causal model can't see it.
+_DESCRIPTIVE: dict[str, Check] = {
+    "architectures": _texts,
+    "model_type": _text,
+    "transformers_version": _text,
+    "_name_or_path": _text,
+    "dtype": _one_of(*DTYPES),
+    "torch_dtype": _one_of(*DTYPES),
+    "bos_token_id": _tokens,
+    "eos_token_id": _tokens,
+    "pad_token_id": _tokens,
+    "use_cache": _SWITCH,
+    "initializer_range": _real(0, 1),
+    "pretraining_tp": _one_of(1),
+    "is_decoder": _one_of(False),
+    "add_cross_attention": _one_of(False),
+    "classifier_dropout": _real(0, 1),
+    "summary_type": _text,
+    "summary_use_proj": _SWITCH,
+    "summary_activation": _one_of(None),
+    "summary_proj_to_labels": _SWITCH,
+    "summary_first_dropout": _real(0, 1),
+    "n_ctx": _POSITIONS,
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One accepted architecture.
+
+    Attributes:
+        model_class: the name of transformers' class, for `architectures` in config.json.
+        fields: allowed fields with their rules, without the descriptive ones.
+        required: fields that have no default here, because the size of the model follows from them.
+        shapes: tensor name -> shape, of a checked config.
+        head: the output embedding's name.
+        embedding: the input embedding's name, to which the head may be tied.
+        tied: whether `tie_word_embeddings` is true where the config is silent.
+        positions: name of the field that bounds a sequence's length, and its default.
+        heads: names of the fields of width and heads.
+    """
+
+    model_class: str
+    fields: Mapping[str, Check]
+    required: tuple[str, ...]
+    shapes: Callable[[Mapping[str, Any]], Shapes]
+    head: str
+    embedding: str
+    tied: bool
+    positions: tuple[str, int]
+    heads: tuple[str, str]
+
+
+def _llama(config: Mapping[str, Any]) -> Shapes:
+    width, inner, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    heads = config["num_attention_heads"]
+    head = config.get("head_dim") or width // heads
+    queries, keys = heads * head, (config.get("num_key_value_heads") or heads) * head
+    shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, width), "model.norm.weight": (width,)}
+    linear = {
+        "self_attn.q_proj": (queries, width, "attention_bias"),
+        "self_attn.k_proj": (keys, width, "attention_bias"),
+        "self_attn.v_proj": (keys, width, "attention_bias"),
+        "self_attn.o_proj": (width, queries, "attention_bias"),
+        "mlp.gate_proj": (inner, width, "mlp_bias"),
+        "mlp.up_proj": (inner, width, "mlp_bias"),
+        "mlp.down_proj": (width, inner, "mlp_bias"),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        for name, (rows, columns, bias) in linear.items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = (rows, columns)
+            if config.get(bias, False):
+                shapes[f"model.layers.{layer}.{name}.bias"] = (rows,)
+        shapes[f"model.layers.{layer}.input_layernorm.weight"] = (width,)
+        shapes[f"model.layers.{layer}.post_attention_layernorm.weight"] = (width,)
+    return shapes
+
+
+def _gpt2(config: Mapping[str, Any]) -> Shapes:
+    width, inner = config["n_embd"], config.get("n_inner") or 4 * config["n_embd"]
+    shapes: Shapes = {
+        "transformer.wte.weight": (config["vocab_size"], width),
+        "transformer.wpe.weight": (config["n_positions"], width),
+        "transformer.ln_f.weight": (width,),
+        "transformer.ln_f.bias": (width,),
+    }
+    # GPT-2 keeps its projections transposed: (inputs, outputs).
+    projections = {
+        "attn.c_attn": (width, 3 * width),
+        "attn.c_proj": (width, width),
+        "mlp.c_fc": (width, inner),
+        "mlp.c_proj": (inner, width),
+    }
+    for layer in range(config["n_layer"]):
+        for name, shape in projections.items():
+            shapes[f"transformer.h.{layer}.{name}.weight"] = shape
+            shapes[f"transformer.h.{layer}.{name}.bias"] = (shape[1],)
+        for name in ("ln_1", "ln_2"):
+            shapes[f"transformer.h.{layer}.{name}.weight"] = (width,)
+            shapes[f"transformer.h.{layer}.{name}.bias"] = (width,)
+    return shapes
+
+
+def _gpt_neox(config: Mapping[str, Any]) -> Shapes:
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    shapes: Shapes = {
+        "gpt_neox.embed_in.weight": (config["vocab_size"], width),
+        "gpt_neox.final_layer_norm.weight": (width,),
+        "gpt_neox.final_layer_norm.bias": (width,),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        linear = {
+            "attention.query_key_value": (3 * width, width, config.get("attention_bias", True)),
+            "attention.dense": (width, width, config.get("attention_bias", True)),
+            "mlp.dense_h_to_4h": (inner, width, True),
+            "mlp.dense_4h_to_h": (width, inner, True),
+        }
+        for name, (rows, columns, bias) in linear.items():
+            shapes[f"gpt_neox.layers.{layer}.{name}.weight"] = (rows, columns)
+            if bias:
+                shapes[f"gpt_neox.layers.{layer}.{name}.bias"] = (rows,)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"gpt_neox.layers.{layer}.{name}.weight"] = (width,)
+            shapes[f"gpt_neox.layers.{layer}.{name}.bias"] = (width,)
+    return shapes
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(
+        model_class="LlamaForCausalLM",
+        fields={
+            "vocab_size": _VOCABULARY,
+            "hidden_size": _WIDTH,
+            "intermediate_size": _INNER,
+            "num_hidden_layers": _LAYERS,
+            "num_attention_heads": _HEADS,
+            "num_key_value_heads": _whole(1, 2**12, optional=True),
+            "head_dim": _whole(2, 2**12, optional=True),
+            "hidden_act": _ACTIVATION,
+            "max_position_embeddings": _POSITIONS,
+            "rms_norm_eps": _EPSILON,
+            "tie_word_embeddings": _SWITCH,
+            "rope_parameters": _rope,
+            "rope_scaling": _rope,
+            "rope_theta": _real(1, 1e9),
+            "attention_bias": _SWITCH,
+            "attention_dropout": _SHARE,
+            "mlp_bias": _SWITCH,
+        },
+        required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        shapes=_llama,
+        head="lm_head.weight",
+        embedding="model.embed_tokens.weight",
+        tied=False,
+        positions=("max_position_embeddings", 2048),
+        heads=("hidden_size", "num_attention_heads"),
+    ),
+    "gpt2": Architecture(
+        model_class="GPT2LMHeadModel",
+        fields={
+            "vocab_size": _VOCABULARY,
+            "n_positions": _POSITIONS,
+            "n_embd": _WIDTH,
+            "n_layer": _LAYERS,
+            "n_head": _HEADS,
+            "n_inner": _whole(1, 2**18, optional=True),
+            "activation_function": _ACTIVATION,
+            "resid_pdrop": _SHARE,
+            "embd_pdrop": _SHARE,
+            "attn_pdrop": _SHARE,
+            "layer_norm_epsilon": _EPSILON,
+            "scale_attn_weights": _SWITCH,
+            "scale_attn_by_inverse_layer_idx": _SWITCH,
+            "reorder_and_upcast_attn": _one_of(False),
+            "tie_word_embeddings": _SWITCH,
+        },
+        required=("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"),
+        shapes=_gpt2,
+        head="lm_head.weight",
+        embedding="transformer.wte.weight",
+        tied=True,
+        positions=("n_positions", 1024),
+        heads=("n_embd", "n_head"),
+    ),
+    "gpt_neox": Architecture(
+        model_class="GPTNeoXForCausalLM",
+        fields={
+            "vocab_size": _VOCABULARY,
+            "hidden_size": _WIDTH,
+            "intermediate_size": _INNER,
+            "num_hidden_layers": _LAYERS,
+            "num_attention_heads": _HEADS,
+            "hidden_act": _ACTIVATION,
+            "max_position_embeddings": _POSITIONS,
+            "layer_norm_eps": _EPSILON,
+            "tie_word_embeddings": _SWITCH,
+            "use_parallel_residual": _SWITCH,
+            "rope_parameters": _rope,
+            "rope_scaling": _rope,
+            "rotary_emb_base": _real(1, 1e9),
+            "rotary_pct": _real(0.01, 1),
+            "attention_bias": _SWITCH,
+            "attention_dropout": _SHARE,
+            "hidden_dropout": _SHARE,
+        },
+        required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        shapes=_gpt_neox,
+        head="lm_head.weight",
+        embedding="gpt_neox.embed_in.weight",
+        tied=False,
+        positions=("max_position_embeddings", 2048),
+        heads=("hidden_size", "num_attention_heads"),
+    ),
+}
+
+
+def problems(config: Mapping[str, Any], allowed: tuple[str, ...]) -> list[str]:
+    """What is wrong with a parsed config.json; empty where it is acceptable.
+
+    Args:
+        config: the parsed object.
+        allowed: the competition's architectures.
+    """
+    name = config.get("model_type")
+    # Ways to name code: each would be an unknown field anyway, but deserves its own sentence.
+    found = [f"{field}: remote code is never run" for field in ("auto_map", "trust_remote_code") if field in config]
+    if not isinstance(name, str) or name not in allowed or name not in ARCHITECTURES:
+        return [*found, f"model_type is {_short(name)}, allowed are " + ", ".join(allowed)]
+    kind = ARCHITECTURES[name]
+    if config.get("architectures") not in (None, [kind.model_class]):
+        found.append(f"architectures is {_short(config['architectures'])}, expected [{kind.model_class!r}]")
+    rules = {**_DESCRIPTIVE, **kind.fields}
+    for field, value in config.items():
+        if field in ("auto_map", "trust_remote_code"):
+            continue
+        if field not in rules:
+            found.append(f"{_short(field)} is not an allowed field of {name}")
+        elif wrong := rules[field](value):
+            found.append(f"{field} is {_short(value)}, expected {wrong}")
+    found += [f"{field} is missing" for field in kind.required if field not in config]
+    return found or _divisions(config, kind)
+
+
+def _divisions(config: Mapping[str, Any], kind: Architecture) -> list[str]:
+    width, heads = (config[field] for field in kind.heads)
+    found = []
+    if width % heads:
+        found.append(f"{kind.heads[0]} {width} is not a multiple of {kind.heads[1]} {heads}")
+    keys = config.get("num_key_value_heads") or heads
+    if heads % keys:
+        found.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {keys}")
+    if "rope_parameters" in kind.fields and not found and (config.get("head_dim") or width // heads) % 2:
+        found.append("the width of a head is odd, which rotary positions can't have")
+    return found
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether the output embedding is the input embedding, for a checked config."""
+    return bool(config.get("tie_word_embeddings", ARCHITECTURES[config["model_type"]].tied))
+
+
+def positions(config: Mapping[str, Any]) -> int:
+    """How many tokens a sequence may have, for a checked config."""
+    field, default = ARCHITECTURES[config["model_type"]].positions
+    return int(config.get(field, default))
+
+
+def shapes(config: Mapping[str, Any]) -> Shapes:
+    """Name and shape of each parameter, for a checked config; a tied head is left out."""
+    kind = ARCHITECTURES[config["model_type"]]
+    found = kind.shapes(config)
+    if not is_tied(config):
+        found[kind.head] = found[kind.embedding]
+    return found
+
+
+def effective(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a checked config that make the model: what transformers' config class is called with."""
+    kind = ARCHITECTURES[config["model_type"]]
+    kept = {field: value for field, value in config.items() if field in kind.fields}
+    return {**kept, "tie_word_embeddings": is_tied(config), "bos_token_id": None, "eos_token_id": None}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

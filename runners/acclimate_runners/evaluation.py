@@ -1,0 +1,114 @@
+"""Evaluation: log-likelihoods of each choice on the holdout's inputs, by the model as submitted and by its prepared models.
+
+Targets never come here; whoever holds them scores what this gives back. One engine, dtype (float32) and batch rule for all.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from acclimate_competitions import digests, tables
+from acclimate_competitions.definition import Task
+from acclimate_competitions.errors import Refusal
+from acclimate_runners import network, packing
+from acclimate_runners.jobs import EvaluateJob, Outcome
+from acclimate_runners.network import Network
+from acclimate_runners.packing import Packed
+from acclimate_runners.preparation import input_path, open_model, readable
+
+
+def evaluate(job: EvaluateJob, folder: Path, progress: Callable[[int, int, str], None]) -> Outcome:
+    """Evaluate one entry: one table of predictions for each (task, seed, protocol), in the order of the inputs' rows.
+
+    Raises:
+        Refusal: model_invalid, for the entrant's faults; anything else that is raised is not the entrant's.
+    """
+    network.be_deterministic(job.recipe.threads)
+    model, tokenizer = open_model(job, folder)
+    start = model.copy_weights()
+    tasks = {data.task.name: data for data in job.tasks}
+    questions: dict[str, tuple[list[str], Questions]] = {}
+    files: dict[str, str] = {}
+    predictions: list[dict[str, Any]] = []
+    for number, (name, seed, protocol) in enumerate(job.stages):
+        progress(number, len(job.stages), f"{name}, {protocol}" + ("" if seed is None else f", seed {seed}"))
+        began = time.monotonic()
+        # 1. The rows, once for a task.
+        if name not in questions:
+            data = tasks[name]
+            if data.holdout_inputs is None:
+                raise Refusal("splits_invalid", f"the job names no holdout inputs of task {name}")
+            rows = tables.read(input_path(folder, data.holdout_inputs)).to_pylist()
+            asked = Questions(tokenizer, data.task, rows, model=model, max_length=job.recipe.max_length)
+            questions[name] = ([row["example"] for row in rows], asked)
+        # 2. The weights: a direct evaluation is of the model as submitted.
+        if protocol == "direct":
+            model.set_weights(start)
+        else:
+            path = input_path(folder, job.prepared[f"{name}/{seed}"])
+            model.set_weights(network.read_weights(path, model.facts))
+        # 3. The table.
+        examples, asked = questions[name]
+        file = f"{protocol}-{name}-{'none' if seed is None else seed}.parquet"
+        path = folder / "out" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tables.write(_table(job.entrant, protocol, name, seed, examples, asked.loglikelihoods(model)), path)
+        files[file] = digests.of_file(path)
+        spent = round(time.monotonic() - began, 3)
+        predictions.append(
+            {"task": name, "seed": seed, "protocol": protocol, "file": file, "count": len(examples), "seconds": spent}
+        )
+    progress(len(job.stages), len(job.stages), "done")
+    return Outcome("done", "", files, {"predictions": predictions}, network.hardware(), network.versions())
+
+
+class Questions:
+    """A task's inputs with its choices, packed once for all seeds and protocols of an entry.
+
+    Where each choice is one token, one forward pass over the prompts serves all of them; else each choice is a sequence of its own.
+    """
+
+    def __init__(
+        self, tokenizer: Any, task: Task, rows: list[dict[str, Any]], *, model: Network, max_length: int
+    ) -> None:
+        self._answers = list(packing.answer_tokens(tokenizer, task).values())
+        self._single = all(len(answer) == 1 for answer in self._answers)
+        prompts = packing.prompt_tokens(tokenizer, task, rows)
+        # Single tokens: any one of them makes the same inputs, which end where the choice would begin.
+        taken = self._answers[:1] if self._single else self._answers
+        pairs = [(prompt, answer) for prompt in prompts for answer in taken]
+        packed = packing.pack([p for p, _ in pairs], [a for _, a in pairs], max_length=max_length)
+        self._packed: Packed = readable(packed, model, task)
+
+    def loglikelihoods(self, model: Network) -> list[list[float] | None]:
+        """For each row one number a choice, in the order of the choices; None where one of them is no number."""
+        if self._single:
+            found = network.last_logprobs(model, self._packed, [answer[0] for answer in self._answers])
+        else:
+            found = network.answer_loglikelihoods(model, self._packed).reshape(-1, len(self._answers))
+        return [row if all(map(math.isfinite, row)) else None for row in found.tolist()]
+
+
+def _table(
+    entrant: str,
+    protocol: str,
+    task: str,
+    seed: int | None,
+    examples: list[str],
+    loglikelihoods: list[list[float] | None],
+) -> pa.Table:
+    count = len(examples)
+    columns = {
+        "entrant": [entrant] * count,
+        "protocol": [protocol] * count,
+        "task": [task] * count,
+        "seed": [seed] * count,
+        "example": examples,
+        "loglikelihoods": loglikelihoods,
+        "text": [None] * count,
+    }
+    return pa.table(columns, schema=tables.PREDICTIONS)

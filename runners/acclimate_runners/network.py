@@ -1,0 +1,209 @@
+"""A model in memory: built without remote code, its answers' log-likelihoods, its weights as bytes. Needs torch and transformers.
+
+The forward pass is transformers' own. Only what it is asked for is chosen here: no cache, a causal mask made once, and the output
+embedding applied at the answers' positions alone, which changes nothing but the time.
+"""
+
+import logging
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from acclimate_competitions import digests
+from acclimate_competitions.errors import Refusal
+from acclimate_runners import architectures, packing, reading
+from acclimate_runners.packing import Packed
+from acclimate_runners.reading import ModelFacts, Rules
+
+# Up to this length the plain attention is the faster one on a CPU; the choice depends on the recipe alone, so it is the same for all.
+EAGER_UP_TO = 128
+
+VERSIONED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "jinja2")
+
+_CLASSES = {
+    "llama": ("transformers.models.llama", "LlamaConfig", "LlamaForCausalLM"),
+    "gpt2": ("transformers.models.gpt2", "GPT2Config", "GPT2LMHeadModel"),
+    "gpt_neox": ("transformers.models.gpt_neox", "GPTNeoXConfig", "GPTNeoXForCausalLM"),
+}
+
+
+@dataclass
+class Network:
+    """A loaded model.
+
+    Attributes:
+        model: transformers' causal language model, float32, on the CPU.
+        facts: of its files.
+        weights: its parameters by name, a tied head left out; changing them in place changes the model.
+    """
+
+    model: Any
+    facts: ModelFacts
+    weights: dict[str, Tensor]
+    _masks: dict[int, Tensor | None] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> int:
+        """How many tokens a sequence may have."""
+        return architectures.positions(self.facts.config)
+
+    def logits(self, inputs: Tensor, at: Tensor) -> Tensor:
+        """Next-token logits [positions, vocabulary] at the flat positions `at` of inputs [rows, length]."""
+        length = inputs.shape[1]
+        if length not in self._masks:
+            self._masks[length] = _mask(length) if self.model.config._attn_implementation == "eager" else None
+        hidden = self.model.base_model(
+            input_ids=inputs,
+            position_ids=torch.arange(length)[None],
+            attention_mask=self._masks[length],
+            use_cache=False,
+        ).last_hidden_state
+        chosen = hidden.flatten(0, 1).index_select(0, at)
+        result: Tensor = self.model.get_output_embeddings()(chosen)
+        return result
+
+    def copy_weights(self) -> dict[str, Tensor]:
+        """The weights as they are now, in memory of their own."""
+        return {name: tensor.detach().clone() for name, tensor in self.weights.items()}
+
+    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace all weights in place."""
+        with torch.no_grad():
+            for name, tensor in self.weights.items():
+                tensor.copy_(weights[name])
+
+
+def _mask(length: int) -> Tensor:
+    """Causal mask [1, 1, length, length], to be added to the attention's scores."""
+    return torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None]
+
+
+def be_deterministic(threads: int) -> None:
+    """Fix everything that could make two runs of this process differ (determinism class D1)."""
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    # Filling fresh memory costs 5 % of a small model's step; it would only hide a kernel that reads what it never wrote.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def build(config: Mapping[str, Any], *, max_length: int) -> Any:
+    """Transformers' model of a checked config, with weights of no meaning; nothing is looked up outside this process."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    module, config_class, model_class = _CLASSES[config["model_type"]]
+    found = import_module(module)
+    made = getattr(found, config_class)(
+        **architectures.effective(config), attn_implementation="eager" if max_length <= EAGER_UP_TO else "sdpa"
+    )
+    return getattr(found, model_class)(made).float()
+
+
+def load(files: Mapping[str, Path], rules: Rules, *, max_length: int, tokenizer: str | None = None) -> Network:
+    """Read a submission strictly, then load it.
+
+    Args:
+        files: name -> path of the three files.
+        rules: the competition's limits.
+        max_length: tokens of a sequence in the recipe.
+        tokenizer: digest of the competition's tokenizer, where it fixes one.
+
+    Raises:
+        Refusal: model_invalid.
+    """
+    facts = reading.inspect(files, rules, tokenizer=tokenizer)
+    try:
+        model = build(facts.config, max_length=max_length)
+    except (ValueError, TypeError, KeyError) as error:
+        raise Refusal("model_invalid", f"config.json describes no {facts.architecture}: {str(error)[:200]}") from error
+    names = architectures.shapes(facts.config)
+    parameters = dict(model.named_parameters())
+    if {name: tuple(tensor.shape) for name, tensor in parameters.items()} != names:
+        raise Refusal("model_invalid", "the tensors of config.json differ from those of transformers' model")
+    network = Network(model, facts, {name: parameters[name] for name in sorted(names)})
+    network.set_weights(read_weights(files["model.safetensors"], facts))
+    return network
+
+
+def read_weights(path: Path, facts: ModelFacts) -> dict[str, Tensor]:
+    """The weights of a safetensors file as float32, for a model of these facts.
+
+    Raises:
+        Refusal: model_invalid, where a tensor is missing, has another shape or holds NaN or infinity.
+    """
+    try:
+        header = reading.read_header(path)
+    except ValueError as error:
+        raise Refusal("model_invalid", f"model.safetensors: {error}") from error
+    expected = architectures.shapes(facts.config)
+    problems = reading.compare(header, expected, facts.config)
+    if problems:
+        raise Refusal("model_invalid", problems[0], problems=problems)
+    stored = {name: tensor.to(torch.float32) for name, tensor in load_file(path).items()}
+    problems = [f"tensor {name!r} holds NaN or infinity" for name, tensor in stored.items() if not is_finite(tensor)]
+    kind = architectures.ARCHITECTURES[facts.architecture]
+    if kind.head not in expected and kind.head in stored and not torch.equal(stored[kind.head], stored[kind.embedding]):
+        problems.append(f"tensor {kind.head!r} is tied to {kind.embedding!r} by config.json, but differs from it")
+    if problems:
+        raise Refusal("model_invalid", f"model.safetensors: {problems[0]}", problems=problems)
+    return {name: stored[name] for name in expected}
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity."""
+    return bool(torch.isfinite(tensor).all())
+
+
+def write_weights(weights: Mapping[str, Tensor], path: Path) -> str:
+    """Write weights as safetensors, the same bytes for the same numbers, and return the file's digest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: weights[name].detach().contiguous() for name in sorted(weights)}, path, metadata={"format": "pt"})
+    return digests.of_file(path)
+
+
+def answer_loglikelihoods(network: Network, packed: Packed) -> Tensor:
+    """Sum of the log-probabilities of each sequence's answer tokens [rows], natural log, float64 sums of float32 terms."""
+    network.model.eval()
+    result = torch.zeros(len(packed), dtype=torch.float64)
+    for rows in packing.batches(packed.lengths):
+        longest = int(packed.lengths[rows].max())
+        inputs = torch.from_numpy(packed.inputs[rows, :longest])
+        labels = torch.from_numpy(packed.labels[rows, :longest])
+        at = (labels != packing.NOT_SCORED).flatten().nonzero()[:, 0]
+        with torch.no_grad():
+            chances = functional.log_softmax(network.logits(inputs, at).float(), dim=-1)
+        picked = chances.gather(1, labels.flatten()[at][:, None])[:, 0].double()
+        sums = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, at // longest, picked)
+        result[torch.from_numpy(rows)] = sums
+    return result
+
+
+def last_logprobs(network: Network, packed: Packed, choices: list[int]) -> Tensor:
+    """Log-probabilities [rows, choices] of several next tokens after each sequence, in one pass for all of them."""
+    network.model.eval()
+    result = torch.zeros(len(packed), len(choices), dtype=torch.float64)
+    for rows in packing.batches(packed.lengths):
+        longest = int(packed.lengths[rows].max())
+        inputs = torch.from_numpy(packed.inputs[rows, :longest])
+        at = torch.arange(len(rows)) * longest + torch.from_numpy(packed.lengths[rows]) - 1
+        with torch.no_grad():
+            chances = functional.log_softmax(network.logits(inputs, at).float(), dim=-1)
+        result[torch.from_numpy(rows)] = chances[:, choices].double()
+    return result
+
+
+def hardware() -> str:
+    """Hardware class: what two machines must share for equal bytes, such as "cpu/x86_64/avx512"."""
+    return f"cpu/{platform.machine()}/{torch.backends.cpu.get_cpu_capability().lower()}"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what can change a number."""
+    return {"python": sys.version.split()[0], **{name: metadata.version(name) for name in VERSIONED}}

@@ -1,0 +1,180 @@
+"""Rows to tokens to batches: everything that is the same for all entrants with the same tokenizer, and free of any model.
+
+A sequence is the beginning-of-text token where the tokenizer has one, the prompt's tokens, and the answer's tokens. Prompt and answer
+are tokenized apart, so that an answer has the same tokens after every prompt. A sequence that is longer than allowed loses tokens
+at its left. A model reads a sequence without its last token, padded on the right; padding needs no mask, as a causal model never
+looks to the right of an answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from acclimate_competitions.definition import Task
+from acclimate_competitions.errors import Refusal
+
+BEGINNINGS = ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>")
+"""Spellings of the beginning-of-text token; the first that the tokenizer knows is used."""
+
+NOT_SCORED = -100
+"""Label of a position that is not part of an answer."""
+
+BATCH_TOKENS = 8192
+"""Tokens of one batch where nothing is learned; part of the code's digest, as it can change the last bits of a number."""
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Sequences ready for a model.
+
+    Attributes:
+        inputs: [rows, longest] token numbers, 0 where padded.
+        labels: [rows, longest] the next token where it belongs to the answer, else NOT_SCORED.
+        lengths: [rows] tokens of each row of inputs.
+    """
+
+    inputs: Integers
+    labels: Integers
+    lengths: Integers
+
+    def __len__(self) -> int:
+        """How many sequences."""
+        return len(self.lengths)
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer of a tokenizer.json: a tokenizers.Tokenizer that neither pads nor truncates.
+
+    Raises:
+        Refusal: model_invalid.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_str(path.read_text("utf-8"))
+    # The library raises bare Exception for anything it can't parse.
+    except Exception as error:
+        raise Refusal("model_invalid", f"tokenizer.json: {str(error)[:200]}", hint="save it again") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def prompts(task: Task, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The task's template filled with each row's columns; the target can't be named in it.
+
+    Raises:
+        Refusal: definition_invalid, where the template names a column that a row lacks.
+    """
+    from jinja2 import StrictUndefined, TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    try:
+        template = environment.from_string(task.prompt)
+        return [template.render({name: value for name, value in row.items() if name != "target"}) for row in rows]
+    except TemplateError as error:
+        raise Refusal(
+            "definition_invalid", f"task {task.name}: the prompt {task.prompt!r} does not fit the rows: {error}"
+        ) from error
+
+
+def tokens(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Token numbers of each text, without special tokens.
+
+    Raises:
+        Refusal: model_invalid, where the tokenizer fails on a text.
+    """
+    try:
+        return [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+    except Exception as error:
+        raise Refusal("model_invalid", f"the tokenizer fails on the competition's texts: {str(error)[:200]}") from error
+
+
+def prompt_tokens(tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Tokens of each row's prompt, behind the beginning-of-text token where the tokenizer has one."""
+    known = (tokenizer.token_to_id(text) for text in BEGINNINGS)
+    beginning = [number for number in known if number is not None][:1]
+    return [beginning + ids for ids in tokens(tokenizer, prompts(task, rows))]
+
+
+def answer_tokens(tokenizer: Any, task: Task) -> dict[str, list[int]]:
+    """Tokens of each of the task's choices.
+
+    Raises:
+        Refusal: model_invalid, where the tokenizer leaves nothing of a choice.
+    """
+    found = dict(zip(task.choices, tokens(tokenizer, task.choices), strict=True))
+    for choice, ids in found.items():
+        if not ids:
+            raise Refusal(
+                "model_invalid", f"the tokenizer gives no token for the answer {choice!r} of task {task.name}"
+            )
+    return found
+
+
+def pack(prompts_: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, max_length: int) -> Packed:
+    """Sequences of prompt and answer tokens as one padded table.
+
+    Args:
+        prompts_: tokens of each prompt.
+        answers: tokens of each answer, at least one.
+        max_length: tokens of prompt and answer; what is longer loses tokens at its left.
+
+    Raises:
+        Refusal: model_invalid, where an answer has no room, or no token stands before it.
+    """
+    whole = [[*prompt, *answer][-max_length:] for prompt, answer in zip(prompts_, answers, strict=True)]
+    for sequence, answer in zip(whole, answers, strict=True):
+        if len(sequence) <= len(answer):
+            raise Refusal(
+                "model_invalid",
+                f"an answer of {len(answer)} tokens with a token before it does not fit into {max_length} tokens",
+                hint="use a tokenizer with longer tokens",
+            )
+    lengths = np.array([len(sequence) - 1 for sequence in whole], dtype=np.int64)
+    inputs = np.zeros((len(whole), int(lengths.max(initial=0))), dtype=np.int64)
+    labels = np.full(inputs.shape, NOT_SCORED, dtype=np.int64)
+    for row, (sequence, answer) in enumerate(zip(whole, answers, strict=True)):
+        inputs[row, : len(sequence) - 1] = sequence[:-1]
+        labels[row, len(sequence) - 1 - len(answer) : len(sequence) - 1] = answer
+    return Packed(inputs, labels, lengths)
+
+
+def order(rows: int, *, seed: int, epoch: int) -> Integers:
+    """The order in which an epoch visits its rows: a pure function of (rows, seed, epoch).
+
+    Sorting raw draws of PCG64, whose stream numpy promises to keep, stays the same over versions of numpy; its shuffles don't.
+    """
+    draws = np.random.PCG64([seed, epoch]).random_raw(rows)
+    return np.argsort(draws, kind="stable").astype(np.int64)
+
+
+def steps(rows: int, *, epochs: int, global_batch: int) -> int:
+    """Optimizer steps of a whole preparation; the last batch of an epoch may be smaller."""
+    return epochs * -(-rows // global_batch)
+
+
+def batch_of_step(step: int, *, rows: int, global_batch: int, seed: int) -> Integers:
+    """Row numbers of the batch of a step, counted from 0: the step's number is the whole position."""
+    epoch, part = divmod(step, -(-rows // global_batch))
+    return order(rows, seed=seed, epoch=epoch)[part * global_batch : (part + 1) * global_batch]
+
+
+def batches(lengths: Integers, *, budget: int = BATCH_TOKENS) -> list[Integers]:
+    """Row numbers of batches where nothing is learned: sorted by length, as many rows as fit into a budget of padded tokens."""
+    ordered = np.argsort(lengths, kind="stable")
+    found, start = [], 0
+    while start < len(ordered):
+        stop = start + 1
+        while stop < len(ordered) and int(lengths[ordered[stop]]) * (stop + 1 - start) <= budget:
+            stop += 1
+        found.append(ordered[start:stop])
+        start = stop
+    return found

@@ -1,0 +1,383 @@
+"""The mandated preparation: the same fine-tune for every entry, from top to bottom in plain PyTorch.
+
+For each task: pack its rows; fit once for each learning rate of the grid with the selection seed; choose, by validation NLL,
+between these and the model as submitted; then fit once for each reporting seed at the chosen rate. What is prepared is a pure
+function of (model, data, recipe, seed): the same image, hardware class and threads give the same bytes.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from acclimate_competitions import tables
+from acclimate_competitions.definition import Task
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.recipe import Recipe, Schedule
+from acclimate_runners import network, packing
+from acclimate_runners.jobs import CheckJob, EvaluateJob, Outcome, PrepareJob, TaskData
+from acclimate_runners.network import Network
+from acclimate_runners.packing import Packed
+
+Progress = Callable[[int, int, str], None]
+
+CURVE_POINTS = 200
+CHECK_STEPS = 3
+_EVERY = 25
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One fine-tune.
+
+    Attributes:
+        losses: of each step, before its update; the last may be NaN or infinite.
+        validation: NLL per example of the validation split after the last step; None where it diverged.
+        diverged: public reason; "" where it did not.
+        tokens: read by the model, padding left out.
+        seconds: of wall clock; in no digest.
+    """
+
+    losses: tuple[float, ...]
+    validation: float | None
+    diverged: str
+    tokens: int
+    seconds: float
+
+
+def learning_rate(step: int, *, total: int, peak: float, schedule: Schedule) -> float:
+    """Learning rate of a step, counted from 1: linear warm-up to the peak, then linear to final × peak at the last step."""
+    if step <= schedule.warmup_steps:
+        return peak * step / schedule.warmup_steps
+    fallen = (step - schedule.warmup_steps) / max(1, total - schedule.warmup_steps)
+    return peak * (1 - (1 - schedule.final) * fallen)
+
+
+def fit(
+    model: Network,
+    data: tuple[Packed, Packed],
+    recipe: Recipe,
+    *,
+    lr: float,
+    seed: int,
+    on_step: Callable[[int], None] = lambda step: None,
+    stop_after: int | None = None,
+) -> Fit:
+    """Fine-tune a model's weights in place on data[0]; data[1] is the validation split.
+
+    The loss of a step is the mean NLL over the answers' tokens of its global batch. AdamW decays every weight.
+    """
+    rows, _ = data
+    inputs, labels = torch.from_numpy(rows.inputs), torch.from_numpy(rows.labels)
+    total = packing.steps(len(rows), epochs=recipe.epochs, global_batch=recipe.global_batch)
+    weights, constants = list(model.weights.values()), recipe.optimizer
+    optimizer = torch.optim.AdamW(
+        weights,
+        lr=lr,
+        betas=(constants.beta1, constants.beta2),
+        eps=constants.eps,
+        weight_decay=constants.weight_decay,
+        fused=True,
+    )
+    model.model.train()
+    losses: list[float] = []
+    tokens, began = 0, time.monotonic()
+    for step in range(1, min(total, stop_after or total) + 1):
+        # 1. The batch and the dropout follow from the seed and the step's number alone.
+        batch = packing.batch_of_step(step - 1, rows=len(rows), global_batch=recipe.global_batch, seed=seed)
+        longest = int(rows.lengths[batch].max())
+        chosen = torch.from_numpy(batch)
+        torch.default_generator.manual_seed(seed * 1_000_003 + step)
+        # 2. Loss on the answers' tokens, and its gradient.
+        wanted = labels[chosen, :longest].flatten()
+        at = (wanted != packing.NOT_SCORED).nonzero()[:, 0]
+        loss = functional.cross_entropy(model.logits(inputs[chosen, :longest], at), wanted[at])
+        optimizer.zero_grad()
+        loss.backward()
+        # 3. Clip, and step at the schedule's learning rate.
+        torch.nn.utils.clip_grad_norm_(weights, recipe.clip)
+        optimizer.param_groups[0]["lr"] = learning_rate(step, total=total, peak=lr, schedule=recipe.schedule)
+        optimizer.step()
+        losses.append(loss.item())
+        tokens += int(rows.lengths[batch].sum())
+        # 4. A loss that is no number ends the fit.
+        if not math.isfinite(losses[-1]):
+            return Fit(
+                tuple(losses), None, f"the loss at step {step} is {losses[-1]}", tokens, time.monotonic() - began
+            )
+        on_step(step)
+    # 5. The validation split decides whether the weights are of use, and later which rate is chosen.
+    nll = validation_nll(model, data[1])
+    fine = nll is not None and all(network.is_finite(tensor) for tensor in weights)
+    return Fit(
+        tuple(losses), nll if fine else None, "" if fine else "the weights diverged", tokens, time.monotonic() - began
+    )
+
+
+def validation_nll(model: Network, rows: Packed) -> float | None:
+    """Mean over the examples of the NLL of their answers, summed over an answer's tokens; None where that is no number."""
+    nll = -math.fsum(network.answer_loglikelihoods(model, rows).tolist()) / len(rows)
+    return nll if math.isfinite(nll) else None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the selection of a task came to: lr None is the model as submitted; document is the results' entry."""
+
+    lr: float | None
+    diverged: str
+    document: dict[str, Any]
+
+
+def select(
+    model: Network,
+    start: Mapping[str, Tensor],
+    data: tuple[Packed, Packed],
+    recipe: Recipe,
+    *,
+    task: str,
+    on_step: Callable[[int], None],
+) -> Choice:
+    """Choose by validation NLL between the model as submitted and one fit for each learning rate; ties to the lower rate."""
+    candidates: list[dict[str, Any]] = []
+    costs: list[dict[str, float]] = []
+    if "base" in recipe.selection.candidates:
+        model.set_weights(start)
+        candidates.append({"lr": None, "epoch": 0, "validation": validation_nll(model, data[1])})
+    reason = ""
+    for lr in recipe.lr_grid if "last" in recipe.selection.candidates else ():
+        model.set_weights(start)
+        done = fit(model, data, recipe, lr=lr, seed=recipe.selection.seed, on_step=on_step)
+        reason = done.diverged or reason
+        candidates.append({"lr": lr, "epoch": recipe.epochs, "validation": done.validation})
+        costs.append(cost(done, model))
+    usable = [candidate for candidate in candidates if candidate["validation"] is not None]
+    best = min(usable, key=lambda candidate: (candidate["validation"], candidate["lr"] or 0.0), default=None)
+    spent = {name: sum(entry[name] for entry in costs) for name in ("tokens", "steps", "seconds", "flops")}
+    document = {
+        "task": task,
+        "seed": recipe.selection.seed,
+        "candidates": candidates,
+        "selected": None if best is None else {"lr": best["lr"], "epoch": best["epoch"]},
+        "cost": spent,
+    }
+    return Choice(best["lr"] if best else None, "" if best else reason or "no candidate has a validation NLL", document)
+
+
+def cost(done: Fit, model: Network) -> dict[str, float]:
+    """What a fit took; FLOPs by the usual estimate of 6 for each parameter and token."""
+    return {
+        "tokens": done.tokens,
+        "steps": len(done.losses),
+        "seconds": round(done.seconds, 3),
+        "flops": 6 * model.facts.parameters * done.tokens,
+    }
+
+
+NO_COST = {"tokens": 0, "steps": 0, "seconds": 0.0, "flops": 0}
+
+
+def prepare(job: PrepareJob, folder: Path, progress: Progress) -> Outcome:
+    """Prepare one entry for its tasks and seeds.
+
+    Raises:
+        Refusal: model_invalid, for the entrant's faults; anything else that is raised is not the entrant's.
+    """
+    # 1. The model, read strictly; its own weights are the start of every fit.
+    network.be_deterministic(job.recipe.threads)
+    model, tokenizer = open_model(job, folder)
+    start = model.copy_weights()
+    out = folder / "out"
+    wanted = {data.task.name: [seed for task, seed in job.stages if task == data.task.name] for data in job.tasks}
+    todo = [data for data in job.tasks if wanted[data.task.name]]
+    packed = {data.task.name: pack_splits(job, folder, data, model, tokenizer) for data in todo}
+    # 2. Progress counts the steps of all fits.
+    counter = _Counter(job.recipe, packed, wanted, progress)
+    selections: list[dict[str, Any]] = []
+    prepared: list[dict[str, Any]] = []
+    files: dict[str, str] = {}
+    for data in todo:
+        name = data.task.name
+        # 3. The learning rate, with the selection seed.
+        choice = select(
+            model, start, packed[name], job.recipe, task=name, on_step=counter.of(f"{name}, choosing the rate")
+        )
+        selections.append(choice.document)
+        # 4. The reporting seeds, at that rate.
+        for seed in wanted[name]:
+            model.set_weights(start)
+            entry = _prepare_seed(model, packed[name], job.recipe, choice, seed, counter.of(f"{name}, seed {seed}"))
+            if "failed" not in entry:
+                file = f"{name}-{seed}.safetensors"
+                weights = start if entry["base"] else model.weights
+                files[file] = network.write_weights(weights, out / file)
+                entry |= {"file": file, "prepared": files[file]}
+            prepared.append({"task": name, "seed": seed, **entry})
+    results = {"selections": selections, "prepared": prepared}
+    return Outcome("done", "", files, results, network.hardware(), network.versions())
+
+
+def _prepare_seed(
+    model: Network,
+    data: tuple[Packed, Packed],
+    recipe: Recipe,
+    choice: Choice,
+    seed: int,
+    on_step: Callable[[int], None],
+) -> dict[str, Any]:
+    if choice.diverged:
+        return _diverged(model, data, recipe, choice.diverged, None)
+    if choice.lr is None:
+        nll = next(c["validation"] for c in choice.document["candidates"] if c["lr"] is None)
+        note = "the selection chose the model as submitted: no fine-tune, no seed variance"
+        return _entry(base=True, losses=(), validation=nll, spent=NO_COST, note=note)
+    done = fit(model, data, recipe, lr=choice.lr, seed=seed, on_step=on_step)
+    if done.diverged:
+        return _diverged(model, data, recipe, f"at learning rate {choice.lr:g}: {done.diverged}", done)
+    return _entry(base=False, losses=done.losses, validation=done.validation, spent=cost(done, model), note="")
+
+
+def _diverged(
+    model: Network, data: tuple[Packed, Packed], recipe: Recipe, reason: str, done: Fit | None
+) -> dict[str, Any]:
+    # Divergence is an outcome by the recipe's rule, never a reason to try again.
+    losses, spent = (done.losses, cost(done, model)) if done else ((), NO_COST)
+    if recipe.diverged != "base":
+        entry = _entry(base=False, losses=losses, validation=None, spent=spent, note="")
+        return {**entry, "file": None, "prepared": None, "failed": {"reason": f"the preparation diverged: {reason}"}}
+    note = f"the preparation diverged ({reason}): by rule the model as submitted counts"
+    return _entry(base=True, losses=losses, validation=None, spent=spent, note=note)
+
+
+def _entry(
+    *, base: bool, losses: tuple[float, ...], validation: float | None, spent: Mapping[str, float], note: str
+) -> dict[str, Any]:
+    # Thinned to at most CURVE_POINTS; a loss that is no number is null, as JSON has none.
+    stride = max(1, -(-len(losses) // CURVE_POINTS))
+    kept = range(0, len(losses), stride)
+    return {
+        "base": base,
+        "losses": [losses[i] if math.isfinite(losses[i]) else None for i in kept],
+        "loss_steps": [i + 1 for i in kept],
+        "validation": validation,
+        "cost": dict(spent),
+        "note": note,
+    }
+
+
+class _Counter:
+    """Steps done over all fits of a job, told at most every few steps."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        packed: Mapping[str, tuple[Packed, Packed]],
+        wanted: Mapping[str, list[int]],
+        progress: Progress,
+    ) -> None:
+        self._done, self._progress = 0, progress
+        self._total = sum(
+            packing.steps(len(data[0]), epochs=recipe.epochs, global_batch=recipe.global_batch)
+            * (len(recipe.lr_grid) + len(wanted[name]))
+            for name, data in packed.items()
+        )
+
+    def of(self, what: str) -> Callable[[int], None]:
+        def on_step(step: int) -> None:
+            self._done += 1
+            if step % _EVERY == 1:
+                self._progress(self._done, self._total, what)
+
+        return on_step
+
+
+def input_path(folder: Path, digest: str) -> Path:
+    """Where whoever runs a job puts an input."""
+    return folder / "inputs" / digest.removeprefix("sha256:")
+
+
+def open_model(job: CheckJob | PrepareJob | EvaluateJob, folder: Path) -> tuple[Network, Any]:
+    """The job's model and tokenizer.
+
+    Raises:
+        Refusal: model_invalid.
+    """
+    files = {name: input_path(folder, digest) for name, digest in job.model.files.items()}
+    model = network.load(files, job.limits, max_length=job.recipe.max_length, tokenizer=job.tokenizer)
+    return model, packing.load_tokenizer(files["tokenizer.json"])
+
+
+def pack_splits(
+    job: CheckJob | PrepareJob, folder: Path, data: TaskData, model: Network, tokenizer: Any
+) -> tuple[Packed, Packed]:
+    """The preparation and validation split of a task as sequences.
+
+    Raises:
+        Refusal: model_invalid, where the model can't read them; splits_invalid, where a split is missing or empty.
+    """
+    if data.preparation is None or data.validation is None:
+        raise Refusal("splits_invalid", f"the job names no preparation and validation split of task {data.task.name}")
+    answers = packing.answer_tokens(tokenizer, data.task)
+    found = []
+    for digest in (data.preparation, data.validation):
+        rows = tables.read(input_path(folder, digest)).to_pylist()
+        if not rows:
+            raise Refusal("splits_invalid", f"a split of task {data.task.name} has no rows")
+        targets = [answers[row["target"]] for row in rows]
+        prompts = packing.prompt_tokens(tokenizer, data.task, rows)
+        found.append(readable(packing.pack(prompts, targets, max_length=job.recipe.max_length), model, data.task))
+    return found[0], found[1]
+
+
+def readable(packed: Packed, model: Network, task: Task) -> Packed:
+    """The same sequences, where the model can read all of them.
+
+    Raises:
+        Refusal: model_invalid.
+    """
+    longest, largest = (
+        int(packed.lengths.max(initial=0)),
+        int(max(packed.inputs.max(initial=0), packed.labels.max(initial=0))),
+    )
+    if longest > model.positions:
+        raise Refusal(
+            "model_invalid",
+            f"task {task.name} has sequences of {longest} tokens, the model reads at most {model.positions}",
+        )
+    if largest >= int(model.facts.config["vocab_size"]):
+        raise Refusal("model_invalid", f"the tokenizer gives token {largest}, which the model's vocabulary lacks")
+    return packed
+
+
+def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:
+    """Load a submitted model, read all tasks with its tokenizer, and run three preparation steps of the first.
+
+    Raises:
+        Refusal: model_invalid, with a public reason.
+    """
+    network.be_deterministic(job.recipe.threads)
+    model, tokenizer = open_model(job, folder)
+    packed = [pack_splits(job, folder, data, model, tokenizer) for data in job.tasks]
+    lr, seed = job.recipe.lr_grid[0], job.recipe.selection.seed
+    done = fit(
+        model,
+        packed[0],
+        job.recipe,
+        lr=lr,
+        seed=seed,
+        on_step=lambda step: progress(step, CHECK_STEPS, "three steps on public data"),
+        stop_after=CHECK_STEPS,
+    )
+    if done.diverged:
+        raise Refusal(
+            "model_invalid", f"three preparation steps on public data fail: {done.diverged}", hint="check the weights"
+        )
+    facts = model.facts
+    results = {"architecture": facts.architecture, "parameters": facts.parameters, "losses": list(done.losses)}
+    return Outcome("done", "", {}, results, network.hardware(), network.versions())

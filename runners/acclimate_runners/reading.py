@@ -1,0 +1,292 @@
+"""Reading a submitted model before any library touches it: strict, bounded, all problems at once, with the standard library alone.
+
+A submission is exactly config.json, model.safetensors and tokenizer.json. What is checked here: sizes; JSON that is bounded, shallow and
+without doubled keys; allow-listed config fields; a safetensors header whose tensors fill the file without gap or overlap and are
+exactly those that the config asks for. What is not checked here: that the weights are finite, and that the libraries agree; the
+child process does that when it loads the model (network.py).
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from acclimate_competitions import digests
+from acclimate_competitions.errors import Refusal
+from acclimate_runners import architectures
+
+NAMES = ("config.json", "model.safetensors", "tokenizer.json")
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+TOKENIZER_MODELS = ("BPE", "WordLevel", "WordPiece", "Unigram")
+
+_CONFIG_BYTES = 1 << 16
+_HEADER_BYTES = 1 << 22
+_TOKENIZER_BYTES = 1 << 25
+_DEPTH = 24
+_SHOWN = 12
+
+
+class Rules(Protocol):
+    """What a model may be: definition.SubmissionRules and jobs.Limits both say it."""
+
+    @property
+    def architectures(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def max_parameters(self) -> int: ...  # noqa: D102
+    @property
+    def max_bytes(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a strict reading tells of a model.
+
+    Attributes:
+        architecture: llama, gpt2 or gpt_neox.
+        parameters: numbers in all tensors; a tied output embedding counts once.
+        bytes: of the three files.
+        config: the parsed config.json.
+    """
+
+    architecture: str
+    parameters: int
+    bytes: int
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One entry of a safetensors header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def inspect(files: Path | Mapping[str, Path], rules: Rules, *, tokenizer: str | None = None) -> ModelFacts:
+    """Read a submission strictly.
+
+    Args:
+        files: a folder, or name -> path.
+        rules: the competition's limits.
+        tokenizer: the digest that tokenizer.json must have, where the competition fixes it.
+
+    Raises:
+        Refusal: model_invalid, with all problems found.
+    """
+    given = {path.name: path for path in sorted(files.iterdir())} if isinstance(files, Path) else dict(files)
+    problems = [f"{name[:80]}: not one of the files of a submission" for name in given if name not in NAMES]
+    sizes: dict[str, int] = {}
+    for name in NAMES:
+        path = given.get(name)
+        if path is None or not path.is_file():
+            problems.append(f"{name}: missing")
+            continue
+        size = path.stat().st_size
+        if size == 0:
+            problems.append(f"{name}: 0 bytes")
+        else:
+            sizes[name] = size
+    total = sum(sizes.values())
+    if total > rules.max_bytes:
+        problems.append(f"the files have {total} bytes, at most {rules.max_bytes} are allowed")
+        raise _refusal(problems)
+    config = _config(given["config.json"], rules, problems) if "config.json" in sizes else None
+    tensors = _tensors(given["model.safetensors"], problems) if "model.safetensors" in sizes else None
+    parameters = 0
+    if config is not None:
+        expected = architectures.shapes(config)
+        parameters = sum(math.prod(shape) for shape in expected.values())
+        if parameters > rules.max_parameters:
+            problems.append(f"config.json: {parameters} parameters, at most {rules.max_parameters} are allowed")
+        if tensors is not None:
+            problems += ["model.safetensors: " + found for found in compare(tensors, expected, config)]
+    if "tokenizer.json" in sizes:
+        _tokenizer(given["tokenizer.json"], config, tokenizer, problems)
+    if problems or config is None:
+        raise _refusal(problems)
+    return ModelFacts(str(config["model_type"]), parameters, total, config)
+
+
+def _refusal(problems: list[str]) -> Refusal:
+    count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return Refusal(
+        "model_invalid",
+        f"the model has {count}: {problems[0]}" + (" …" if len(problems) > 1 else ""),
+        hint="a model is a folder with exactly config.json, model.safetensors and tokenizer.json, as "
+        "save_pretrained(…, safe_serialization=True) writes them",
+        problems=problems[:_SHOWN] + ([f"… and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []),
+    )
+
+
+def read_json(data: bytes) -> Any:
+    """Parse JSON that has no doubled keys, no NaN or infinity, and is at most 24 levels deep.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise ValueError("not UTF-8") from error
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+    level = [value]
+    for _ in range(_DEPTH):
+        level = [child for item in level for child in _children(item)]
+        if not level:
+            return value
+    raise ValueError(f"nested deeper than {_DEPTH} levels")
+
+
+def _children(item: Any) -> list[Any]:
+    found = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+    return [child for child in found if isinstance(child, dict | list)]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return result
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"JSON has no {name}")
+
+
+def _object(name: str, path: Path, limit: int, problems: list[str]) -> dict[str, Any] | None:
+    if path.stat().st_size > limit:
+        problems.append(f"{name}: {path.stat().st_size} bytes, at most {limit} are read")
+        return None
+    try:
+        value = read_json(path.read_bytes())
+    except ValueError as error:
+        problems.append(f"{name}: not acceptable JSON: {error}")
+        return None
+    if not isinstance(value, dict):
+        problems.append(f"{name}: not a JSON object")
+        return None
+    return value
+
+
+def _config(path: Path, rules: Rules, problems: list[str]) -> dict[str, Any] | None:
+    config = _object("config.json", path, _CONFIG_BYTES, problems)
+    if config is None:
+        return None
+    found = architectures.problems(config, tuple(rules.architectures))
+    problems += ["config.json: " + line for line in found]
+    return None if found else config
+
+
+def _tokenizer(path: Path, config: Mapping[str, Any] | None, fixed: str | None, problems: list[str]) -> None:
+    if fixed is not None and digests.of_file(path) != fixed:
+        problems.append(
+            "tokenizer.json: differs from the competition's tokenizer.json, which is the same for all entries"
+        )
+        return
+    value = _object("tokenizer.json", path, _TOKENIZER_BYTES, problems)
+    if value is None:
+        return
+    model = value.get("model")
+    if not isinstance(model, dict) or model.get("type", "BPE") not in TOKENIZER_MODELS:
+        problems.append("tokenizer.json: model.type is not one of " + ", ".join(TOKENIZER_MODELS))
+        return
+    vocabulary = model.get("vocab")
+    added = value.get("added_tokens") or []
+    if isinstance(vocabulary, dict):
+        numbers = list(vocabulary.values())
+    elif isinstance(vocabulary, list):
+        numbers = list(range(len(vocabulary)))
+    else:
+        problems.append("tokenizer.json: it has no model.vocab")
+        return
+    numbers += (
+        [token.get("id") if isinstance(token, dict) else None for token in added] if isinstance(added, list) else [None]
+    )
+    if not numbers or not all(type(number) is int and number >= 0 for number in numbers):
+        problems.append("tokenizer.json: a token's number is missing, negative or not whole")
+    elif config is not None and max(numbers) >= config["vocab_size"]:
+        problems.append(
+            f"tokenizer.json: token {max(numbers)} is outside the model's vocabulary of {config['vocab_size']}"
+        )
+
+
+def _tensors(path: Path, problems: list[str]) -> dict[str, Tensor] | None:
+    with path.open("rb") as stream:
+        start = stream.read(8)
+    if start[:1] == b"\x80" or start[:2] == b"PK":
+        problems.append("model.safetensors: this is a pickle or a ZIP archive; only safetensors is read, never pickle")
+        return None
+    try:
+        return read_header(path)
+    except ValueError as error:
+        problems.append(f"model.safetensors: {error}")
+        return None
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, whose data must fill the file exactly.
+
+    Raises:
+        ValueError: with the first thing that is wrong.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        prefix = stream.read(8)
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or not 2 <= length <= min(_HEADER_BYTES, size - 8):
+            raise ValueError(f"not safetensors: a header of {length} bytes in a file of {size}")
+        raw = stream.read(length)
+    if raw[:1] != b"{":
+        raise ValueError("not safetensors: the header does not begin with {")
+    header = read_json(raw)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("__metadata__ is not an object of texts")
+    tensors = {name: _tensor(name, entry) for name, entry in header.items()}
+    position = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin != position:
+            raise ValueError(
+                f"{name!r} begins at {tensor.begin}, the data before it ends at {position}: a gap or overlap"
+            )
+        position = tensor.end
+    if position != size - 8 - length:
+        raise ValueError(f"the tensors end at {position}, the data at {size - 8 - length}")
+    return tensors
+
+
+def _tensor(name: str, entry: Any) -> Tensor:
+    shown = repr(name)[:120]
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{shown} has not exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise ValueError(f"{shown} has dtype {repr(dtype)[:40]}, allowed are " + ", ".join(ITEM_BYTES))
+    if not isinstance(shape, list) or len(shape) > 4 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
+        raise ValueError(f"{shown} has no proper shape")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
+        raise ValueError(f"{shown} has no proper data_offsets")
+    begin, end = offsets
+    if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
+        raise ValueError(f"{shown} of shape {shape} and {dtype} has {end - begin} bytes")
+    return Tensor(dtype, tuple(shape), begin, end)
+
+
+def compare(tensors: Mapping[str, Tensor], expected: architectures.Shapes, config: Mapping[str, Any]) -> list[str]:
+    """Differences between a header's tensors and those that the config asks for; a tied head may be written out."""
+    kind = architectures.ARCHITECTURES[config["model_type"]]
+    allowed = dict(expected)
+    if kind.head in tensors and kind.head not in allowed:
+        allowed[kind.head] = expected[kind.embedding]
+    found = [f"tensor {name!r} is missing" for name in expected if name not in tensors]
+    for name, tensor in tensors.items():
+        if name not in allowed:
+            found.append(f"tensor {repr(name)[:120]} is not part of the model that config.json describes")
+        elif tensor.shape != allowed[name]:
+            found.append(f"tensor {name!r} has shape {list(tensor.shape)}, config.json asks for {list(allowed[name])}")
+    return found
