@@ -63,11 +63,11 @@ def show(moment: datetime, *, now: datetime) -> str:
 
 
 def distance(delta: timedelta) -> str:
-    """"in 2 h 5 min", "3 d 4 h ago", in its two largest units."""
+    """How far something is from now, in its two largest units: in 2 h 5 min, 3 d 4 h ago."""
     seconds = round(abs(delta.total_seconds()))
     if seconds == 0:
         return "now"
-    parts = []
+    parts: list[tuple[int, str]] = []
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
         if seconds >= length or parts:
             parts.append((seconds // length, unit))

@@ -17,18 +17,19 @@ KeysFolder = Annotated[
 ]
 ReaderKeys = Annotated[
     Path | None,
-    typer.Option(
-        "--keys", envvar="ACCLIMATE_KEYS", help="Key folder whose account names the server.", metavar="DIR"
-    ),
+    typer.Option("--keys", envvar="ACCLIMATE_KEYS", help="Key folder whose account names the server.", metavar="DIR"),
 ]
 Server = Annotated[
     str | None,
-    typer.Option("--server", envvar="ACCLIMATE_SERVER", help="The server's address, where no key folder names it.", metavar="URL"),
+    typer.Option(
+        "--server", envvar="ACCLIMATE_SERVER", help="The server's address, where no key folder names it.", metavar="URL"
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout; notes stay on stderr.")]
 RoundId = Annotated[str, typer.Argument(help="The round's id, or any beginning of it that is unique.", metavar="ROUND")]
 DataFolder = Annotated[
-    Path, typer.Option("--data", envvar="ACCLIMATE_DATA", help="The server's data folder.", metavar="DIR")
+    Path | None,
+    typer.Option("--data", help="The server's data folder; else ACCLIMATE_DATA, else ./acclimate-data.", metavar="DIR"),
 ]
 
 

@@ -69,6 +69,6 @@ def bar(label: str) -> Iterator[Progress]:
 
 
 def counted(count: int, noun: str) -> str:
-    """"1 entry", "2 entries"."""
+    """A number with its noun: 1 entry, 2 entries."""
     plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
     return f"{count} {noun if count == 1 else plural}"

@@ -1,0 +1,178 @@
+"""`acclimate custodian`: keys, acknowledgement, evidence, release."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from acclimate.cli.moments import clock
+from acclimate.cli.options import AsJson, KeysFolder, RoundId, connect
+from acclimate.cli.output import emit, say
+
+if TYPE_CHECKING:
+    from acclimate.client import Client
+    from acclimate.client.custodian import Check
+    from acclimate.keys import Keys
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Hold a share of a seal's key.")
+
+Identity = Annotated[
+    Path | None,
+    typer.Option("--identity", help="Open the envelope with this age identity, such as the backup's.", metavar="FILE"),
+]
+DOCUMENT = "custodian.json"
+
+
+@app.command()
+def keygen(
+    name: Annotated[str, typer.Option("--name", help="The custodian's name in the definition.")],
+    keys: KeysFolder,
+    backup: Annotated[
+        str | None, typer.Option("--backup", help="A second age recipient that can open the share.", metavar="age1…")
+    ] = None,
+    make_backup: Annotated[
+        Path | None,
+        typer.Option("--make-backup", help="Make that second identity, in a file to keep elsewhere.", metavar="FILE"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a custodian's keys, and custodian.json for the organizer.
+
+    Without a backup nobody can replace a lost key folder, and the share in it is lost.
+
+    Example: acclimate custodian keygen --name custodian-a --keys ./custodian-a --make-backup /media/stick/backup.txt
+    """
+    from acclimate import keys as key_files
+    from acclimate.client import folder
+
+    if backup is not None and make_backup is not None:
+        raise typer.BadParameter("give --backup or --make-backup, not both")
+    if make_backup is not None:
+        backup = _make_backup(make_backup)
+    elif backup is not None:
+        key_files.check_recipient(backup)
+    else:
+        say("note: no backup recipient; if this folder is lost, so is the share")
+    made = key_files.create(keys, age=True)
+    document = {"name": name, "age": made.age_recipient, "ed25519": made.public, "backup": backup}
+    folder.write_json(keys / DOCUMENT, document)
+    say(f"send {keys / DOCUMENT} to the organizer; the other files in {keys} are secret")
+    emit(document, as_json=as_json, text=[f"{label} {value or 'none'}" for label, value in document.items()])
+
+
+@app.command()
+def ack(round_id: RoundId, keys: KeysFolder, identity: Identity = None, as_json: AsJson = False) -> None:
+    """Acknowledge a share, once it could be decrypted.
+
+    The rehearsal's share is decrypted and handed in too. Log key, organizer key, seal and a signed checkpoint are pinned in DIR/pins.json; `release` holds the server to them.
+
+    Example: acclimate custodian ack digits-2027-1 --keys ./custodian-a
+    """
+    from acclimate.client import acknowledge
+    from acclimate.client.custodian import pinned
+
+    client, opened = _connect(keys, identity)
+    with client:
+        answer = acknowledge(client, opened, round_id)
+        pin = pinned(opened, answer["record"]["round"])
+    value = dataclasses.asdict(pin) | {"entry": answer["index"]}
+    text = [
+        f"acknowledged share {pin.index} of {pin.round}: log entry {answer['index']}",
+        f"pinned in {keys / 'pins.json'}: log {pin.log}",
+        f"  organizer {pin.organizer}",
+        f"  seal {pin.seal}",
+    ]
+    emit(value, as_json=as_json, text=text)
+
+
+@app.command()
+def release(round_id: RoundId, keys: KeysFolder, identity: Identity = None, as_json: AsJson = False) -> None:
+    """Release a share, after checks on this machine.
+
+    Only once the round has closed and every entry was prepared.
+
+    The whole log is read and hashed, compared with what was pinned, and the round's records are folded here: the
+    server's word is not enough. Anything that does not hold is refused, before the share is decrypted.
+
+    Example: acclimate custodian release digits-2027-1 --keys ./custodian-a
+    """
+    from acclimate import client as actors
+
+    client, opened = _connect(keys, identity)
+    with client:
+        done = actors.release(client, opened, round_id, now=clock(), show=lambda check: say(_line(check)))
+    value = {"share": done.share, "entry": done.index, "checks": _documents(done.checks)}
+    emit(value, as_json=as_json, text=f"released share {done.share}: log entry {done.index}")
+
+
+@app.command()
+def inspect(round_id: RoundId, keys: KeysFolder, as_json: AsJson = False) -> None:
+    """Show what `release` would check, as it stands now.
+
+    Nothing is decrypted or sent. Exits 1 where a check fails.
+
+    Example: acclimate custodian inspect digits-2027-1 --keys ./custodian-a
+    """
+    from acclimate import client as actors
+
+    client, opened = connect(keys)
+    with client:
+        found = actors.inspect(client, opened, round_id, now=clock())
+    emit({"checks": _documents(found)}, as_json=as_json, text=[_line(check) for check in found])
+    if any(check.status == "FAILED" for check in found):
+        raise typer.Exit(1)
+
+
+@app.command("approve-void")
+def approve_void(
+    round_id: RoundId,
+    reason: Annotated[str, typer.Option("--reason", help="Exactly the reason that the organizer will give.")],
+    keys: KeysFolder,
+    predecessor: Annotated[str, typer.Option("--predecessor", help="As the organizer will give it.")] = "",
+) -> None:
+    """Agree to the voiding of a closed round.
+
+    For exactly this reason; prints the approval as JSON, for the organizer.
+
+    Example: acclimate custodian approve-void digits-2027-1 --reason "the holdout leaked" --keys ./custodian-a > approval.json
+    """
+    from acclimate import client as actors
+
+    client, opened = connect(keys)
+    with client:
+        approval = actors.approve_void(client, opened, round_id, reason=reason, predecessor=predecessor)
+    emit(approval, as_json=True, text="")
+
+
+def _connect(keys: Path, identity: Path | None) -> "tuple[Client, Keys]":
+    client, opened = connect(keys)
+    if identity is not None:
+        from acclimate.keys import load_age_identity
+
+        opened = dataclasses.replace(opened, age_identity=load_age_identity(identity))
+    return client, opened
+
+
+def _make_backup(path: Path) -> str:
+    import pyrage
+
+    from acclimate.client import folder
+    from acclimate_competitions.errors import Refusal
+
+    if path.exists():
+        raise Refusal("key_refused", f"{path} exists already; a key is never overwritten", hint="name another file")
+    identity = pyrage.x25519.Identity.generate()
+    recipient = str(identity.to_public())
+    folder.write(path, f"# public key: {recipient}\n{identity}\n".encode())
+    say(f"the backup identity is {path}: keep it away from this machine")
+    return recipient
+
+
+def _line(check: "Check") -> str:
+    return f"{check.status:<11}  {check.name}: {check.detail}"
+
+
+def _documents(checks: "Iterable[Check]") -> list[dict[str, Any]]:
+    return [dataclasses.asdict(check) for check in checks]

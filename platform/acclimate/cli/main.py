@@ -1,0 +1,77 @@
+"""`acclimate`: every command, and how commands end.
+
+Exit codes: 0 done; 1 refused (error, hint, no traceback) or checked and found wrong; 2 a wrong command line; 130 interrupted. An
+exception that is no refusal is a fault of ours and shows its traceback.
+"""
+
+import importlib
+import importlib.util
+import sys
+
+import typer
+
+from acclimate.cli import custodian, receipts, register, rounds, server, submit
+from acclimate.cli.output import complain, say
+from acclimate.cli.status import status
+from acclimate_competitions.errors import Refusal
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from acclimate import __version__
+
+        typer.echo(f"acclimate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def acclimate(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Blind evaluation rounds for machine-learning models: sealed holdout, equal preparation, verifiable ranking.
+
+    A word a person: entrants `register`, `enter`, `submit`; custodians `custodian ack`, `custodian release`; organizers
+    `round create`, `round seal`, `round publish`; everybody `status`, `ranking`, `verify`.
+    """
+
+
+app.command("register")(register.register)
+app.command("status")(status)
+app.command("enter")(submit.enter)
+app.command("submit")(submit.submit)
+app.add_typer(submit.app, name="submission")
+app.add_typer(receipts.app, name="receipt")
+app.command("ranking")(rounds.ranking)
+app.add_typer(rounds.app, name="round")
+app.add_typer(custodian.app, name="custodian")
+app.command("invite")(server.invite)
+app.command("api")(server.api)
+app.command("dispatch")(server.dispatch)
+app.command("mlflow")(server.mlflow)
+for _name in ("competition", "verify", "demo"):
+    if importlib.util.find_spec(f"acclimate.cli.{_name}"):
+        _module = importlib.import_module(f"acclimate.cli.{_name}")
+        if hasattr(_module, "app"):
+            app.add_typer(_module.app, name=_name)
+        else:
+            app.command(_name)(getattr(_module, _name))
+
+
+def run() -> None:
+    """Run the command line of this process, and end it."""
+    try:
+        app(prog_name="acclimate")
+    except Refusal as refusal:
+        complain(refusal, as_json="--json" in sys.argv)
+        sys.exit(1)
+    except SystemExit as end:
+        if end.code == 130:
+            say("interrupted")
+        raise

@@ -1,0 +1,59 @@
+"""`acclimate register`: keys and an account."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from acclimate.cli.options import AsJson
+from acclimate.cli.output import emit, say
+
+
+def register(
+    server: Annotated[
+        str, typer.Option("--server", envvar="ACCLIMATE_SERVER", help="The server's address.", metavar="URL")
+    ],
+    name: Annotated[str, typer.Option("--name", help="The account's name: small letters, digits, hyphens; for good.")],
+    keys: Annotated[
+        Path,
+        typer.Option("--keys", envvar="ACCLIMATE_KEYS", help="Key folder; made if it is not there.", metavar="DIR"),
+    ],
+    role: Annotated[str, typer.Option("--role", help="entrant, organizer, custodian or analyst.")] = "entrant",
+    invitation: Annotated[
+        str | None, typer.Option("--invitation", help="Needed for every role but entrant.", metavar="CODE")
+    ] = None,
+    renew: Annotated[bool, typer.Option("--renew", help="Get a new token for the account; the old one ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make keys and an account; its token is kept in DIR/account.json.
+
+    The key signs what the account does; the token opens the server's routes. Entrants need no invitation.
+
+    Example: acclimate register --server https://rounds.example.org --name ada --keys ./ada
+    """
+    from acclimate import keys as key_files
+    from acclimate.client import Client, register_account
+
+    known = (keys / "account.json").exists() and not renew
+    if not (keys / key_files.ED25519_FILE).exists():
+        key_files.create(keys, age=role == "custodian")
+        say(f"made a new key in {keys}; keep it safe: nothing else can prove that you are {name}")
+    opened = key_files.load(keys)
+    with Client(server) as client:
+        account = register_account(client, opened, name=name, role=role, invitation=invitation, renew=renew)
+    value = {
+        "id": account.id,
+        "role": account.role,
+        "server": account.server,
+        "keys": str(keys),
+        "ed25519": opened.public,
+    }
+    if known:
+        emit(value | {"token": None}, as_json=as_json, text=f"{account.id} is registered already, as {account.role}")
+        return
+    text = [
+        f"{account.id}, {account.role} at {account.server}",
+        f"token {account.token}",
+        f"(shown this once; kept in {keys / 'account.json'})",
+    ]
+    emit(value | {"token": account.token}, as_json=as_json, text=text)

@@ -1,0 +1,286 @@
+"""`acclimate round`: what an organizer does, and what everybody may read of a round."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from acclimate.cli import moments
+from acclimate.cli.options import AsJson, KeysFolder, ReaderKeys, RoundId, Server, connect, reader
+from acclimate.cli.output import bar, emit, say, table
+from acclimate.cli.status import status
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Create, seal, extend, publish, void and read rounds.",
+)
+
+Out = Annotated[Path, typer.Option("--out", help="The file to write.", metavar="FILE")]
+_WHEN = "RFC 3339 with an offset, or from now: +30s, +2h, +30d."
+
+
+@app.command()
+def create(
+    folder: Annotated[Path, typer.Argument(help="A built competition: competition.toml, splits/, tokenizer.json.")],
+    keys: KeysFolder,
+    custodian: Annotated[
+        list[Path],
+        typer.Option("--custodian", help="A custodian's public part, custodian.json; one for each.", metavar="FILE"),
+    ],
+    opens: Annotated[
+        str | None, typer.Option("--opens", help=f"When submissions may begin. {_WHEN}", metavar="WHEN")
+    ] = None,
+    closes: Annotated[str | None, typer.Option("--closes", help="When submissions end.", metavar="WHEN")] = None,
+    closes_latest: Annotated[
+        str | None,
+        typer.Option("--closes-latest", help="How far the close may be moved; else not at all.", metavar="WHEN"),
+    ] = None,
+    release_by: Annotated[
+        str | None, typer.Option("--release-by", help="When custody has failed; else 14 days later.", metavar="WHEN")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The round's name; else the definition's.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Define a round of a built competition; prints the round's id.
+
+    Dates that are not given come from the definition. Nothing can be changed once the round is open, except that
+    the close may be moved later.
+
+    Example: acclimate round create ./digits --custodian a.json --custodian b.json --custodian c.json --opens +1h --closes +30d --keys ./me
+    """
+    from acclimate import client as actors
+    from acclimate.client.folder import read_json
+    from acclimate_competitions.records import parse_time
+
+    client, opened = connect(keys)
+    people = [read_json(path / "custodian.json" if path.is_dir() else path) for path in custodian]
+    with client, bar("uploading definition and public files") as progress:
+        now = parse_time(client.server()["now"])
+        given = {"opens": opens, "closes": closes, "closes_latest": closes_latest, "release_by": release_by}
+        dates = {label: moments.parse(text, now=now) for label, text in given.items() if text is not None}
+        created = actors.create_round(client, opened, folder, custodians=people, name=name, progress=progress, **dates)
+        state = client.round(created)
+    say(f"opens  {moments.show(parse_time(state['opens']), now=now)}")
+    say(f"closes {moments.show(parse_time(state['closes']), now=now)}")
+    say(f"next: acclimate round seal {created} {folder} --keys {keys}")
+    emit(state, as_json=as_json, text=created)
+
+
+@app.command()
+def seal(
+    round_id: RoundId,
+    folder: Annotated[Path, typer.Argument(help="The built competition that the round was created from.")],
+    keys: KeysFolder,
+    as_json: AsJson = False,
+) -> None:
+    """Seal the holdout on this machine, for the custodians.
+
+    A rehearsal on dummy data is handed in with it. What leaves this machine is ciphertext, and one encrypted share a custodian. Interrupted, the same command goes on
+    with the same seal.
+
+    Example: acclimate round seal digits-2027-1 ./digits --keys ./me
+    """
+    from acclimate import client as actors
+
+    client, opened = connect(keys)
+    with client, bar("uploading the sealed holdout") as progress:
+        answer = actors.seal_round(client, opened, round_id, folder, progress=progress, say=say)
+    emit(answer, as_json=as_json, text=f"sealed {answer['round']}: {answer['seal']}, log entry {answer['index']}")
+
+
+@app.command()
+def extend(
+    round_id: RoundId,
+    closes: Annotated[str, typer.Option("--closes", help=f"The new close. {_WHEN}", metavar="WHEN")],
+    keys: KeysFolder,
+    as_json: AsJson = False,
+) -> None:
+    """Move the close of an open round later.
+
+    By a signed record, before the close passes, and never beyond closes_latest.
+
+    Example: acclimate round extend digits-2027-1 --closes 2027-04-08T12:00:00Z --keys ./me
+    """
+    from acclimate import client as actors
+    from acclimate_competitions.records import parse_time
+
+    client, opened = connect(keys)
+    with client:
+        now = parse_time(client.server()["now"])
+        moment = moments.parse(closes, now=now)
+        answer = actors.extend(client, opened, round_id, closes=moment)
+    emit(answer, as_json=as_json, text=f"closes {moments.show(moment, now=now)}: log entry {answer['index']}")
+
+
+@app.command()
+def publish(
+    round_id: RoundId,
+    keys: KeysFolder,
+    reason: Annotated[str, typer.Option("--reason", help="A word on it, for the record.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Recompute, sign and publish an evaluated round's ranking.
+
+    The ranking that is signed is the one recomputed on this machine, from the predictions and the opened holdout.
+
+    Example: acclimate round publish digits-2027-1 --keys ./me
+    """
+    from acclimate import client as actors
+
+    client, opened = connect(keys)
+    with client:
+        done = actors.publish(client, opened, round_id, reason=reason)
+    emit(
+        {name: done[name] for name in ("round", "index", "digest")},
+        as_json=as_json,
+        text=[*ranking_lines(done["ranking"]), f"published {done['digest']}: log entry {done['index']}"],
+    )
+
+
+@app.command()
+def void(
+    round_id: RoundId,
+    reason: Annotated[str, typer.Option("--reason", help="Why; everybody will read it.")],
+    keys: KeysFolder,
+    approval: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--approval", help="A custodian's approval of this reason; needed after the close.", metavar="FILE"
+        ),
+    ] = None,
+    predecessor: Annotated[str, typer.Option("--predecessor", help="The round that this one followed, if any.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Void a round.
+
+    All its records stay public. After the close the threshold of custodians must approve.
+
+    Example: acclimate round void digits-2027-1 --reason "the holdout leaked" --approval a.json --approval b.json --keys ./me
+    """
+    from acclimate import client as actors
+    from acclimate.client.folder import read_json
+
+    approvals = [read_json(path) for path in approval or []]
+    client, opened = connect(keys)
+    with client:
+        answer = actors.void(client, opened, round_id, reason=reason, predecessor=predecessor, approvals=approvals)
+    emit(answer, as_json=as_json, text=f"voided: log entry {answer['index']}")
+
+
+@app.command("list")
+def list_(server: Server = None, keys: ReaderKeys = None, as_json: AsJson = False) -> None:
+    """List the server's rounds, the newest first.
+
+    Example: acclimate round list --server https://rounds.example.org
+    """
+    from acclimate_competitions.records import parse_time
+
+    with reader(keys, server) as client:
+        found = client.rounds()
+    rows = [
+        (
+            item["round"],
+            item["phase"],
+            item["entrants"],
+            moments.show(parse_time(item["closes"]), now=parse_time(item["now"])),
+        )
+        for item in found
+    ]
+    text = table(("round", "phase", "entrants", "closes"), rows, right=("entrants",)) if rows else ["no rounds yet"]
+    emit(found, as_json=as_json, text=text)
+
+
+@app.command()
+def records(round_id: RoundId, server: Server = None, keys: ReaderKeys = None, as_json: AsJson = False) -> None:
+    """Print a round's log records, one a line.
+
+    Index, time, type, and who signed; with --json the records themselves.
+
+    Example: acclimate round records digits-2027-1 --server https://rounds.example.org --json
+    """
+    with reader(keys, server) as client:
+        found = client.records(round_id)
+    rows = [(index, record.document()["at"], record.type, record.by or "-") for index, record in found]
+    if as_json:
+        for index, record in found:
+            typer.echo(json.dumps({"index": index, "record": record.document()}, ensure_ascii=False))
+        return
+    emit(None, as_json=False, text=table(("index", "at", "type", "signed by"), rows, right=("index",)))
+
+
+@app.command()
+def bundle(
+    round_id: RoundId, out: Out, server: Server = None, keys: ReaderKeys = None, as_json: AsJson = False
+) -> None:
+    """Download a round's bundle, all that an auditor needs.
+
+    Example: acclimate round bundle digits-2027-1 --out digits-2027-1.zip --server https://rounds.example.org
+    """
+    with reader(keys, server) as client, bar("downloading the bundle") as progress:
+        client.bundle(round_id, out, progress=progress)
+    say(f"check it: acclimate verify {out}")
+    emit({"file": str(out), "size": out.stat().st_size}, as_json=as_json, text=f"{out}, {out.stat().st_size} bytes")
+
+
+@app.command()
+def report(
+    round_id: RoundId, out: Out, server: Server = None, keys: ReaderKeys = None, as_json: AsJson = False
+) -> None:
+    """Download a round's stability report, an HTML page.
+
+    Example: acclimate round report digits-2027-1 --out report.html --server https://rounds.example.org
+    """
+    with reader(keys, server) as client:
+        client.report(round_id, out)
+    emit({"file": str(out), "size": out.stat().st_size}, as_json=as_json, text=f"{out}, {out.stat().st_size} bytes")
+
+
+app.command("status")(status)
+
+
+def ranking(round_id: RoundId, server: Server = None, keys: ReaderKeys = None, as_json: AsJson = False) -> None:
+    """Print a round's ranking, with its baselines below.
+
+    Example: acclimate ranking digits-2027-1 --server https://rounds.example.org
+    """
+    with reader(keys, server) as client:
+        document = client.ranking(round_id)
+    emit(document, as_json=as_json, text=ranking_lines(document))
+
+
+def ranking_lines(document: dict[str, Any]) -> list[str]:
+    """A ranking's document as a table."""
+    header = ("rank", "interval", "entrant", "prepared", "se", "direct", "direct rank", "seeds")
+    rows: list[tuple[object, ...]] = [
+        (
+            row["rank"],
+            f"{row['rank_low']}–{row['rank_high']}",
+            row["entrant"],
+            _number(row["score"]),
+            _number(row["se"]),
+            _number(row["direct_score"]),
+            row["direct_rank"],
+            row["seeds"],
+        )
+        for row in document["ranking"]
+    ]
+    rows += [
+        (
+            "-",
+            "-",
+            f"{row['entrant']} (baseline)",
+            _number(row["score"]),
+            "-",
+            _number(row["direct_score"]),
+            "-",
+            row["seeds"],
+        )
+        for row in document["baselines"]
+    ]
+    return table(header, rows, right=tuple(name for name in header if name != "entrant"))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

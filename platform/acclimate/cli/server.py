@@ -1,0 +1,119 @@
+"""`acclimate api`, `dispatch`, `mlflow`, `invite`: what runs on the server's own machine."""
+
+import os
+import sys
+import threading
+from typing import Annotated
+
+import typer
+
+from acclimate.cli.options import AsJson, DataFolder, need
+from acclimate.cli.output import emit, say
+
+Host = Annotated[
+    str | None, typer.Option("--host", help="The address to listen on; else ACCLIMATE_HOST, else 127.0.0.1.")
+]
+StopWithStdin = Annotated[
+    bool, typer.Option("--stop-with-stdin", help="Stop once standard input ends, so as not to outlive who started it.")
+]
+
+
+def invite(
+    role: Annotated[str, typer.Option("--role", help="organizer, custodian or analyst.")],
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make an invitation for one account.
+
+    Runs on the server's own machine; the invitation works once.
+
+    Example: acclimate invite --data /srv/acclimate --role organizer
+    """
+    need("server", "sqlalchemy")
+    from acclimate import config
+    from acclimate.service import accounts
+    from acclimate.store import Store
+
+    store = Store.open(config.load(data))
+    try:
+        code = accounts.invite(store, role)
+    finally:
+        store.close()
+    say(f"for one account: acclimate register --role {role} --invitation CODE --server URL --name NAME --keys DIR")
+    emit({"role": role, "invitation": code}, as_json=as_json, text=code)
+
+
+def api(
+    data: DataFolder = None,
+    host: Host = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="The port; 0 takes a free one; else ACCLIMATE_PORT, else 8470.")
+    ] = None,
+    stop_with_stdin: StopWithStdin = False,
+) -> None:
+    """Run the HTTP API on a data folder.
+
+    The folder is made on first use. A dispatcher on the same folder does the work.
+
+    Example: acclimate api --data /srv/acclimate --port 8470
+    """
+    need("server", "sqlalchemy", "fastapi", "uvicorn")
+    from acclimate import config
+    from acclimate.api import server
+
+    settings = config.load(data, given={"host": host, "port": port})
+    if stop_with_stdin:
+        _stop_with_stdin()
+    server.serve(settings)
+
+
+def dispatch(data: DataFolder = None, stop_with_stdin: StopWithStdin = False) -> None:
+    """Run the dispatcher of a data folder, one a folder.
+
+    It makes the scheduled transitions, and checks, prepares and evaluates models.
+
+    Example: acclimate dispatch --data /srv/acclimate
+    """
+    need("all", "sqlalchemy", "torch", "transformers")
+    from acclimate import config
+    from acclimate import dispatch as dispatcher
+
+    settings = config.load(data)
+    if settings.runner == "ray":
+        need("all", "ray")
+    if stop_with_stdin:
+        _stop_with_stdin()
+    dispatcher.run(settings)
+
+
+def mlflow(
+    data: DataFolder = None,
+    host: Host = None,
+    port: Annotated[int, typer.Option("--port", help="The port.")] = 5000,
+) -> None:
+    """Run MLflow's own pages on a data folder's results.
+
+    Rounds appear there once they are evaluated.
+
+    Example: acclimate mlflow --data /srv/acclimate --port 5000
+    """
+    need("server", "mlflow")
+    from acclimate import config
+
+    settings = config.load(data)
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", settings.tracking]
+    command += ["--artifacts-destination", str(settings.artifacts), "--host", host or "127.0.0.1", "--port", str(port)]
+    say(f"MLflow on http://{host or '127.0.0.1'}:{port}")
+    os.execv(sys.executable, command)
+
+
+def _stop_with_stdin() -> None:
+    import signal
+
+    def wait() -> None:
+        # A pipe ends when the other end's process does, however it ended.
+        while sys.stdin.buffer.read(4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="stop-with-stdin", daemon=True).start()

@@ -1,0 +1,158 @@
+"""`acclimate status`: where a round stands, for people."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from acclimate.cli import moments
+from acclimate.cli.options import AsJson, ReaderKeys, RoundId, Server, reader
+from acclimate.cli.output import counted, emit
+
+if TYPE_CHECKING:
+    from acclimate.client import Client
+
+PHASES = ("draft", "sealed", "open", "closed", "prepared", "released", "opened", "evaluated", "published")
+LAST = ("published", "voided")
+EVERY = 1.0
+WIDTH = 24
+KINDS = {"check": "checks", "select": "selections", "prepare": "preparations", "evaluate": "evaluations"}
+DONE = ("committed", "failed")
+
+Watch = Annotated[bool, typer.Option("--watch", help="Go on showing it until the round has ended.")]
+
+
+def status(
+    round_id: RoundId, server: Server = None, keys: ReaderKeys = None, watch: Watch = False, as_json: AsJson = False
+) -> None:
+    """Show where a round stands and what happens next.
+
+    Phases, dates, what is missing, the work under way. Times are counted by the server's clock. With --json and --watch, one JSON object a line for each change.
+
+    Example: acclimate status digits-2027-1 --server https://rounds.example.org --watch
+    """
+    with reader(keys, server) as client:
+        if not watch:
+            state, stages = _look(client, round_id)
+            emit(state | {"work": list(_work(stages))}, as_json=as_json, text=list(lines(state, stages)))
+        elif sys.stdout.isatty() and not as_json:
+            _live(client, round_id)
+        else:
+            _follow(client, round_id, as_json=as_json)
+
+
+def lines(state: dict[str, Any], stages: list[dict[str, Any]]) -> Iterator[str]:
+    """The person's view of a round's state and stages."""
+    from acclimate_competitions.records import parse_time
+
+    now = parse_time(state["now"])
+    yield f"{state['title']}"
+    yield f"round {state['round']}"
+    if state["data_is_public"]:
+        yield "The data are public: this round shows the protocol, not blindness."
+    yield ""
+    yield phase_line(state["phase"])
+    yield ""
+    for name in ("opens", "closes", "release_by"):
+        if state.get(name):
+            yield f"{name.replace('_', ' '):<12}{moments.show(parse_time(state[name]), now=now)}"
+    yield f"{'now':<12}{now:%Y-%m-%d %H:%M:%S} UTC, by the server's clock"
+    yield ""
+    yield f"{'next':<12}{state['next']}"
+    for missing in state.get("waiting_for") or []:
+        yield f"{'missing':<12}{missing}"
+    if state.get("problem"):
+        yield f"{'problem':<12}{state['problem']['sentence']}"
+    yield f"{'entries':<12}{_entries(state)}"
+    yield from custodians(state)
+    for kind in _work(stages):
+        yield f"{kind['kind']:<12}  {bar(kind['done'], kind['total'])}{_trouble(kind)}"
+
+
+def phase_line(phase: str) -> str:
+    """All phases in order; the present one in brackets."""
+    if phase == "voided":
+        return " → ".join((*PHASES[:1], "…", "[voided]"))
+    return " → ".join(f"[{name}]" if name == phase else name for name in PHASES)
+
+
+def custodians(state: dict[str, Any]) -> Iterator[str]:
+    """Who acknowledged and who released."""
+    people = state.get("custodians") or []
+    for what in ("acknowledged", "released"):
+        names = [person["name"] for person in people if person[what]]
+        if names:
+            yield f"{what:<12}  {', '.join(names)} ({len(names)} of {len(people)}, {state['threshold']} open the seal)"
+
+
+def bar(done: float, total: int) -> str:
+    """A bar of WIDTH characters with its numbers."""
+    filled = round(WIDTH * done / total) if total else 0
+    return f"{'█' * filled}{'·' * (WIDTH - filled)} {int(done)} of {total}"
+
+
+def _entries(state: dict[str, Any]) -> str:
+    text = f"{counted(state['entrants'], 'entrant')}, {counted(state['submissions'], 'submission')}"
+    if state.get("entries") is not None:
+        text = f"{state['entries']} frozen, of {text}"
+        if state.get("forfeited"):
+            text += f", {state['forfeited']} forfeited"
+    return text
+
+
+def _work(stages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """For each kind of stage: how many there are, are done (parts of running ones counted), run, failed, are blocked."""
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for stage in stages:
+        by_kind.setdefault(stage["kind"], []).append(stage)
+    for kind, label in KINDS.items():
+        found = by_kind.get(kind, [])
+        if found:
+            states = [stage["state"] for stage in found]
+            parts = sum(1.0 if stage["state"] in DONE else float(stage["progress"] or 0) for stage in found)
+            numbers = {name: states.count(name) for name in ("running", "failed", "blocked")}
+            yield {"kind": label, "total": len(found), "done": round(parts, 3), **numbers}
+
+
+def _trouble(kind: dict[str, Any]) -> str:
+    return "".join(f", {kind[name]} {name}" for name in ("running", "failed", "blocked") if kind[name])
+
+
+def _look(client: "Client", round_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    state = client.round(round_id)
+    return state, client.stages(state["round"])
+
+
+def _live(client: "Client", round_id: str) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+        while True:
+            state, stages = _look(client, round_id)
+            live.update(Text("\n".join(lines(state, stages))), refresh=True)
+            if state["phase"] in LAST:
+                return
+            time.sleep(EVERY)
+
+
+def _follow(client: "Client", round_id: str, *, as_json: bool) -> None:
+    import json
+
+    before = ""
+    while True:
+        state, stages = _look(client, round_id)
+        work = list(_work(stages))
+        short = f"{state['phase']}: {state['next']}" + "".join(
+            f"; {kind['kind']} {int(kind['done'])} of {kind['total']}{_trouble(kind)}" for kind in work
+        )
+        if short != before:
+            typer.echo(json.dumps(state | {"work": work}, ensure_ascii=False) if as_json else f"{state['now']} {short}")
+            sys.stdout.flush()
+            before = short
+        if state["phase"] in LAST:
+            return
+        time.sleep(EVERY)

@@ -1,0 +1,171 @@
+"""`acclimate enter`, `acclimate submit`, `acclimate submission`: what an entrant does."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from acclimate.cli.options import AsJson, KeysFolder, RoundId, connect
+from acclimate.cli.output import bar, emit, say, table
+
+if TYPE_CHECKING:
+    from acclimate.client.entrant import Submission
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="See what became of submissions; withdraw one.")
+
+Baseline = Annotated[
+    str, typer.Option("--baseline", help="For the organizer: act for this baseline of the definition.", metavar="NAME")
+]
+
+
+def enter(
+    round_id: RoundId,
+    keys: KeysFolder,
+    conflict: Annotated[
+        list[str] | None,
+        typer.Option("--conflict", help="A conflict of interest to declare; may be given more than once."),
+    ] = None,
+    baseline: Baseline = "",
+    as_json: AsJson = False,
+) -> None:
+    """Enter a round, once, before the first submission.
+
+    Declare the conflicts of interest that people should know: they are published.
+
+    Example: acclimate enter digits-2027-1 --keys ./ada --conflict "works with the organizer"
+    """
+    from acclimate import client as actors
+
+    client, opened = connect(keys)
+    with client:
+        if baseline:
+            answer = actors.enter_baseline(client, opened, round_id, name=baseline)
+        else:
+            answer = actors.enter_round(client, opened, round_id, conflicts=conflict or [])
+    record = answer["record"]
+    emit(answer, as_json=as_json, text=f"{record['entrant']} entered {record['round']}: log entry {answer['index']}")
+
+
+def submit(
+    model: Annotated[Path, typer.Argument(help="Folder with config.json, model.safetensors, tokenizer.json.")],
+    round_id: Annotated[str, typer.Option("--round", help="The round's id, or any beginning of it that is unique.")],
+    keys: KeysFolder,
+    title: Annotated[
+        str, typer.Option("--title", help="What people read beside the entry; else the folder's name.")
+    ] = "",
+    weights_after: Annotated[
+        str,
+        typer.Option(
+            "--weights-after", help="What becomes of the weights after the round: publish, auditor or delete."
+        ),
+    ] = "delete",
+    family: Annotated[str, typer.Option("--family", help="The model's family, if it has one.")] = "",
+    base: Annotated[str | None, typer.Option("--base", help="The model that it was trained from, if any.")] = None,
+    released: Annotated[
+        str | None, typer.Option("--released", help="When the model was released, if it was.", metavar="YYYY-MM-DD")
+    ] = None,
+    baseline: Baseline = "",
+    again: Annotated[bool, typer.Option("--again", help="Submit anew what was refused or withdrawn before.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the server's check of the model.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a model to a round.
+
+    Commits first, then uploads. Then the server checks the model, and accepts or refuses it. Interrupted at any moment, the same command goes on where it stopped, with the same
+    submission. Receipts are checked and kept in DIR/receipts.
+
+    Example: acclimate submit ./model --round digits-2027-1 --title "Tiny Llama" --weights-after publish --keys ./ada
+    """
+    from acclimate import client as actors
+
+    client, opened = connect(keys)
+    try:
+        with client, bar(f"uploading {model.name}") as progress:
+            mine = actors.submit(
+                client,
+                opened,
+                round_id,
+                model,
+                title=title or model.resolve().name,
+                weights_after=weights_after,
+                family=family,
+                base=base,
+                released=released,
+                baseline=baseline,
+                again=again,
+                wait=wait,
+                progress=progress,
+                say=say,
+            )
+    except KeyboardInterrupt:
+        say("interrupted; nothing is lost: the same command goes on with this submission")
+        raise typer.Exit(130) from None
+    emit(_document(mine, keys), as_json=as_json, text=_lines(mine, keys))
+    if mine.state in ("refused", "forfeited"):
+        raise typer.Exit(1)
+
+
+@app.command("status")
+def status(
+    keys: KeysFolder,
+    round_id: Annotated[str, typer.Option("--round", help="Only those of rounds whose id begins so.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show the submissions of a key folder, as the server has them now.
+
+    Example: acclimate submission status --keys ./ada
+    """
+    from acclimate import client as actors
+
+    client, opened = connect(keys)
+    with client:
+        found = actors.submission_status(client, opened, round_id)
+    rows = [
+        (mine.short, mine.state, _entry(mine.committed), _entry(mine.accepted), mine.manifest["title"], mine.reason)
+        for mine in found
+    ]
+    header = ("submission", "state", "committed", "accepted", "title", "reason")
+    text = table(header, rows) if rows else ["no submissions yet; acclimate submit MODEL --round ROUND makes one"]
+    emit([_document(mine, keys) for mine in found], as_json=as_json, text=text)
+
+
+@app.command("withdraw")
+def withdraw(
+    which: Annotated[
+        str, typer.Argument(help="The submission, as `acclimate submission status` names it.", metavar="SUBMISSION")
+    ],
+    keys: KeysFolder,
+    as_json: AsJson = False,
+) -> None:
+    """Withdraw a submission, before the round closes. An earlier one of the same entrant counts then.
+
+    Example: acclimate submission withdraw digits-2027-1-8f3a52c01b7e-1c9d03aa --keys ./ada
+    """
+    from acclimate import client as actors
+
+    client, opened = connect(keys)
+    with client:
+        mine = actors.withdraw(client, opened, which)
+    emit(_document(mine, keys), as_json=as_json, text=f"withdrew {mine.short}")
+
+
+def _entry(index: int | None) -> str:
+    return "-" if index is None else f"entry {index}"
+
+
+def _document(mine: "Submission", keys: Path) -> dict[str, Any]:
+    document = dataclasses.asdict(mine)
+    # The nonce opens the commitment: it is the entrant's to show, not for a log file of some script.
+    del document["nonce"]
+    document["receipt"] = str(keys / "receipts" / mine.receipt) if mine.receipt else None
+    return document
+
+
+def _lines(mine: "Submission", keys: Path) -> list[str]:
+    lines = [f"{mine.state}: {mine.short}" + (f", log entry {mine.accepted}" if mine.accepted is not None else "")]
+    if mine.reason:
+        lines.append(f"reason: {mine.reason}")
+    if mine.receipt:
+        lines.append(f"receipt: {keys / 'receipts' / mine.receipt}")
+    return lines

@@ -1,0 +1,28 @@
+"""The Python client: a connection (`Client`), and what each actor does with it. Core dependencies only."""
+
+from acclimate.client.connection import Client
+from acclimate.client.custodian import acknowledge, approve_void, inspect, release
+from acclimate.client.entrant import enter_round, submission_status, submit, withdraw
+from acclimate.client.folder import Account, load_account, register_account
+from acclimate.client.organizer import create_round, enter_baseline, extend, publish, seal_round, void
+
+__all__ = [
+    "Account",
+    "Client",
+    "acknowledge",
+    "approve_void",
+    "create_round",
+    "enter_baseline",
+    "enter_round",
+    "extend",
+    "inspect",
+    "load_account",
+    "publish",
+    "register_account",
+    "release",
+    "seal_round",
+    "submission_status",
+    "submit",
+    "void",
+    "withdraw",
+]

@@ -1,0 +1,367 @@
+"""The client's connection: one method for each route of `/v1`.
+
+A refusal of the server arrives as the same Refusal, with its code, sentence, hint and problems. A call that may be repeated (all but making an
+account: a signed request is answered the same when sent twice) is repeated with growing pauses while the server can't be
+reached or says 503. Bodies of any size are streamed in pieces of at most 1 MiB.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+import acclimate
+from acclimate_competitions import digests, records
+from acclimate_competitions.errors import CODES, Refusal
+from acclimate_competitions.records import Record
+
+CHUNK = 1 << 20
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+Json = Any
+Request = dict[str, Any]
+"""A signed request, as records.sign returns it."""
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+
+class Client:
+    """A connection to one server; close it, or use it as a context manager. Not to be shared between threads.
+
+    Args:
+        url: where the server is, such as https://rounds.example.org.
+        token: the account's API token; None for what everybody may read.
+        patience: seconds for which a repeatable call is tried again while the server can't be reached.
+    """
+
+    def __init__(self, url: str, *, token: str | None = None, patience: float = 8.0) -> None:
+        try:
+            parsed = httpx.URL(url)
+        except (httpx.InvalidURL, TypeError) as error:
+            raise Refusal("config_invalid", f"server {url!r}: {error}") from error
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise Refusal(
+                "config_invalid", f"server {url!r} is not an http address", hint="such as https://rounds.example.org"
+            )
+        self.url = str(parsed).rstrip("/")
+        self._patience = patience
+        headers = {"User-Agent": f"acclimate/{acclimate.__version__}"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(60.0, connect=5.0),
+            # A proxy is never the way to this machine itself.
+            trust_env=parsed.host not in LOOPBACK,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    # ---- server and accounts ---------------------------------------------------------------------------------------
+
+    def ready(self) -> bool:
+        """Whether the server answers and can serve; never waits or raises."""
+        try:
+            return self._http.get("/readyz", timeout=2.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def server(self) -> dict[str, Any]:
+        """{version, origin, log (vkey), evaluators, code, now}."""
+        return self._object("GET", "/v1/server")
+
+    def make_account(
+        self, name: str, *, role: str, ed25519: str, proof: str, invitation: str | None = None
+    ) -> dict[str, Any]:
+        """{id, role, token}; for the same name, role and key again a new token, which ends the old one."""
+        body = {"name": name, "role": role, "ed25519": ed25519, "proof": proof}
+        if invitation is not None:
+            body["invitation"] = invitation
+        return self._object("POST", "/v1/accounts", body=body)
+
+    def put_blob(self, path: Path, *, digest: str | None = None, progress: Progress | None = None) -> str:
+        """Upload a file as a blob; the digest. Bytes that changed since the digest was taken are refused by the server."""
+        digest = digest or digests.of_file(path)
+        self._upload(f"/v1/blobs/{digest}", path, progress)
+        return digest
+
+    # ---- rounds ----------------------------------------------------------------------------------------------------
+
+    def define(self, request: Request) -> dict[str, Any]:
+        """{round, index} of a signed RoundDefined."""
+        return self._object("POST", "/v1/rounds", body=request)
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """All rounds, in short."""
+        answer = self._json("GET", "/v1/rounds")
+        # A list, alone or under the one key that a page of it has.
+        found = answer.get("rounds") if isinstance(answer, dict) else answer
+        return _list(found, self.url)
+
+    def round(self, round_id: str) -> dict[str, Any]:
+        """A round's state; round_id may be any unique prefix."""
+        return self._object("GET", _round(round_id))
+
+    def definition(self, round_id: str) -> bytes:
+        """The definition's bytes."""
+        return self._bytes(f"{_round(round_id)}/definition")
+
+    def file(self, round_id: str, name: str, to: Path) -> Path:
+        """Download a public file of the round."""
+        return self._download(f"{_round(round_id)}/files/{quote(name)}", to)
+
+    def records(self, round_id: str) -> list[tuple[int, Record]]:
+        """The round's records with their log indices, parsed strictly."""
+        answer = self._json("GET", f"{_round(round_id)}/records")
+        return [(int(item["index"]), _record(item["record"])) for item in _list(answer, self.url)]
+
+    def stages(self, round_id: str) -> list[dict[str, Any]]:
+        """[{kind, entrant, task, seed, protocol, state, attempts, progress, reason, heartbeat}]."""
+        return _list(self._json("GET", f"{_round(round_id)}/stages"), self.url)
+
+    def seal(self, round_id: str, request: Request, *, envelopes: Json) -> dict[str, Any]:
+        """{index, record} of a signed HoldoutSealed, whose ciphertext is a blob already."""
+        return self._object("POST", f"{_round(round_id)}/seal", body={"record": request, "envelopes": envelopes})
+
+    def rehearse(self, round_id: str, fields: Json, *, envelopes: Json) -> dict[str, Any]:
+        """Hand in the dummy seal."""
+        return self._object("POST", f"{_round(round_id)}/rehearsal", body={"fields": fields, "envelopes": envelopes})
+
+    def envelopes(self, round_id: str) -> dict[str, Any]:
+        """{real: {seal, envelopes}, rehearsal: {seal, envelopes}}."""
+        return self._object("GET", f"{_round(round_id)}/envelopes")
+
+    def rehearsal_share(self, round_id: str, *, index: int, document: str) -> dict[str, Any]:
+        """Hand in the dummy seal's share document (base64)."""
+        body = {"index": index, "document": document}
+        return self._object("POST", f"{_round(round_id)}/rehearsal/shares", body=body)
+
+    def post(self, round_id: str, what: str, request: Request) -> dict[str, Any]:
+        """{index, record, …} of a signed request; what: acknowledgements | extension | entrants | withdrawals | void."""
+        return self._object("POST", f"{_round(round_id)}/{what}", body=request)
+
+    def release(self, round_id: str, request: Request, *, document: str) -> dict[str, Any]:
+        """{index, record} of a signed ShareReleased with its share document (base64)."""
+        return self._object("POST", f"{_round(round_id)}/shares", body={"record": request, "document": document})
+
+    def publish(self, round_id: str, request: Request, *, ranking: Json) -> dict[str, Any]:
+        """{index, record} of a signed RankingPublished with the ranking's document."""
+        return self._object("POST", f"{_round(round_id)}/ranking", body={"record": request, "ranking": ranking})
+
+    def ranking(self, round_id: str) -> dict[str, Any]:
+        """ranking.json."""
+        return self._object("GET", f"{_round(round_id)}/ranking")
+
+    def bundle(self, round_id: str, to: Path, *, progress: Progress | None = None) -> Path:
+        """Download the bundle as a ZIP."""
+        return self._download(f"{_round(round_id)}/bundle", to, progress)
+
+    def report(self, round_id: str, to: Path) -> Path:
+        """Download the report (HTML)."""
+        return self._download(f"{_round(round_id)}/report", to)
+
+    # ---- submissions -----------------------------------------------------------------------------------------------
+
+    def submit(
+        self, round_id: str, *, committed: Request, accepted: Request, nonce: str, manifest: Json
+    ) -> dict[str, Any]:
+        """{submission, state, index, missing: [digest]}."""
+        body = {"committed": committed, "accepted": accepted, "nonce": nonce, "manifest": manifest}
+        return self._object("POST", f"{_round(round_id)}/submissions", body=body)
+
+    def put_file(self, submission: str, path: Path, *, digest: str, progress: Progress | None = None) -> None:
+        """Upload one file of a submission."""
+        self._upload(f"/v1/submissions/{quote(submission, safe='')}/files/{digest}", path, progress)
+
+    def complete(self, submission: str) -> dict[str, Any]:
+        """{state: checking}: all files are there."""
+        return self._object("POST", f"/v1/submissions/{quote(submission, safe='')}/complete")
+
+    def submission(self, submission: str) -> dict[str, Any]:
+        """{submission, round, entrant, state, reason, committed_index, accepted_index}."""
+        return self._object("GET", f"/v1/submissions/{quote(submission, safe='')}")
+
+    # ---- log -------------------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> str:
+        """The newest signed checkpoint, a note."""
+        return self._bytes("/v1/log/checkpoint").decode("utf-8")
+
+    def entries(self, *, start: int, end: int) -> Iterator[bytes]:
+        """The log's entries start ≤ index < end, asked for in as many pages as the server makes of them.
+
+        Raises:
+            Refusal: entry_unknown, where the log ends before.
+        """
+        while start < end:
+            page = self._bytes("/v1/log/entries", params={"start": start, "end": end})
+            lines = page.removesuffix(b"\n").split(b"\n") if page else []
+            if not lines or start + len(lines) > end:
+                raise Refusal(
+                    "entry_unknown", f"the server gave {len(lines)} log entries from {start} on, not up to {end}"
+                )
+            yield from lines
+            start += len(lines)
+
+    def proof(self, index: int) -> str:
+        """The receipt of a log entry, as text."""
+        return self._bytes(f"/v1/log/proof/{index}").decode("utf-8")
+
+    # ---- how it is sent --------------------------------------------------------------------------------------------
+
+    def _object(self, method: str, path: str, *, body: Json = None, repeatable: bool = True) -> dict[str, Any]:
+        answer = self._json(method, path, body=body, repeatable=repeatable)
+        if not isinstance(answer, dict):
+            raise _odd_answer(self.url)
+        return answer
+
+    def _json(self, method: str, path: str, *, body: Json = None, repeatable: bool = True) -> Json:
+        def send() -> httpx.Response:
+            return self._http.request(method, path, json=body)
+
+        response = self._repeat(send, repeatable=repeatable)
+        try:
+            return response.json()
+        except ValueError as error:
+            raise _odd_answer(self.url) from error
+
+    def _bytes(self, path: str, *, params: dict[str, int] | None = None) -> bytes:
+        return self._repeat(lambda: self._http.get(path, params=params)).content
+
+    def _upload(self, path: str, file: Path, progress: Progress | None) -> None:
+        try:
+            size = file.stat().st_size
+        except OSError as error:
+            raise Refusal("file_unreadable", f"{file}: {error.strerror}") from error
+
+        def pieces() -> Iterator[bytes]:
+            done = 0
+            with file.open("rb") as stream:
+                while chunk := stream.read(CHUNK):
+                    yield chunk
+                    done += len(chunk)
+                    if progress is not None:
+                        progress(done, size)
+
+        def send() -> httpx.Response:
+            headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
+            try:
+                return self._http.put(path, content=pieces(), headers=headers)
+            except httpx.LocalProtocolError as error:
+                raise Refusal("upload_mismatch", f"{file} changed while it was sent", hint="send it again") from error
+
+        self._repeat(send)
+
+    def _download(self, path: str, to: Path, progress: Progress | None = None) -> Path:
+        part = to.with_name(f"{to.name}.part")
+
+        def send() -> httpx.Response:
+            with self._http.stream("GET", path) as response:
+                if response.status_code != 200:
+                    response.read()
+                    return response
+                size = int(response.headers.get("Content-Length", 0))
+                with part.open("wb") as stream:
+                    for chunk in response.iter_bytes(CHUNK):
+                        stream.write(chunk)
+                        if progress is not None:
+                            progress(response.num_bytes_downloaded, size)
+                return response
+
+        try:
+            self._repeat(send)
+            part.replace(to)
+        except OSError as error:
+            raise Refusal("file_unreadable", f"{to}: {error.strerror}") from error
+        finally:
+            part.unlink(missing_ok=True)
+        return to
+
+    def _repeat(self, send: Callable[[], httpx.Response], *, repeatable: bool = True) -> httpx.Response:
+        """Send until the server answers with something other than 503, or patience ends; then the answer or its refusal."""
+        until, pause = time.monotonic() + self._patience, FIRST_PAUSE
+        while True:
+            refusal: Refusal
+            try:
+                response = send()
+            except httpx.TransportError as error:
+                never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                refusal = _unreachable(self.url, error)
+                again = repeatable or never_sent
+            else:
+                if response.is_success:
+                    return response
+                refusal = _refusal(response)
+                again = repeatable and response.status_code == 503
+            if not again or time.monotonic() + pause > until:
+                raise refusal
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _round(round_id: str) -> str:
+    return f"/v1/rounds/{quote(round_id, safe='')}"
+
+
+def _list(value: Json, url: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise _odd_answer(url)
+    return value
+
+
+def _record(value: Json) -> Record:
+    # Whatever JSON the server wrapped it in, the entry's bytes are its canonical form.
+    return records.parse(value.encode() if isinstance(value, str) else digests.canonical(value))
+
+
+def _unreachable(url: str, error: Exception) -> Refusal:
+    what = str(error) or type(error).__name__
+    return Refusal(
+        "server_unreachable", f"{url} does not answer: {what}", hint="check the address, and that the server runs"
+    )
+
+
+def _odd_answer(url: str) -> Refusal:
+    return Refusal("server_unreachable", f"{url} answers, but not as an Acclimate server", hint="check the address")
+
+
+def _refusal(response: httpx.Response) -> Refusal:
+    """The refusal that a problem document (RFC 9457) carries; where there is none, one made from the status alone."""
+    problem: Json = None
+    with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):
+        problem = json.loads(response.content)
+    if not isinstance(problem, dict):
+        problem = {}
+    status = response.status_code
+    code = problem.get("code")
+    sentence = problem.get("detail") or problem.get("title")
+    if code not in CODES or not sentence:
+        where = f"{response.request.method} {response.request.url.path}"
+        request = f" (request {problem['request_id']})" if "request_id" in problem else ""
+        by_status = {
+            401: "token_invalid",
+            403: "role_missing",
+            404: "not_found",
+            409: "conflict",
+            422: "request_invalid",
+        }
+        code = code if code in CODES else by_status.get(status, "server_unreachable")
+        sentence = f"{where} was answered with {status}: {sentence or response.reason_phrase}{request}"
+    problems = problem.get("problems") or ()
+    return Refusal(code, str(sentence), hint=str(problem.get("hint") or ""), problems=[str(line) for line in problems])

@@ -1,0 +1,403 @@
+"""What an entrant does: enter a round, submit a model, see what became of it, withdraw it.
+
+A submission is saved in `submissions/<round>-<commitment>.json` of the key folder, with its nonce, before anything of it is sent. The same model
+and the same words again are the same submission: whatever was interrupted goes on where it stopped.
+"""
+
+import base64
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from acclimate import keys as key_files
+from acclimate.client import folder as files
+from acclimate.client.connection import Client, Progress, Request
+from acclimate.keys import Keys
+from acclimate_competitions import definition, digests, records
+from acclimate_competitions.definition import Competition
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.records import Record
+
+MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
+FINAL = ("accepted", "refused", "forfeited", "withdrawn")
+FIRST_LOOK, SLOWEST_LOOK = 0.2, 2.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One submission, as its file keeps it.
+
+    Attributes:
+        round, entrant, server: whose it is and where.
+        manifest: what was committed to.
+        nonce: 32 random bytes, base64; secret until the entrant sends it.
+        commitment: digest of nonce ‖ canonical JSON of the manifest.
+        submission: the server's id for it; "" until it was sent.
+        state: unsent | uploading | checking | accepted | refused | forfeited | withdrawn.
+        reason: why it was refused.
+        committed, accepted: log indices.
+        receipt: file name of the newest receipt in `receipts/`.
+    """
+
+    round: str
+    entrant: str
+    server: str
+    manifest: dict[str, Any]
+    nonce: str
+    commitment: str
+    submission: str = ""
+    state: str = "unsent"
+    reason: str = ""
+    committed: int | None = None
+    accepted: int | None = None
+    receipt: str = ""
+
+    @property
+    def short(self) -> str:
+        """Round and eight digits of the commitment: the name of its files."""
+        return f"{self.round}-{self.commitment[7:15]}"
+
+
+def enter_round(client: Client, keys: Keys, round_id: str, *, conflicts: Sequence[str] = ()) -> dict[str, Any]:
+    """Register the account as an entrant of a round, with the conflicts of interest it declares; {index, record, …}."""
+    entrant = files.load_account(keys.folder).id
+    fields = {"entrant": entrant, "ed25519": keys.public, "conflicts": list(conflicts)}
+    round_id = full_id(client, round_id)
+    return client.post(round_id, "entrants", records.sign("EntrantRegistered", round_id, fields, key=keys.ed25519))
+
+
+def submit(
+    client: Client,
+    keys: Keys,
+    round_id: str,
+    model: Path,
+    *,
+    title: str,
+    weights_after: str,
+    family: str = "",
+    base: str | None = None,
+    released: str | None = None,
+    baseline: str = "",
+    again: bool = False,
+    wait: bool = True,
+    progress: Progress | None = None,
+    say: Say = lambda line: None,
+) -> Submission:
+    """Submit a model, or go on with its submission where it stopped.
+
+    1. The manifest is made from the files; the nonce is saved; nothing was sent yet.
+    2. The commitment and the acceptance to be logged later are signed and sent; the commitment's receipt is checked and saved.
+    3. The files that the server lacks are uploaded.
+    4. The server checks the model; once accepted, the acceptance's receipt is checked and saved.
+
+    Args:
+        client: a connection for the entrant's account.
+        keys: the entrant's keys.
+        round_id: the round, or a prefix of its id.
+        model: folder with config.json, model.safetensors, tokenizer.json.
+        title: what people read beside the entry.
+        weights_after: what becomes of the weights: publish | auditor | delete.
+        family: the model's family, if it has one.
+        base: the model that it was trained from, if any.
+        released: when the model was released (YYYY-MM-DD), if it was.
+        baseline: for the organizer: the baseline to submit; its own key signs.
+        again: submit anew what was refused or withdrawn.
+        wait: wait for the server's check.
+        progress: called while uploading with (bytes done, bytes in all).
+        say: called with a sentence at each step.
+
+    Raises:
+        Refusal: model_invalid, file_unreadable, quota_exceeded, round_closed, …; a submission that the server refuses is
+            no exception but a state.
+    """
+    entrant = baseline or files.load_account(keys.folder).id
+    defined, competition = definition_of(client, round_id)
+    about = {"title": title, "weights_after": weights_after, "family": family, "base": base, "released": released}
+    manifest = manifest_of(model, about, round_id=defined.round, entrant=entrant)
+    _check_size(manifest, competition)
+    mine = _find(keys, manifest, again=again)
+    if mine is None:
+        mine = _begin(keys, manifest, server=client.url)
+    elif mine.state in FINAL:
+        say(f"this model was submitted before: {mine.state}")
+        return mine
+    else:
+        say(f"going on with submission {mine.short}")
+    committed, accepted = requests(mine, _signing(keys, mine))
+    answer = client.submit(mine.round, committed=committed, accepted=accepted, nonce=mine.nonce, manifest=mine.manifest)
+    mine = _keep(keys, mine, submission=answer["submission"], state=answer["state"], committed=answer["index"])
+    vkey = defined["log"]
+    mine = _receipt(client, keys, mine, vkey=vkey, request=committed)
+    say(f"committed as log entry {mine.committed}; receipt {keys.folder / 'receipts' / mine.receipt}")
+    if mine.state == "uploading":
+        _upload(client, mine, model, missing=answer["missing"], progress=progress)
+        outcome = client.complete(mine.submission)
+        mine = _keep(keys, mine, state=outcome["state"], reason=outcome.get("reason") or "")
+    if wait and mine.state not in FINAL:
+        say("all files are there; the server checks the model")
+        mine = await_outcome(client, keys, mine)
+    if mine.state == "accepted":
+        mine = _receipt(client, keys, mine, vkey=vkey, request=accepted)
+    return mine
+
+
+def await_outcome(client: Client, keys: Keys, mine: Submission) -> Submission:
+    """Look again and again until the submission is accepted or refused."""
+    pause = FIRST_LOOK
+    while (mine := refresh(client, keys, mine)).state not in FINAL:
+        time.sleep(pause)
+        pause = min(pause * 1.5, SLOWEST_LOOK)
+    return mine
+
+
+def refresh(client: Client, keys: Keys, mine: Submission) -> Submission:
+    """The submission with the server's newest word on it, kept."""
+    if not mine.submission:
+        return mine
+    answer = client.submission(mine.submission)
+    return _keep(keys, mine, state=answer["state"], reason=answer["reason"] or "", accepted=answer["accepted_index"])
+
+
+def submissions(keys: Keys, round_id: str = "") -> list[Submission]:
+    """The submissions of a key folder, of the rounds whose id begins with round_id; the oldest first."""
+    found = [path for path in (keys.folder / "submissions").glob("*.json") if path.name.startswith(round_id)]
+    found.sort(key=lambda path: path.stat().st_mtime_ns)
+    return [_load(path) for path in found]
+
+
+def submission_status(client: Client, keys: Keys, round_id: str = "") -> list[Submission]:
+    """The key folder's submissions with the server's newest word; a missing receipt of an accepted one is fetched."""
+    result = []
+    for mine in submissions(keys, round_id):
+        if mine.server == client.url:
+            mine = refresh(client, keys, mine)
+            if mine.state == "accepted" and mine.receipt != f"{mine.short}.tlog-proof":
+                defined, _ = definition_of(client, mine.round)
+                mine = _receipt(
+                    client, keys, mine, vkey=defined["log"], request=requests(mine, _signing(keys, mine))[1]
+                )
+        result.append(mine)
+    return result
+
+
+def withdraw(client: Client, keys: Keys, which: str) -> Submission:
+    """Withdraw a submission before the round closes.
+
+    Args:
+        client: a connection for the entrant's account.
+        keys: the entrant's keys.
+        which: the server's id of it, its short name, or (a prefix of) its commitment.
+
+    Raises:
+        Refusal: submission_unknown, round_closed, …
+    """
+    found = [mine for mine in submissions(keys) if _is(mine, which)]
+    if len(found) != 1:
+        count = "none" if not found else f"{len(found)}"
+        raise Refusal(
+            "submission_unknown",
+            f"{count} of the submissions in {keys.folder} is called {which!r}",
+            hint=f"acclimate submission status --keys {keys.folder}",
+        )
+    fields = {"entrant": found[0].entrant, "commitment": found[0].commitment}
+    request = records.sign("SubmissionWithdrawn", found[0].round, fields, key=_signing(keys, found[0]).ed25519)
+    client.post(found[0].round, "withdrawals", request)
+    return _keep(keys, found[0], state="withdrawn")
+
+
+def baseline_keys(keys: Keys, name: str) -> Keys:
+    """The key pair of a baseline, made on first use in `baselines/<name>/` of the organizer's key folder."""
+    folder = keys.folder / "baselines" / name
+    if not (folder / key_files.ED25519_FILE).exists():
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        return key_files.create(folder, age=False)
+    return key_files.load(folder)
+
+
+def _signing(keys: Keys, mine: Submission) -> Keys:
+    folder = keys.folder / "baselines" / mine.entrant
+    return key_files.load(folder) if folder.exists() else keys
+
+
+def manifest_of(model: Path, about: dict[str, Any], *, round_id: str, entrant: str) -> dict[str, Any]:
+    """The manifest of a model folder; each file is read once for its digest.
+
+    Raises:
+        Refusal: model_invalid with all problems; file_unreadable.
+    """
+    problems = [f"{name} is missing" for name in MODEL_FILES if not (model / name).is_file()]
+    problems += [
+        f"{name} is empty" for name in MODEL_FILES if (model / name).is_file() and not (model / name).stat().st_size
+    ]
+    if problems:
+        raise Refusal(
+            "model_invalid",
+            f"{model} is not a model folder in Hugging Face layout",
+            hint=f"it must hold {', '.join(MODEL_FILES)}",
+            problems=problems,
+        )
+    try:
+        listed = [
+            {"name": name, "size": (model / name).stat().st_size, "sha256": digests.of_file(model / name)}
+            for name in MODEL_FILES
+        ]
+    except OSError as error:
+        raise files.failed(model, error) from error
+    return {
+        "v": 1,
+        "round": round_id,
+        "entrant": entrant,
+        "kind": "hf-causal-lm",
+        "files": listed,
+        "parameters": _parameters(model / "model.safetensors"),
+        **about,
+    }
+
+
+def requests(mine: Submission, keys: Keys) -> tuple[Request, Request]:
+    """The signed SubmissionCommitted and SubmissionAccepted; the same bytes each time, since Ed25519 signs without chance."""
+    fields = {"entrant": mine.entrant, "commitment": mine.commitment}
+    return (
+        records.sign("SubmissionCommitted", mine.round, fields, key=keys.ed25519),
+        records.sign("SubmissionAccepted", mine.round, fields, key=keys.ed25519),
+    )
+
+
+def full_id(client: Client, round_id: str) -> str:
+    """The id of the only round that begins with round_id."""
+    return str(client.round(round_id)["round"])
+
+
+def definition_of(client: Client, round_id: str) -> tuple[Record, Competition]:
+    """RoundDefined and the definition it names: both checked against the round's id, so that no server can swap them.
+
+    Raises:
+        Refusal: round_unknown, record_invalid, signature_invalid, log_inconsistent.
+    """
+    round_id = full_id(client, round_id)
+    defined = client.records(round_id)[0][1]
+    if defined.type != "RoundDefined" or defined.round != round_id:
+        raise Refusal("log_inconsistent", f"the first record of {round_id} is {defined.type} of {defined.round}")
+    records.verify(defined)
+    raw = client.definition(round_id)
+    if digests.of_bytes(raw) != defined["definition"]:
+        raise Refusal(
+            "log_inconsistent", f"the server's definition of {round_id} is not the one that RoundDefined names"
+        )
+    return defined, definition.parse(raw)
+
+
+def _check_size(manifest: dict[str, Any], competition: Competition) -> None:
+    rules = competition.submission
+    size = sum(item["size"] for item in manifest["files"])
+    problems = []
+    if size > rules.max_bytes:
+        problems.append(f"the files have {size} bytes, at most {rules.max_bytes} are allowed")
+    if manifest["parameters"] > rules.max_parameters:
+        problems.append(
+            f"the model has {manifest['parameters']} parameters, at most {rules.max_parameters} are allowed"
+        )
+    if manifest["weights_after"] not in rules.weights_after:
+        problems.append(
+            f"weights after the round: {manifest['weights_after']!r}, allowed: {', '.join(rules.weights_after)}"
+        )
+    if problems:
+        raise Refusal("model_invalid", "the round does not take this submission; nothing was sent", problems=problems)
+
+
+def _parameters(path: Path) -> int:
+    import safetensors
+
+    total = 0
+    try:
+        with safetensors.safe_open(path, framework="numpy") as tensors:
+            for name in tensors.keys():
+                count = 1
+                for length in tensors.get_slice(name).get_shape():
+                    count *= length
+                total += count
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise Refusal(
+            "model_invalid",
+            f"{path.name} is not a safetensors file: {error}",
+            hint="save it with save_pretrained(…, safe_serialization=True); pickled weights are not taken",
+        ) from error
+    return total
+
+
+def _begin(keys: Keys, manifest: dict[str, Any], *, server: str) -> Submission:
+    nonce = secrets.token_bytes(32)
+    commitment = digests.of_bytes(nonce + digests.canonical(manifest))
+    mine = Submission(
+        manifest["round"], manifest["entrant"], server, manifest, base64.b64encode(nonce).decode(), commitment
+    )
+    files.write_json(_path(keys, mine), dataclasses.asdict(mine))
+    return mine
+
+
+def _find(keys: Keys, manifest: dict[str, Any], *, again: bool) -> Submission | None:
+    same = [mine for mine in submissions(keys, manifest["round"]) if mine.manifest == manifest]
+    if again:
+        same = [mine for mine in same if mine.state not in ("refused", "forfeited", "withdrawn")]
+    return same[-1] if same else None
+
+
+def _keep(keys: Keys, mine: Submission, **changes: Any) -> Submission:
+    after = dataclasses.replace(mine, **changes)
+    if after != mine:
+        files.write_json(_path(keys, after), dataclasses.asdict(after))
+    return after
+
+
+def _load(path: Path) -> Submission:
+    try:
+        return Submission(**files.read_json(path))
+    except TypeError as error:
+        raise Refusal("file_unreadable", f"{path} is not a submission's file: {error}") from error
+
+
+def _path(keys: Keys, mine: Submission) -> Path:
+    return keys.folder / "submissions" / f"{mine.short}.json"
+
+
+def _is(mine: Submission, which: str) -> bool:
+    names = (mine.submission, mine.short, mine.commitment, mine.commitment.removeprefix("sha256:"))
+    return which in names or (len(which) >= 4 and names[3].startswith(which))
+
+
+def _receipt(client: Client, keys: Keys, mine: Submission, *, vkey: str, request: Request) -> Submission:
+    """Save the receipt of what has just been logged; the commitment's stays beside the acceptance's."""
+    accepted = request["type"] == "SubmissionAccepted"
+    index = mine.accepted if accepted else mine.committed
+    name = f"{mine.short}{'' if accepted else '.committed'}.tlog-proof"
+    if index is None or (keys.folder / "receipts" / name).exists():
+        return mine
+    files.save_receipt(client, keys.folder / "receipts" / name, index=index, vkey=vkey, request=request)
+    return _keep(keys, mine, receipt=name)
+
+
+def _upload(
+    client: Client, mine: Submission, model: Path, *, missing: Sequence[str], progress: Progress | None
+) -> None:
+    todo = [item for item in mine.manifest["files"] if item["sha256"] in missing]
+    total = sum(item["size"] for item in todo)
+    for item, before in zip(todo, _running(todo), strict=True):
+
+        def tell(done: int, size: int, before: int = before) -> None:
+            if progress is not None:
+                progress(before + done, total)
+
+        client.put_file(mine.submission, model / item["name"], digest=item["sha256"], progress=tell)
+
+
+def _running(items: Sequence[dict[str, Any]]) -> Iterator[int]:
+    before = 0
+    for item in items:
+        yield before
+        before += item["size"]

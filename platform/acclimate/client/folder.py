@@ -1,0 +1,181 @@
+"""What the client keeps in an actor's key folder, beside the keys: account.json, pins.json, submissions/, receipts/, seals/.
+
+Each file is written whole or not at all, and those that hold a secret (a token, a nonce) with mode 0600. A command that was killed
+finds here what it had done.
+"""
+
+import base64
+import dataclasses
+import errno
+import json
+import os
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from acclimate import log
+from acclimate.client.connection import Client, Request
+from acclimate.keys import Keys
+from acclimate_competitions import digests
+from acclimate_competitions.errors import Refusal
+
+ACCOUNT_FILE = "account.json"
+
+
+@dataclass(frozen=True)
+class Account:
+    """An account at a server.
+
+    Attributes:
+        server: the server's address.
+        id: the account's id there; for an entrant its name in every round, for good.
+        role: organizer | entrant | custodian | analyst.
+        token: the API token, a secret.
+    """
+
+    server: str
+    id: str
+    role: str
+    token: str = dataclasses.field(repr=False)
+
+    def connect(self) -> Client:
+        """A client that speaks for this account."""
+        return Client(self.server, token=self.token)
+
+
+def register_account(
+    client: Client,
+    keys: Keys,
+    *,
+    name: str,
+    role: str = "entrant",
+    invitation: str | None = None,
+    renew: bool = False,
+) -> Account:
+    """Make an account at the client's server for these keys, and keep it in their folder.
+
+    The proof is a signature by the account's own key, so that nobody registers another's. Called again for the account that is
+    there already, it answers with that; with `renew` it gets a new token, and the old one ends.
+
+    Raises:
+        Refusal: conflict, where the folder has another account; whatever the server refuses.
+    """
+    path = keys.folder / ACCOUNT_FILE
+    if path.exists():
+        account = load_account(keys.folder)
+        if (account.server, account.id, account.role) != (client.url, name, role):
+            raise _other_account(path, account)
+        if not renew:
+            return account
+
+    asked = {"name": name, "role": role, "ed25519": keys.public}
+    proof = keys.ed25519.sign(b"acclimate/account/v1\n" + digests.canonical(asked))
+    answer = client.make_account(
+        name, role=role, ed25519=keys.public, proof=base64.b64encode(proof).decode(), invitation=invitation
+    )
+    account = Account(client.url, str(answer["id"]), str(answer["role"]), str(answer["token"]))
+    write_json(path, dataclasses.asdict(account))
+    return account
+
+
+def load_account(folder: Path) -> Account:
+    """The account of a key folder.
+
+    Raises:
+        Refusal: file_unreadable, key_refused.
+    """
+    path = folder / ACCOUNT_FILE
+    if not path.exists():
+        raise Refusal(
+            "file_unreadable",
+            f"{path} does not exist: these keys have no account yet",
+            hint=f"acclimate register --server URL --name NAME --keys {folder}",
+        )
+    if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise Refusal("key_refused", f"{path} holds a token and others may read it", hint=f"chmod 600 {path}")
+    try:
+        return Account(**read_json(path))
+    except TypeError as error:
+        raise Refusal("file_unreadable", f"{path} is not an account: {error}") from error
+
+
+def save_receipt(client: Client, path: Path, *, index: int, vkey: str, request: Request) -> Path:
+    """Fetch the receipt of a log entry, check it, and write it to a file.
+
+    Args:
+        client: a connection to the log's server.
+        path: where to write it.
+        index: the entry's index.
+        vkey: the log's key, as text.
+        request: the signed request that the entry must be the record of.
+
+    Raises:
+        Refusal: proof_invalid, where the receipt does not verify or is of something else.
+    """
+    text = client.proof(index)
+    receipt = log.Receipt.parse(text)
+    record = receipt.verify(log.parse_vkey(vkey))
+    found = {"type": record.type, "round": record.round, "fields": record.fields, "by": record.by, "sig": record.sig}
+    if receipt.index != index or found != request:
+        raise Refusal(
+            "proof_invalid", f"the receipt of log entry {index} is of something else: {record.type} by {record.by}"
+        )
+    write(path, text.encode(), mode=0o644)
+    return path
+
+
+def _other_account(path: Path, account: Account) -> Refusal:
+    return Refusal(
+        "conflict",
+        f"{path} is the account {account.id!r} ({account.role}) at {account.server}",
+        hint="one folder holds the keys of one account; name another folder",
+    )
+
+
+def write(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        Refusal: no_space, file_unreadable.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise failed(path, error) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON with mode 0600, whole or not at all."""
+    write(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read what write_json wrote.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise failed(path, error) from error
+    except ValueError as error:
+        raise Refusal("file_unreadable", f"{path} is not JSON: {error}") from error
+
+
+def failed(path: Path, error: OSError) -> Refusal:
+    """The refusal for an error of the operating system on a path."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Refusal("no_space", f"no space to write {path}", hint="free some space and repeat the command")
+    return Refusal("file_unreadable", f"{path}: {error.strerror or error}", hint="check the name and who owns it")

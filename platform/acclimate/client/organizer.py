@@ -1,0 +1,309 @@
+"""What an organizer does: define a round, seal its holdout, move its close, publish its ranking, void it.
+
+The holdout never leaves the organizer's machine in clear, and the seal's secret exists only while sealing. What was sealed is kept as
+ciphertext in `seals/<round>/` of the key folder until the server has it, so that an interrupted sealing goes on with the same seal.
+"""
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from acclimate.client import folder as files
+from acclimate.client.connection import Client, Progress
+from acclimate.client.entrant import Say, baseline_keys, definition_of, full_id
+from acclimate.keys import Keys
+from acclimate_competitions import definition, digests, records, rounds
+from acclimate_competitions.definition import Competition
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.records import Record, format_time
+
+RELEASE_AFTER = timedelta(days=14)
+"""Default of release_by, counted from closes_latest."""
+
+Custodian = Mapping[str, Any]
+"""{name, age, ed25519, backup}: what `acclimate custodian keygen` prints."""
+
+
+def create_round(
+    client: Client,
+    keys: Keys,
+    folder: Path,
+    *,
+    custodians: Sequence[Custodian],
+    opens: datetime | None = None,
+    closes: datetime | None = None,
+    closes_latest: datetime | None = None,
+    release_by: datetime | None = None,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> str:
+    """Define a round of a built competition; its id.
+
+    1. Definition and splits are checked here; the custodians are those that the definition names.
+    2. RoundDefined is made and put through the round's own rules, before anything is sent.
+    3. Definition and public files are uploaded; never a holdout.
+    4. RoundDefined is sent.
+
+    Args:
+        client: a connection for the organizer's account.
+        keys: the organizer's keys.
+        folder: the built competition.
+        custodians: one for each name in the definition, in any order.
+        opens: when submissions may begin; None: the definition's date, as for the next three.
+        closes: when they end.
+        closes_latest: how far the close may be moved; else not at all.
+        release_by: when custody has failed; else RELEASE_AFTER later.
+        name: the round's name; None: the definition's.
+        progress: called while uploading with (bytes done, bytes in all).
+
+    Raises:
+        Refusal: definition_invalid, splits_invalid, guard_failed, round_exists, …
+    """
+    from acclimate_competitions import splits
+
+    # 1
+    competition = definition.load(folder)
+    splits.check(folder, competition)
+    if competition.round.publish != "manual":
+        raise Refusal(
+            "definition_invalid",
+            f"[round] publish = {competition.round.publish!r}: this version publishes manually",
+            hint='write publish = "manual", and publish with: acclimate round publish ROUND',
+        )
+    public = splits.public_files(folder)
+    fields = {
+        "competition": competition.slug,
+        "name": name or competition.round.name,
+        "definition": competition.digest,
+        "files": {label: digests.of_file(path) for label, path in public.items()},
+        "recipe": competition.preparation.digest,
+        "scorer": rounds.scorer_digest(competition),
+        "policy": competition.ranking.digest,
+        **_dates(competition, opens=opens, closes=closes, closes_latest=closes_latest, release_by=release_by),
+        "grace": int(competition.round.grace.total_seconds()),
+        "k": competition.custody.threshold,
+        "custodians": _in_order(custodians, competition),
+        "organizer": {"name": files.load_account(keys.folder).id, "ed25519": keys.public},
+        "witnesses": [],
+        "quorum": 0,
+    }
+    # 2
+    server = client.server()
+    fields |= {"code": server["code"], "log": server["log"], "evaluators": server["evaluators"]}
+    request = records.sign("RoundDefined", "", fields, key=keys.ed25519)
+    at = records.parse_time(server["now"])
+    rounds.begin(Record("RoundDefined", request["round"], at, fields, request["by"], request["sig"]), competition)
+    if records.parse_time(fields["closes"]) <= at:
+        raise Refusal("guard_failed", f"the round would close {fields['closes']}, it is {server['now']}")
+    # 3
+    uploads = {"competition.toml": folder / "competition.toml", **public}
+    total = sum(path.stat().st_size for path in uploads.values())
+    before = 0
+    for path in uploads.values():
+        client.put_blob(path, progress=_after(before, total, progress))
+        before += path.stat().st_size
+    # 4
+    return str(client.define(request)["round"])
+
+
+def seal_round(
+    client: Client,
+    keys: Keys,
+    round_id: str,
+    folder: Path,
+    *,
+    progress: Progress | None = None,
+    say: Say = lambda line: None,
+    random: Callable[[int], bytes] = secrets.token_bytes,
+) -> dict[str, Any]:
+    """Seal the holdout of a built competition for a round's custodians, and hand in the rehearsal; {seal, index}.
+
+    1. The folder's definition is the round's.
+    2. Holdout and dummy rows are sealed with secrets of their own; the secrets are split, wrapped and forgotten.
+    3. Ciphertext, HoldoutSealed and envelopes are sent; then the same of the rehearsal.
+
+    Args:
+        client: a connection for the organizer's account.
+        keys: the organizer's keys.
+        round_id: the round, or a prefix of its id.
+        folder: the built competition.
+        progress: called while uploading with (bytes done, bytes in all).
+        say: called with a sentence at each step.
+        random: gives that many uniform random bytes.
+
+    Raises:
+        Refusal: conflict, splits_invalid, phase_wrong, …
+    """
+    from acclimate_competitions import splits
+
+    # 1
+    defined, competition = definition_of(client, round_id)
+    if definition.load(folder).digest != competition.digest:
+        raise Refusal(
+            "conflict",
+            f"{folder} has another definition than {defined.round}: {definition.load(folder).digest}, {competition.digest}",
+            hint="seal the folder that the round was created from",
+        )
+    splits.check(folder, competition)
+    # 2
+    work = keys.folder / "seals" / defined.round
+    sealed = _sealed(work, defined, splits.holdout_files(folder), random=random, say=say)
+    # 3
+    answer: dict[str, Any] = {}
+    for kind in ("real", "rehearsal"):
+        fields, envelopes = sealed[kind]["fields"], sealed[kind]["envelopes"]
+        ciphertext = work / f"{kind}.sealed"
+        if ciphertext.exists():
+            say(
+                f"uploading the {'holdout' if kind == 'real' else 'rehearsal'}, sealed: {ciphertext.stat().st_size} bytes"
+            )
+            client.put_blob(ciphertext, digest=fields["ciphertext"], progress=progress)
+        if kind == "real":
+            request = records.sign("HoldoutSealed", defined.round, fields, key=keys.ed25519)
+            answer = client.seal(defined.round, request, envelopes=envelopes)
+        else:
+            client.rehearse(defined.round, fields, envelopes=envelopes)
+    for kind in ("real", "rehearsal"):
+        (work / f"{kind}.sealed").unlink(missing_ok=True)
+    return {"round": defined.round, "seal": sealed["real"]["fields"]["seal"], "index": answer["index"]}
+
+
+def extend(client: Client, keys: Keys, round_id: str, *, closes: datetime) -> dict[str, Any]:
+    """Move the close of an open round later, never beyond closes_latest; {index, record, …}."""
+    round_id = full_id(client, round_id)
+    request = records.sign("ClosingExtended", round_id, {"closes": format_time(closes)}, key=keys.ed25519)
+    return client.post(round_id, "extension", request)
+
+
+def enter_baseline(
+    client: Client, keys: Keys, round_id: str, *, name: str, ed25519: str | None = None
+) -> dict[str, Any]:
+    """Register a baseline that the definition names as an entrant.
+
+    Its submissions are signed by a key of its own, which `submit(…, baseline=name)` finds below the organizer's key folder;
+    ed25519 names another public key instead.
+    """
+    round_id = full_id(client, round_id)
+    fields = {"entrant": name, "ed25519": ed25519 or baseline_keys(keys, name).public, "conflicts": ["baseline"]}
+    return client.post(round_id, "entrants", records.sign("EntrantRegistered", round_id, fields, key=keys.ed25519))
+
+
+def publish(client: Client, keys: Keys, round_id: str, *, reason: str = "") -> dict[str, Any]:
+    """Publish the ranking of an evaluated round, after recomputing it from the predictions here; {index, ranking}.
+
+    1. The bundle is downloaded.
+    2. Scores are recomputed from predictions and holdout, the ranking from the scores: a second process, on the
+       organizer's machine. The ranking that is signed is the recomputed one.
+    3. RankingPublished is sent with the document; the server compares it with its own.
+
+    Raises:
+        Refusal: phase_wrong, bundle_invalid, scores_invalid, …
+    """
+    defined, competition = definition_of(client, round_id)
+    # 1
+    with tempfile.TemporaryDirectory(prefix="acclimate-publish-") as temporary:
+        bundle = client.bundle(defined.round, Path(temporary) / "bundle.zip")
+        # 2
+        document = _recomputed(bundle, competition)
+    ranking = digests.of_json(document)
+    # 3
+    fields = {"ranking": ranking, "policy": competition.ranking.digest, "reason": reason}
+    request = records.sign("RankingPublished", defined.round, fields, key=keys.ed25519)
+    answer = client.publish(defined.round, request, ranking=document)
+    return {"round": defined.round, "index": answer["index"], "digest": ranking, "ranking": document}
+
+
+def void(
+    client: Client,
+    keys: Keys,
+    round_id: str,
+    *,
+    reason: str,
+    predecessor: str = "",
+    approvals: Sequence[Mapping[str, str]] = (),
+) -> dict[str, Any]:
+    """Void a round; after its close k custodians' approvals of exactly this reason are needed; {index, record, …}."""
+    round_id = full_id(client, round_id)
+    fields: dict[str, Any] = {"reason": reason}
+    if predecessor:
+        fields["predecessor"] = predecessor
+    if approvals:
+        fields["approvals"] = [dict(approval) for approval in approvals]
+    return client.post(round_id, "void", records.sign("RoundVoided", round_id, fields, key=keys.ed25519))
+
+
+def _dates(competition: Competition, **given: datetime | None) -> dict[str, str]:
+    chosen = {name: value or getattr(competition.round, name) for name, value in given.items()}
+    missing = [name for name in ("opens", "closes") if chosen[name] is None]
+    if missing:
+        raise Refusal(
+            "definition_invalid",
+            f"neither the definition nor the command says when the round {' and '.join(missing)}",
+            hint="give --opens and --closes, such as --opens 2027-03-01T12:00:00Z --closes +30d",
+        )
+    if given["closes"] is not None and given["closes_latest"] is None:
+        chosen["closes_latest"] = max(chosen["closes"], chosen["closes_latest"] or chosen["closes"])
+    latest = chosen["closes_latest"] = chosen["closes_latest"] or chosen["closes"]
+    chosen["release_by"] = chosen["release_by"] or latest + RELEASE_AFTER
+    return {name: format_time(moment) for name, moment in chosen.items() if moment is not None}
+
+
+def _in_order(custodians: Sequence[Custodian], competition: Competition) -> list[dict[str, Any]]:
+    names = [custodian["name"] for custodian in custodians]
+    wanted = list(competition.custody.custodians)
+    if sorted(names) != sorted(wanted):
+        raise Refusal(
+            "definition_invalid",
+            f"the definition names the custodians {', '.join(wanted)}; given were {', '.join(names) or 'none'}",
+            hint="each custodian makes keys with `acclimate custodian keygen` and sends you its custodian.json",
+        )
+    by_name = {custodian["name"]: custodian for custodian in custodians}
+    return [{field: by_name[name].get(field) for field in ("name", "age", "ed25519", "backup")} for name in wanted]
+
+
+def _sealed(
+    work: Path, defined: Record, holdout: Mapping[str, Path], *, random: Callable[[int], bytes], say: Say
+) -> dict[str, Any]:
+    """Both seals of a round as {kind: {fields, envelopes}, holdout: digest}; made once, and found again for the same holdout."""
+    from acclimate import sealing
+
+    path = work / "sealed.json"
+    digest = digests.of_tree(holdout.items())
+    if path.exists():
+        found: dict[str, Any] = files.read_json(path)
+        if found["holdout"] == digest:
+            say("going on with the seal made before")
+            return found
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True, mode=0o700)
+    recipients = [sealing.Recipient(c["name"], c["age"], c["backup"]) for c in defined["custodians"]]
+    result: dict[str, Any] = {"holdout": digest}
+    with tempfile.TemporaryDirectory(dir=work) as temporary:
+        for kind, contents in (("real", holdout), ("rehearsal", sealing.rehearsal_files(Path(temporary), random))):
+            say(f"sealing the {'holdout' if kind == 'real' else 'rehearsal'}: {', '.join(contents)}")
+            sealed = sealing.seal(
+                contents,
+                work / f"{kind}.sealed",
+                round_id=defined.round,
+                recipients=recipients,
+                k=defined["k"],
+                random=random,
+            )
+            result[kind] = {"fields": sealed.fields, "envelopes": sealed.envelopes}
+    files.write_json(path, result)
+    return result
+
+
+def _after(before: int, total: int, progress: Progress | None) -> Progress | None:
+    if progress is None:
+        return None
+    tell = progress
+    return lambda done, size: tell(before + done, total)
+
+
+def _recomputed(bundle: Path, competition: Competition) -> dict[str, Any]:
+    raise NotImplementedError
