@@ -81,6 +81,9 @@ CODES: dict[str, Code] = {
     "job_failed": Code(500, "A job on a runner failed; the sentence gives the reason."),
     "request_invalid": Code(422, "The request's body or parameters are malformed; all problems are listed."),
     "not_found": Code(404, "There is nothing at this address."),
+    "internal_error": Code(
+        500, "The server failed in a way nobody foresaw; its log has the details under the request id."
+    ),
     "config_invalid": Code(422, "A setting has an unknown name or an impossible value."),
 }
 
