@@ -1,0 +1,89 @@
+"""`acclimate demo`: a whole round on this machine, every actor with its own keys, over the public HTTP API."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from acclimate_competitions.errors import Refusal
+
+
+def demo(
+    data: Annotated[
+        Path, typer.Option(help="Folder for everything the demo makes; the same folder again goes on where it stopped.")
+    ],
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the result as JSON to this file.")
+    ] = None,
+    runner: Annotated[str, typer.Option(help="Where the models are prepared: ray or local.")] = "ray",
+) -> None:
+    """Play a whole blind round on this machine: seal, submit, prepare, release, evaluate, rank, verify.
+
+    The holdout of the demo is made of public data: it shows the protocol, not blindness.
+
+    Example: acclimate demo --data demo-data --json result.json
+    """
+    from acclimate import demo as play
+
+    if runner not in ("ray", "local"):
+        raise Refusal("config_invalid", f"--runner {runner}: choose ray or local")
+    console = Console(stderr=True, highlight=False)
+    started = time.monotonic()
+
+    def say(line: str) -> None:
+        seconds = int(time.monotonic() - started)
+        console.print(f"[dim]{seconds // 60}:{seconds % 60:02d}[/dim]  {line}", soft_wrap=True)
+
+    result = play.play(data.resolve(), runner=runner, say=say, console=console)
+    show(result, Console(highlight=False))
+    if json_file is not None:
+        json_file.write_text(json.dumps(result.document, indent=1, sort_keys=True) + "\n", "utf-8")
+    if result.verdict != 0:
+        raise typer.Exit(1)
+
+
+def show(result: Any, console: Console) -> None:
+    """Print the result for people: ranking, agreement, the crammer, where everything is, the auditor's verdict."""
+    document = result.document
+    seeds = result.seeds
+    table = Table(title=f"Ranking of {document['round']}", title_justify="left")
+    for name in ("rank", "interval", "entrant", "prepared", "± se", "direct", "direct rank", "seeds"):
+        table.add_column(name, justify="left" if name == "entrant" else "right")
+    for row in document["ranking"]:
+        table.add_row(
+            str(row["rank"]),
+            f"{row['rank_low']}–{row['rank_high']}",
+            row["entrant"],
+            f"{row['score']:.3f}",
+            f"{row['se']:.3f}",
+            f"{row['direct_score']:.3f}",
+            str(row["direct_rank"]),
+            str(seeds),
+        )
+    for row in document["baselines"]:
+        table.add_row(
+            "–", "–", f"{row['entrant']} (baseline)", f"{row['score']:.3f}", "", f"{row['direct_score']:.3f}", "–", ""
+        )
+    console.print(table)
+    a = document["agreement"]
+    console.print(
+        "Agreement of the rankings between tasks (mean Kendall tau-b, with the ceiling that noise allows):\n"
+        f"  direct   {a['direct']:.2f} (ceiling {a['ceiling_direct']:.2f})\n"
+        f"  prepared {a['prepared']:.2f} (ceiling {a['ceiling_prepared']:.2f})"
+    )
+    c = document["crammer"]
+    console.print(
+        f"{c['entrant']} had crammed {c['task']}: rank {c['direct_rank']} on it by direct evaluation, "
+        f"{c['prepared_rank']} once all were prepared alike."
+    )
+    console.print(
+        f"Report    {document['report']}\nBundle    {document['bundle']}\nMLflow    {document['tracking_uri']}"
+    )
+    console.print(f"See it    {result.mlflow_command}")
+    console.print(
+        f"Auditor   {result.verdict_line}\n          verify it yourself: acclimate verify {document['bundle']}"
+    )

@@ -1,0 +1,367 @@
+"""The demo: a whole round on one machine, each actor with its own keys and client, over the public HTTP API.
+
+Nothing here has a way that production lacks: the servers are `acclimate api` and `acclimate dispatch` as processes of their
+own, invitations come from the server's own machine as an operator would give them, and the round closes by the
+database's clock.
+
+Everything is found again by looking at what exists (files, accounts, the round's records), so a demo that was killed
+goes on where it stopped. One case can't go on: a round whose time to submit ended while the demo was dead. As in real
+life the organizer voids it, after the close with the custodians' approval, and opens a successor.
+"""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from acclimate import demo_servers, keys
+from acclimate.client import connection, custodian, entrant, folder, organizer
+from acclimate_competitions import definition, records, rounds
+from acclimate_competitions.definition import Competition
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, Round
+
+COMPETITION = "digits"
+CRAMMER, CRAMMED = "crammer", "digit"
+CUSTODIANS = ("custodian-a", "custodian-b", "custodian-c")
+ABSENT = "custodian-b"
+BASELINE = "untrained"
+WINDOW = timedelta(seconds=15)
+MARGIN = timedelta(seconds=4)
+LATEST = timedelta(minutes=10)
+RELEASE_BY = timedelta(days=7)
+LOOK = 0.4
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a played round came to; `document` is what --json writes."""
+
+    document: dict[str, Any]
+    seeds: int
+    verdict: int
+    verdict_line: str
+    mlflow_command: str
+
+
+class Actor:
+    """Somebody with keys of their own, an account, and a client that speaks for it."""
+
+    def __init__(self, where: Path, url: str, *, role: str, invite: Callable[[str], str]) -> None:
+        self.name = where.name
+        has_keys = (where / keys.ED25519_FILE).exists()
+        self.keys = keys.load(where) if has_keys else keys.create(where, age=role == "custodian")
+        if not (where / folder.ACCOUNT_FILE).exists():
+            with connection.Client(url) as visitor:
+                code = None if role == "entrant" else invite(role)
+                folder.register_account(visitor, self.keys, name=self.name, role=role, invitation=code)
+        self.client = folder.load_account(where).connect()
+
+
+class Play:
+    """One demo: its folder, its people, and the round they play."""
+
+    def __init__(
+        self, data: Path, servers: demo_servers.Servers, models: list[str], *, say: Say, console: Console
+    ) -> None:
+        self.data, self.servers, self.models, self.say, self.console = data, servers, models, say, console
+        self.built = data / "competition"
+        self.competition: Competition = definition.load(self.built)
+        self.organizer = self._actor("organizer", "organizer")
+        self.custodians = [self._actor(name, "custodian") for name in CUSTODIANS]
+        self.entrants = [self._actor(name, "entrant") for name in models]
+        self.id = ""
+        self._told = 0
+
+    def _actor(self, name: str, role: str) -> Actor:
+        return Actor(self.data / "actors" / name, self.servers.url, role=role, invite=self._invite)
+
+    def _invite(self, role: str) -> str:
+        line = demo_servers.command("invite", "--data", str(self.servers.data), "--role", role, "--json")
+        return str(json.loads(subprocess.run(line, stdout=subprocess.PIPE, check=True, text=True).stdout)["invitation"])
+
+    # ---- the round ---------------------------------------------------------------------------------------------------
+
+    def round(self) -> Round:
+        """The round as its public records say; tells of phases that have passed since the last look."""
+        self.servers.check()
+        state = rounds.fold(self.organizer.client.records(self.id), self.competition)
+        for phase, at in state.phases[self._told :]:
+            self.say(f"[bold]{phase}[/bold] {_MEANING[phase]} [dim]{at:%H:%M:%S} UTC[/dim]")
+        self._told = len(state.phases)
+        return state
+
+    def play(self) -> Round:
+        """Play until the ranking is published."""
+        acts: dict[Phase, Callable[[], None]] = {
+            Phase.DRAFT: self.seal,
+            Phase.SEALED: self.acknowledge,
+            Phase.OPEN: self.submit,
+            Phase.CLOSED: self.wait_for_preparation,
+            Phase.PREPARED: self.release,
+            Phase.RELEASED: lambda: self.wait(Phase.RELEASED),
+            Phase.OPENED: self.wait_for_evaluation,
+            Phase.EVALUATED: self.publish,
+        }
+        self.find_round()
+        while (state := self.round()).phase != Phase.PUBLISHED:
+            if state.phase == Phase.VOIDED:
+                raise Refusal(
+                    "phase_wrong", f"round {self.id} was voided", hint="run the demo again: it opens a successor"
+                )
+            acts[state.phase]()
+        return state
+
+    def find_round(self) -> None:
+        """The newest round that can still be played to its end, or a new one."""
+        mine = [item for item in self.organizer.client.rounds() if item["competition"] == COMPETITION]
+        for item in mine:
+            self.id, self._told = item["round"], 0
+            state = rounds.fold(self.organizer.client.records(self.id), self.competition)
+            if state.phase == Phase.VOIDED:
+                continue
+            if self._can_go_on(state):
+                self.say(f"going on with round {self.id}")
+                return
+            self.void(state)
+        now = datetime.now(UTC)
+        people = [
+            {"name": c.name, "age": c.keys.age_recipient, "ed25519": c.keys.public, "backup": None}
+            for c in self.custodians
+        ]
+        self.id = organizer.create_round(
+            self.organizer.client,
+            self.organizer.keys,
+            self.built,
+            custodians=people,
+            opens=now,
+            closes=now + WINDOW,
+            closes_latest=now + LATEST,
+            release_by=now + RELEASE_BY,
+            name=f"demo-{len(mine) + 1}",
+        )
+        self._told = 0
+
+    def _can_go_on(self, state: Round) -> bool:
+        everybody = len(self.entrants)
+        if state.closed is not None:
+            return len(state.entries) == everybody
+        return len(state.submissions) == everybody or self._server_time() < state.closes - MARGIN
+
+    def _server_time(self) -> datetime:
+        return records.parse_time(self.organizer.client.server()["now"])
+
+    def void(self, state: Round) -> None:
+        """Void a round that closed without all entrants; after the close the custodians approve."""
+        reason = "the demo was interrupted while the round was open"
+        approvals = [
+            custodian.approve_void(c.client, c.keys, self.id, reason=reason)
+            for c in self.custodians
+            if c.name != ABSENT
+        ]
+        organizer.void(
+            self.organizer.client,
+            self.organizer.keys,
+            self.id,
+            reason=reason,
+            approvals=approvals if state.closed else (),
+        )
+        self.say(f"round {self.id} was interrupted while it was open: voided, a successor follows")
+
+    def seal(self) -> None:
+        """The organizer seals the holdout for the custodians, and hands in the rehearsal."""
+        organizer.seal_round(self.organizer.client, self.organizer.keys, self.id, self.built)
+
+    def acknowledge(self) -> None:
+        """Each custodian shows that it can decrypt its share; together they open the rehearsal's dummy."""
+        for actor in self.custodians:
+            custodian.acknowledge(actor.client, actor.keys, self.id)
+        self.wait(Phase.SEALED)
+
+    def submit(self) -> None:
+        """All entrants submit at once; the organizer extends, by a signed record, where the machine is too slow for the window."""
+        with ThreadPoolExecutor(len(self.entrants)) as pool, self._bar() as bar:
+            task = bar.add_task("models accepted", total=len(self.entrants))
+            futures = [pool.submit(self._submit, actor) for actor in self.entrants]
+            while not all(future.done() for future in futures):
+                time.sleep(LOOK)
+                state = self.round()
+                bar.update(task, completed=sum(s.accepted is not None for s in state.submissions.values()))
+                late = len(state.submissions) < len(self.entrants) and not any(
+                    f.done() and f.exception() for f in futures
+                )
+                if state.phase == Phase.OPEN and late and self._server_time() > state.closes - MARGIN:
+                    closes = state.closes + WINDOW
+                    organizer.extend(self.organizer.client, self.organizer.keys, self.id, closes=closes)
+                    self.say(f"this machine is slow: the organizer extends to {closes:%H:%M:%S} UTC")
+            _all(futures)
+        self.wait(Phase.OPEN)
+
+    def _submit(self, actor: Actor) -> None:
+        about = json.loads((self.data / "models" / actor.name / "entrant.json").read_text("utf-8"))
+        if actor.name not in self._entrants():
+            if actor.name == BASELINE:
+                organizer.enter_baseline(
+                    self.organizer.client, self.organizer.keys, self.id, name=actor.name, ed25519=actor.keys.public
+                )
+            else:
+                entrant.enter_round(actor.client, actor.keys, self.id)
+        done = entrant.submit(
+            actor.client,
+            actor.keys,
+            self.id,
+            self.data / "models" / actor.name,
+            title=about["title"],
+            weights_after="publish",
+            family=about["family"],
+            released=about["released"],
+        )
+        if done.state != "accepted":
+            raise Refusal("model_invalid", f"the model of {actor.name} was {done.state}: {done.reason}")
+
+    def _entrants(self) -> set[str]:
+        return set(rounds.fold(self.organizer.client.records(self.id), self.competition).entrants)
+
+    def wait_for_preparation(self) -> None:
+        """Every entry is prepared for every task by the same recipe."""
+        self.wait(Phase.CLOSED, kinds=("select", "prepare"), what="prepared alike")
+
+    def wait_for_evaluation(self) -> None:
+        """Every entry is evaluated on the opened holdout, as submitted and as prepared."""
+        self.wait(Phase.OPENED, kinds=("evaluate",), what="evaluated")
+
+    def release(self) -> None:
+        """Two of the three custodians release their shares; the third is on holiday."""
+        for actor in self.custodians:
+            if actor.name != ABSENT and self.round().phase == Phase.PREPARED:
+                released = custodian.release(actor.client, actor.keys, self.id, now=datetime.now(UTC))
+                self.say(
+                    f"{actor.name} made {len(released.checks)} checks of its own and released share {released.share}"
+                )
+
+    def publish(self) -> None:
+        """The organizer recomputes the ranking from the predictions, signs and publishes it."""
+        organizer.publish(self.organizer.client, self.organizer.keys, self.id)
+
+    def wait(self, phase: Phase, *, kinds: tuple[str, ...] = (), what: str = "") -> None:
+        """Wait until the round has left a phase, with a progress bar where there are stages to count."""
+        with self._bar() as bar:
+            task = bar.add_task(what, total=None, visible=bool(kinds))
+            while self.round().phase == phase:
+                if kinds:
+                    stages = [s for s in self.organizer.client.stages(self.id) if s["kind"] in kinds]
+                    _refuse_blocked(stages)
+                    done = sum(1.0 if s["state"] in ("committed", "failed") else s["progress"] for s in stages)
+                    bar.update(task, completed=done, total=len(stages) or None)
+                time.sleep(LOOK)
+
+    def _bar(self) -> Progress:
+        columns = (
+            TextColumn("      {task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+        )
+        return Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+
+
+def _all(futures: list[Future[None]]) -> None:
+    for future in futures:
+        future.result()
+
+
+def _refuse_blocked(stages: list[dict[str, Any]]) -> None:
+    for stage in stages:
+        if stage["state"] == "blocked":
+            where = f"{stage['kind']} of {stage['entrant']}, {stage['task']}"
+            raise Refusal(
+                "job_failed", f"{where} is blocked: {stage['reason']}", hint="run the demo again: it tries anew"
+            )
+
+
+_MEANING = {
+    Phase.DRAFT: "the organizer has defined the round",
+    Phase.SEALED: "the holdout is encrypted and committed to; 2 of 3 custodians can open it",
+    Phase.OPEN: "custodians acknowledged their shares and rehearsed; entrants may submit",
+    Phase.CLOSED: "by the database's clock; the entries are frozen",
+    Phase.PREPARED: "every entry has had the same fine-tune for every task",
+    Phase.RELEASED: "two custodians have released their shares",
+    Phase.OPENED: "the holdout equals what was committed to",
+    Phase.EVALUATED: "direct and prepared predictions are scored",
+    Phase.PUBLISHED: "the organizer has recomputed and signed the ranking",
+    Phase.VOIDED: "the round has ended without a ranking",
+}
+
+
+def play(data: Path, *, runner: str, say: Say, console: Console) -> Result:
+    """Play the demo in a folder, or go on with what was begun there.
+
+    Args:
+        data: the demo's folder.
+        runner: ray | local.
+        say: told of everything that happens, one sentence each.
+        console: where progress bars go.
+
+    Raises:
+        Refusal: whatever refuses; the folder stays as it is, and the same call goes on.
+    """
+    from acclimate import demo_outcome
+    from acclimate.config import load
+    from acclimate_runners import lineup
+
+    timings: dict[str, float] = {}
+    started = time.monotonic()
+
+    def lap(name: str) -> None:
+        timings[name] = round(time.monotonic() - started - sum(timings.values()), 1)
+
+    built = data / "competition"
+    _build(built, say)
+    lap("build the competition")
+    say("entrants make their models at home, each with some practice on the public rows (one crams a single task)")
+    models = lineup.make(data / "models", built, processes=2, progress=lambda line: None)
+    lap("make the models")
+    with demo_servers.Servers(data / "server", runner=runner) as servers:
+        lap("start the servers")
+        show = Play(data, servers, models, say=say, console=console)
+        state = show.play()
+        lap("play the round")
+        anybody = connection.Client(servers.url)
+        folder_ = data / "rounds" / state.id
+        folder_.mkdir(parents=True, exist_ok=True)
+        bundle = demo_outcome.fetch_bundle(anybody, state, folder_)
+        lap("download the bundle")
+        log_key = custodian.pinned(show.custodians[0].keys, state.id).log
+        verdict, line = demo_outcome.audit(bundle, log_key=log_key)
+        lap("verify the bundle")
+        demo_outcome.wait_for_tracking(anybody, state)
+        lap("wait for MLflow")
+    settings = load(data / "server")
+    crammed = (CRAMMER, CRAMMED)
+    document = demo_outcome.describe(
+        state, show.competition, bundle, folder=folder_, tracking=settings.tracking, crammed=crammed
+    )
+    lap("stability and report")
+    (data / "timings.json").write_text(json.dumps(timings, indent=1) + "\n", "utf-8")
+    return Result(
+        document, len(show.competition.preparation.seeds), verdict, line, f"acclimate mlflow --data {data / 'server'}"
+    )
+
+
+def _build(built: Path, say: Say) -> None:
+    if (built / "competition.toml").exists():
+        return
+    say(f"building the competition {COMPETITION!r}: 1,797 handwritten digits, four questions about each")
+    line = demo_servers.command("competition", "build", COMPETITION, "--out", str(built), "--json")
+    done = subprocess.run(line, stdout=subprocess.PIPE, check=False)
+    if done.returncode != 0:
+        raise Refusal("job_failed", f"building the competition {COMPETITION!r} failed")

@@ -1,0 +1,106 @@
+"""What the demo shows in the end: the bundle, a stranger's verdict on it, the stability report, and one document."""
+
+import json
+import subprocess
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from acclimate import demo_servers, report
+from acclimate.client.connection import Client
+from acclimate_competitions import digests, stability
+from acclimate_competitions.definition import Competition
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Round
+from acclimate_competitions.records import format_time
+
+TRACKED_WITHIN = 120.0
+
+
+def fetch_bundle(client: Client, state: Round, folder: Path) -> Path:
+    """The round's bundle as a folder, downloaded as anybody may."""
+    archive = client.bundle(state.id, folder / f"{state.id}.zip")
+    bundle = folder / "bundle"
+    with zipfile.ZipFile(archive) as packed:
+        packed.extractall(bundle)
+    return bundle
+
+
+def audit(bundle: Path, *, log_key: str) -> tuple[int, str]:
+    """Exit code and last line of `acclimate verify`, run as a stranger would who got the log's key from a custodian."""
+    line = demo_servers.command("verify", str(bundle), "--log-key", log_key, "--json")
+    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=False)
+    checks = json.loads(done.stdout)["checks"]
+    count = {status: sum(check["status"] == status for check in checks) for status in ("ok", "FAILED", "NOT CHECKED")}
+    return done.returncode, ", ".join(f"{number} {status}" for status, number in count.items())
+
+
+def wait_for_tracking(client: Client, state: Round) -> None:
+    """Wait until MLflow has the round.
+
+    Raises:
+        Refusal: job_failed after TRACKED_WITHIN seconds.
+    """
+    deadline = time.monotonic() + TRACKED_WITHIN
+    while not client.round(state.id)["tracked"]:
+        if time.monotonic() > deadline:
+            raise Refusal(
+                "job_failed", f"MLflow has not got the round within {TRACKED_WITHIN:.0f} s", hint="see dispatch.log"
+            )
+        time.sleep(0.3)
+
+
+def describe(
+    state: Round, competition: Competition, bundle: Path, *, folder: Path, tracking: str, crammed: tuple[str, str]
+) -> dict[str, Any]:
+    """Write the report, and give the demo's document.
+
+    Args:
+        state: the published round.
+        competition: its definition.
+        bundle: its bundle.
+        folder: where the report goes.
+        tracking: MLflow's tracking URI.
+        crammed: who crammed, and which task.
+    """
+    from acclimate import verify
+
+    ranking = json.loads((bundle / "ranking.json").read_text("utf-8"))
+    entrants = [entry.entrant for entry in state.entries]
+    scores = verify.recompute_scores(bundle)
+    steady = stability.of_round(
+        scores, tasks=competition.tasks, policy=competition.ranking, entrants=entrants
+    ).document()
+    info = {
+        "competition": competition.title,
+        "round": state.id,
+        "data_is_public": competition.data_is_public,
+        "ranking digest": digests.of_json(ranking),
+        "closed": format_time(state.closed.at) if state.closed else "",
+        "log": state.defined["log"],
+    }
+    page = report.write(
+        folder / "report.html", title=f"{competition.title}: {state.id}", ranking=ranking, stability=steady, info=info
+    )
+    name, task = crammed
+    crammer = next(row for row in ranking["tasks"][task] if row["entrant"] == name)
+    columns = ("entrant", "rank", "rank_low", "rank_high", "score", "se", "direct_rank", "direct_score")
+    agreement = ("direct", "prepared", "ceiling_direct", "ceiling_prepared")
+    return {
+        "round": state.id,
+        "ranking": [{key: row[key] for key in columns} for row in ranking["ranking"]],
+        "baselines": ranking["baselines"],
+        "bundle": str(bundle),
+        "report": str(page),
+        "tracking_uri": tracking,
+        "phases": [{"phase": str(phase), "at": format_time(at)} for phase, at in state.phases],
+        "agreement": {key: steady["agreement"][key] for key in agreement},
+        "crammer": {
+            "entrant": name,
+            "task": task,
+            "direct_rank": crammer["direct_rank"],
+            "prepared_rank": crammer["rank"],
+        },
+        "ranking_digest": digests.of_json(ranking),
+    }
