@@ -343,12 +343,14 @@ def _grouped(values: Floats, start: Ints) -> Floats:
 def _signs(scores: Floats) -> Floats:
     """[tasks, m·m]: sign of score_i − score_j, NaN where one is unknown."""
     columns = scores.T
-    return np.sign(columns[:, :, None] - columns[:, None, :]).reshape(len(columns), -1)
+    signs = np.sign(columns[:, :, None] - columns[:, None, :])
+    return np.asarray(signs.reshape(len(columns), len(scores) ** 2))
 
 
 def _tau(left: Floats, right: Floats) -> Floats:
     size = np.sqrt(np.outer((left * left).sum(axis=1), (right * right).sum(axis=1)))
-    return np.divide(left @ right.T, size, out=np.full(size.shape, np.nan), where=size > 0)
+    table: Floats = np.divide(left @ right.T, size, out=np.full(size.shape, np.nan), where=size > 0)
+    return table
 
 
 def _mean_pairs(table: Floats) -> float | None:
