@@ -68,7 +68,13 @@ def need(extra: str, *modules: str) -> None:
     """
     from importlib.util import find_spec
 
-    missing = [name for name in modules if find_spec(name) is None]
+    def there(name: str) -> bool:
+        try:
+            return find_spec(name) is not None
+        except ImportError:
+            return False
+
+    missing = [name for name in modules if not there(name)]
     if missing:
         raise Refusal(
             "extra_missing",

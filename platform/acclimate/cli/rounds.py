@@ -237,7 +237,9 @@ def report(
     emit({"file": str(out), "size": out.stat().st_size}, as_json=as_json, text=f"{out}, {out.stat().st_size} bytes")
 
 
-app.command("status")(status)
+app.command("status", epilog="The same: acclimate round status digits-2027-1 --server https://rounds.example.org")(
+    status
+)
 
 
 def ranking(round_id: RoundId, server: Server = None, keys: ReaderKeys = None, as_json: AsJson = False) -> None:

@@ -195,7 +195,7 @@ def enter_baseline(
 def publish(client: Client, keys: Keys, round_id: str, *, reason: str = "") -> dict[str, Any]:
     """Publish the ranking of an evaluated round, after recomputing it from the predictions here; {index, ranking}.
 
-    1. The bundle is downloaded.
+    1. The bundle is downloaded, and its log is checked: signed by the log that RoundDefined names, of this round.
     2. Scores are recomputed from predictions and holdout, the ranking from the scores: a second process, on the
        organizer's machine. The ranking that is signed is the recomputed one.
     3. RankingPublished is sent with the document; the server compares it with its own.
@@ -208,7 +208,7 @@ def publish(client: Client, keys: Keys, round_id: str, *, reason: str = "") -> d
     with tempfile.TemporaryDirectory(prefix="acclimate-publish-") as temporary:
         bundle = client.bundle(defined.round, Path(temporary) / "bundle.zip")
         # 2
-        document = _recomputed(bundle, competition)
+        document = _recomputed(bundle, defined)
     ranking = digests.of_json(document)
     # 3
     fields = {"ranking": ranking, "policy": competition.ranking.digest, "reason": reason}
@@ -305,5 +305,16 @@ def _after(before: int, total: int, progress: Progress | None) -> Progress | Non
     return lambda done, size: tell(before + done, total)
 
 
-def _recomputed(bundle: Path, competition: Competition) -> dict[str, Any]:
-    raise NotImplementedError
+def _recomputed(bundle: Path, defined: Record) -> dict[str, Any]:
+    """The ranking that a bundle of exactly this round and log leads to; its own ranking.json is one of the things checked."""
+    from acclimate import verify
+
+    report = verify.verify(bundle, log_key=defined["log"], levels=("log",))
+    if report.failed or report.round != defined.round:
+        raise Refusal(
+            "bundle_invalid",
+            report.summary if report.failed else f"the server's bundle is of {report.round}, not {defined.round}",
+            hint="nothing was signed; fetch the bundle and see: acclimate round bundle, acclimate verify",
+            problems=[f"{check.where}: {check.meaning}" for check in report.failed],
+        )
+    return verify.recompute_ranking(bundle).document()

@@ -1,0 +1,433 @@
+"""The client and the command line as people use them: over real HTTP, with what goes wrong on the way."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acclimate import keys, log
+from acclimate.cli import main, moments, output, status
+from acclimate.client import Client
+from acclimate.client.connection import CHUNK
+from acclimate_competitions import digests, records
+from acclimate_competitions.errors import Refusal
+
+# ---- the command line in this process ------------------------------------------------------------------------------
+
+
+class Ran:
+    """What a command did: exit code, stdout, stderr."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def acclimate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Runs `acclimate …` in this process, exactly as the installed script does."""
+    for name in list(os.environ):
+        if name.startswith("ACCLIMATE_"):
+            monkeypatch.delenv(name)
+
+    def run(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["acclimate", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main.run()
+        out, err = capfd.readouterr()
+        return Ran(end.value.code if isinstance(end.value.code, int) else 0, out, err)
+
+    return run
+
+
+# ---- a server that misbehaves --------------------------------------------------------------------------------------
+
+
+class Script(BaseHTTPRequestHandler):
+    """Answers from a list of (status, headers, body), and remembers what came."""
+
+    answers: list[tuple[int, dict[str, str], bytes]]
+    seen: list[tuple[str, str, dict[str, str], int]]
+    protocol_version = "HTTP/1.1"
+
+    def answer(self) -> None:
+        length = int(self.headers.get("Content-Length", 0))
+        got = 0
+        while got < length:
+            piece = self.rfile.read(min(CHUNK, length - got))
+            if not piece:
+                break
+            got += len(piece)
+        self.seen.append((self.command, self.path, dict(self.headers), got))
+        status_code, headers, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        self.send_response(status_code)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_PUT = answer
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the library's name)
+        pass
+
+
+@contextmanager
+def scripted(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str, type[Script]]]:
+    handler = type("Handler", (Script,), {"answers": list(answers), "seen": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", handler
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def as_json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+BUSY = (503, {"Content-Type": "application/problem+json"}, as_json({"status": 503, "code": "busy", "detail": "taken"}))
+SERVER = (200, {}, as_json({"version": "1", "now": "2027-03-01T00:00:00.000000Z"}))
+
+
+def test_a_busy_server_is_asked_again() -> None:
+    with scripted(BUSY, BUSY, SERVER) as (url, script), Client(url) as client:
+        assert client.server()["version"] == "1"
+    assert len(script.seen) == 3
+
+
+def test_patience_ends_with_the_servers_own_refusal() -> None:
+    with scripted(BUSY) as (url, script), Client(url, patience=0.5) as client:
+        with pytest.raises(Refusal) as caught:
+            client.server()
+    assert (caught.value.code, caught.value.sentence) == ("busy", "taken")
+    assert len(script.seen) >= 2
+
+
+def test_a_refusal_arrives_as_it_was_sent() -> None:
+    body = {
+        "type": "urn:x", "title": "t", "status": 422, "detail": "two things", "code": "manifest_invalid", "hint": "mend",
+        "problems": ["a", "b"], "request_id": "r",
+    }  # fmt: skip
+    with scripted((422, {}, as_json(body))) as (url, script), Client(url) as client:
+        with pytest.raises(Refusal) as caught:
+            client.round("x")
+    refusal = caught.value
+    assert (refusal.code, refusal.sentence, refusal.hint) == ("manifest_invalid", "two things", "mend")
+    assert refusal.problems == ("a", "b")
+    assert len(script.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ((502, {}, b"<html>bad gateway"), "server_unreachable"),
+        ((404, {}, b"not here"), "not_found"),
+        ((409, {}, as_json({"code": "of_a_newer_server", "detail": "new"})), "conflict"),
+        ((200, {}, b"<html>welcome to my blog"), "server_unreachable"),
+        ((200, {}, b"[1]"), "server_unreachable"),
+    ],
+)
+def test_an_answer_that_is_not_ours_is_a_refusal(answer: tuple[int, dict[str, str], bytes], code: str) -> None:
+    with scripted(answer) as (url, _), Client(url) as client:
+        with pytest.raises(Refusal) as caught:
+            client.server()
+    assert caught.value.code == code
+    assert caught.value.sentence
+
+
+def test_nobody_there_is_server_unreachable_with_a_hint() -> None:
+    with Client("http://127.0.0.1:9", patience=0.3) as client:
+        with pytest.raises(Refusal) as caught:
+            client.server()
+    assert caught.value.code == "server_unreachable"
+    assert "http://127.0.0.1:9" in caught.value.sentence
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("url", ["rounds.example.org", "ftp://x", "", "http://", "http://[::1"])
+def test_an_address_that_is_none_is_refused_before_anything_is_sent(url: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        Client(url)
+    assert caught.value.code == "config_invalid"
+
+
+def test_a_large_upload_is_streamed_and_repeated_whole(tmp_path: Path) -> None:
+    import tracemalloc
+
+    path = tmp_path / "sealed"
+    with path.open("wb") as stream:
+        stream.truncate(48 * CHUNK)
+    told: list[int] = []
+    with scripted(BUSY, (200, {}, b"{}")) as (url, script), Client(url, token="acc_x") as client:
+        tracemalloc.start()
+        try:
+            digest = client.put_blob(path, progress=lambda done, total: told.append(done * 100 // total))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert digest == digests.of_file(path)
+    assert [(method, got) for method, _, _, got in script.seen] == [("PUT", 48 * CHUNK)] * 2
+    headers = script.seen[1][2]
+    assert headers["Content-Length"] == str(48 * CHUNK)
+    assert headers["Authorization"] == "Bearer acc_x"
+    assert told[-1] == 100
+    assert peak < 16 * CHUNK
+
+
+def test_a_download_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    cut = (200, {"Content-Length": "1000", "Connection": "close"}, b"short")
+    with scripted(cut) as (url, _), Client(url, patience=0.3) as client:
+        with pytest.raises(Refusal) as caught:
+            client.bundle("r", tmp_path / "bundle.zip")
+    assert caught.value.code == "server_unreachable"
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- words and dates -----------------------------------------------------------------------------------------------
+
+NOW = datetime(2027, 3, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("+30s", timedelta(seconds=30)),
+        ("+2h", timedelta(hours=2)),
+        ("+1d12h", timedelta(hours=36)),
+        ("+90m", timedelta(minutes=90)),
+        ("2027-03-01T12:00:00Z", timedelta(0)),
+        ("2027-03-01T14:00:00+01:00", timedelta(hours=1)),
+        ("2027-03-01t12:00:00.5z", timedelta(seconds=0.5)),
+        ("2027-03-01 12:01Z", timedelta(minutes=1)),
+    ],
+)
+def test_dates_are_read(text: str, after: timedelta) -> None:
+    assert moments.parse(text, now=NOW) == NOW + after
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2027-03-01",
+        "2027-03-01T12:00:00",
+        "2027-02-30T00:00:00Z",
+        "+",
+        "+2w",
+        "-2h",
+        "2 h",
+        "tomorrow",
+        "",
+        "+999999d" * 2,
+    ],
+)
+def test_dates_that_could_mean_several_moments_or_none_are_refused(text: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        moments.parse(text, now=NOW)
+    assert caught.value.code == "time_invalid"
+
+
+def test_a_naive_date_is_refused_with_suggestions_that_are_accepted() -> None:
+    with pytest.raises(Refusal) as caught:
+        moments.parse("2027-03-01T12:00:00", now=NOW)
+    suggestions = [word.rstrip(";,") for word in caught.value.hint.split() if word.startswith("2027")]
+    assert len(suggestions) == 2
+    assert moments.parse(suggestions[0], now=NOW) == NOW
+    moments.parse(suggestions[1], now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "now"), (1, "in 1 s"), (-1, "1 s ago"), (3_660, "in 1 h 1 min"), (86_400, "in 1 d"), (-90_061, "1 d 1 h ago"),
+        (59.6, "in 1 min"), (3_601, "in 1 h"),
+    ],
+)  # fmt: skip
+def test_distances_for_people(seconds: float, text: str) -> None:
+    assert moments.distance(timedelta(seconds=seconds)) == text
+
+
+def test_a_table_lines_up() -> None:
+    assert output.table(("rank", "entrant"), [(1, "ada"), (12, "b")], right=("rank",)) == [
+        "rank  entrant",
+        "   1  ada",
+        "  12  b",
+    ]
+
+
+def test_the_present_phase_stands_in_brackets() -> None:
+    assert "sealed → [open] → closed" in status.phase_line("open")
+    assert "[voided]" in status.phase_line("voided")
+
+
+# ---- without a server ----------------------------------------------------------------------------------------------
+
+
+def test_a_custodians_keys_are_safe_and_its_document_is_complete(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+    folder, backup = tmp_path / "a", tmp_path / "stick" / "backup.txt"
+    ran = acclimate("custodian", "keygen", "--name", "custodian-a", "--keys", folder, "--make-backup", backup, "--json")
+    assert ran.code == 0, ran.err
+    document = ran.json
+    assert document == json.loads((folder / "custodian.json").read_text())
+    opened = keys.load(folder)
+    assert document == {
+        "name": "custodian-a", "age": opened.age_recipient, "ed25519": opened.public,
+        "backup": keys.recipient_of(keys.load_age_identity(backup)),
+    }  # fmt: skip
+    for path in (*folder.iterdir(), backup):
+        assert path.stat().st_mode & 0o077 == 0, path
+    again = acclimate("custodian", "keygen", "--name", "custodian-a", "--keys", folder)
+    assert again.code == 1
+    assert "never overwritten" in again.err
+    assert keys.load(folder).public == opened.public
+
+
+def test_a_command_without_a_server_or_an_account_says_what_to_do(
+    acclimate: Callable[..., Ran], tmp_path: Path
+) -> None:
+    ran = acclimate("status", "x")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("error: ")
+    assert "hint: --server URL" in ran.err
+    keys.create(tmp_path / "ada", age=False)
+    ran = acclimate("enter", "x", "--keys", tmp_path / "ada")
+    assert ran.code == 1
+    assert "acclimate register" in ran.err
+
+
+def test_json_says_a_refusal_on_stdout_too(acclimate: Callable[..., Ran]) -> None:
+    ran = acclimate("status", "x", "--json")
+    assert ran.code == 1
+    assert ran.json["error"]["code"] == "config_invalid"
+    assert ran.err.startswith("error: ")
+
+
+def test_a_token_that_others_may_read_is_not_used(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+    keys.create(tmp_path / "ada", age=False)
+    account = tmp_path / "ada" / "account.json"
+    account.write_text(json.dumps({"server": "http://127.0.0.1:9", "id": "ada", "role": "entrant", "token": "acc_x"}))
+    account.chmod(0o644)
+    ran = acclimate("enter", "x", "--keys", tmp_path / "ada")
+    assert ran.code == 1
+    assert "chmod 600" in ran.err
+    assert "acc_x" not in ran.err
+
+
+def test_a_token_goes_to_no_other_server(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+    keys.create(tmp_path / "ada", age=False)
+    account = tmp_path / "ada" / "account.json"
+    account.write_text(json.dumps({"server": "http://127.0.0.1:9", "id": "ada", "role": "entrant", "token": "acc_x"}))
+    account.chmod(0o600)
+    with scripted((200, {}, b"[]")) as (url, script):
+        assert acclimate("round", "list", "--server", url, "--keys", tmp_path / "ada").code == 0
+    assert "Authorization" not in script.seen[0][2]
+
+
+def receipt_of(tmp_path: Path, count: int = 5) -> tuple[Path, log.Signer]:
+    signer = log.Signer("example.org/log", keys.create(tmp_path / "signer", age=False).ed25519)
+    entries = [
+        records.Record(
+            "RoundOpened", "digits-1-0123456789ab", NOW + timedelta(seconds=i), {"seal": digests.of_bytes(bytes([i]))}
+        ).encode()
+        for i in range(count)
+    ]
+    hashes = [log.leaf_hash(entry) for entry in entries]
+    note = log.sign_checkpoint(signer, count, log.root(hashes))
+    receipt = log.Receipt(2, entries[2], tuple(log.inclusion_proof(hashes, 2, count)), note)
+    path = tmp_path / "r.tlog-proof"
+    path.write_text(receipt.text())
+    return path, signer
+
+
+def test_a_receipt_verifies_with_the_logs_key_only(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+    path, signer = receipt_of(tmp_path)
+    ran = acclimate("receipt", "verify", path, "--log-key", signer.vkey, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["index"] == 2
+    assert ran.json["record"]["type"] == "RoundOpened"
+    assert {check["status"] for check in ran.json["checks"]} == {"ok"}
+    other = log.Signer("example.org/log", keys.create(tmp_path / "other", age=False).ed25519)
+    assert acclimate("receipt", "verify", path, "--log-key", other.vkey).code == 1
+    assert acclimate("receipt", "verify", path).code == 1
+    assert acclimate("receipt", "verify", tmp_path / "none", "--log-key", signer.vkey).code == 1
+
+
+def test_a_changed_receipt_is_refused(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+    path, signer = receipt_of(tmp_path)
+    text = path.read_text()
+    entry = base64.b64encode(
+        records.Record("RoundOpened", "digits-1-0123456789ab", NOW, {"seal": digests.of_bytes(b"x")}).encode()
+    ).decode()
+    lines = text.split("\n")
+    for changed in (
+        text.replace("index 2", "index 1"),
+        "\n".join([lines[0], f"extra {entry}", *lines[2:]]),
+        text.replace("\n5\n", "\n4\n"),
+        text[:-2],
+    ):
+        assert changed != text
+        path.write_text(changed)
+        ran = acclimate("receipt", "verify", path, "--log-key", signer.vkey)
+        assert ran.code == 1
+        assert ran.err.startswith("error: ")
+
+
+def test_a_missing_extra_is_a_refusal_with_the_pip_command(tmp_path: Path) -> None:
+    blocker = tmp_path / "sitecustomize.py"
+    blocker.write_text(
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('fastapi', 'sqlalchemy', 'mlflow', 'torch', 'ray'):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+    )
+    for command in ("api", "dispatch", "mlflow"):
+        done = run_process(command, "--data", tmp_path / "data", PYTHONPATH=tmp_path)
+        assert done.returncode == 1, done.stderr
+        assert "Traceback" not in done.stderr
+        assert 'hint: pip install "acclimate[' in done.stderr
+
+
+def run_process(*arguments: object, **environment: object) -> "subprocess.CompletedProcess[str]":
+    given = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "acclimate", *map(str, arguments)],
+        capture_output=True, text=True, timeout=60, check=False,
+        env={**given, **{name: str(value) for name, value in environment.items()}},
+    )  # fmt: skip
+
+
+def test_ctrl_c_ends_with_130_and_one_line() -> None:
+    with scripted(BUSY) as (url, script):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "acclimate", "status", "x", "--server", url, "--watch"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        until = time.monotonic() + 30
+        while not script.seen and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert (out, err) == ("", "interrupted\n")
