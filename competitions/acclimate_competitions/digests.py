@@ -80,12 +80,17 @@ def parse_canonical(data: bytes) -> Json:
             another order, another spelling of a number or character).
     """
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         raise Refusal("not_canonical", f"not JSON: {error}") from error
     if canonical(value) != data:
         raise Refusal("not_canonical", "the bytes are JSON, but not in canonical form (RFC 8785)")
     return value
+
+
+def _integer(text: str) -> int | float:
+    # ECMAScript writes floats below 10^21 without a point, so beyond 2^53 - 1 digits alone say a float.
+    return value if len(text) < 18 and abs(value := int(text)) <= _LARGEST_INTEGER else float(text)
 
 
 def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:

@@ -221,6 +221,6 @@ def _check_folder(folder: Path) -> None:
 
 
 def _failed(path: Path, error: OSError) -> Refusal:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return Refusal("no_space", f"no space to write {path}", hint="free some space and repeat the command")
     return Refusal("file_unreadable", f"{path}: {error.strerror or error}", hint="check the name and who owns it")

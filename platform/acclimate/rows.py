@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SUFFIX = ".parquet"
 BLOBS = "blobs/"
 _LARGEST_INTEGER = 2**53 - 1
-_BATCH_BYTES = 4 << 20
+_BATCH_BYTES = 1 << 20
 _BATCH_ROWS = 8192
 _SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -51,7 +51,7 @@ class Commitment:
 
 
 def commit(files: Mapping[str, Path], row_key: bytes) -> Commitment:
-    """Commit to the rows of Parquet files, in constant memory.
+    """Commit to the rows of Parquet files, in memory that grows with their pages, not with the files.
 
     Args:
         files: name in the archive -> file; those that don't end in .parquet must be blobs that rows name.

@@ -344,7 +344,7 @@ def _disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise Refusal(
                 "no_space", f"no space for {path}; what was begun is removed", hint="free some space and repeat"
             ) from error
