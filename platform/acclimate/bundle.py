@@ -1,0 +1,234 @@
+"""Writes the bundle of a round: all that a stranger needs to verify it, in the layout that the auditor reads (verify/).
+
+The content follows from the round's records and blobs alone: the log is cut at the first checkpoint that holds the round's last record,
+names are sorted, tables and JSON are written in one way. Written twice, a bundle is the same bytes; the log's other
+rounds may have gone on meanwhile.
+"""
+
+import secrets
+import shutil
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+
+from acclimate import log
+from acclimate.service import publish, release
+from acclimate.store import Store, Tx, log_checkpoints, submissions
+from acclimate_competitions import digests
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, Round
+from acclimate_competitions.records import Record
+from acclimate_runners.blobs import FolderBlobs
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_SUBMITTING = frozenset({"SubmissionCommitted", "SubmissionAccepted"})
+
+
+def write(store: Store, blobs: FolderBlobs, round_id: str, out: Path) -> Path:
+    """Write the bundle of an evaluated or published round as a folder, which is whole or not there.
+
+    Args:
+        store: the log and what it does not hold: nonces, manifests, share documents.
+        blobs: the files that records name.
+        round_id: the round.
+        out: the folder; an older bundle there is replaced.
+
+    Returns:
+        out.
+
+    Raises:
+        Refusal: phase_wrong; busy, where the log's last records have no checkpoint yet; blob_unknown, blob_corrupt.
+    """
+    with store.snapshot() as tx:
+        state = tx.round(round_id)
+        if state.phase not in (Phase.EVALUATED, Phase.PUBLISHED):
+            raise Refusal("phase_wrong", f"round {state.id} is {state.phase}: a bundle is made once it is evaluated")
+        draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}.draft")
+        try:
+            writer = _Writer(draft, blobs)
+            _write_log(writer, tx, state)
+            _write_round(writer, tx, state)
+            _write_seal(writer, tx, state)
+            _write_numbers(writer, store, tx, state)
+            writer.finish()
+            _put(draft, out)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return out
+
+
+class _Writer:
+    """Puts files into a folder and lists them."""
+
+    def __init__(self, folder: Path, blobs: FolderBlobs) -> None:
+        self._folder, self._blobs = folder, blobs
+        folder.mkdir(parents=True)
+
+    def _path(self, name: str) -> Path:
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def data(self, name: str, data: bytes) -> None:
+        self._path(name).write_bytes(data)
+
+    def json(self, name: str, value: Any) -> None:
+        self.data(name, digests.canonical(value))
+
+    def lines(self, name: str, lines: Iterable[bytes]) -> None:
+        self.data(name, b"".join(line + b"\n" for line in lines))
+
+    def blob(self, name: str, digest: str) -> None:
+        self._blobs.get(digest, self._path(name))
+
+    def table(self, name: str, parts: "Iterable[pa.Table]") -> None:
+        import pyarrow as pa
+
+        from acclimate_competitions import tables
+
+        tables.write(pa.concat_tables(parts).combine_chunks(), self._path(name))
+
+    def finish(self) -> None:
+        """Write MANIFEST: what `sha256sum -c MANIFEST` takes."""
+        names = sorted(path.relative_to(self._folder).as_posix() for path in self._folder.rglob("*") if path.is_file())
+        lines = [f"{digests.of_file(self._folder / name).removeprefix('sha256:')}  {name}".encode() for name in names]
+        self.lines("MANIFEST", lines)
+
+
+# ---- the log -------------------------------------------------------------------------------------------------------
+
+
+def _write_log(writer: _Writer, tx: Tx, state: Round) -> None:
+    own = tx.records(state.id)
+    notes = _notes(tx)
+    size = _covering(notes, own[-1][0], state)
+    entries = tx.entries(0, size)
+    writer.lines("entries.jsonl", entries)
+    writer.data("checkpoint", notes[size].encode())
+    for kept in sorted({_covering(notes, index, state) for index in _milestones(own, state)}):
+        writer.data(f"checkpoints/{kept}", notes[kept].encode())
+    tree = log.Tree(log.leaf_hash(entry) for entry in entries)
+    for index, record in own:
+        if record.type == "SubmissionAccepted":
+            proof = tuple(tree.inclusion_proof(index))
+            writer.data(
+                f"receipts/{index}.tlog-proof", log.Receipt(index, entries[index], proof, notes[size]).text().encode()
+            )
+
+
+def _notes(tx: Tx) -> dict[int, str]:
+    rows = tx.execute(select(log_checkpoints.c.size, log_checkpoints.c.note).order_by(log_checkpoints.c.size)).all()
+    return {row.size: row.note for row in rows}
+
+
+def _covering(notes: Mapping[int, str], index: int, state: Round) -> int:
+    """The size of the first checkpoint that holds a log entry."""
+    size = next((size for size in notes if size > index), None)
+    if size is None:
+        raise Refusal(
+            "busy", f"no checkpoint holds log entry {index} of round {state.id} yet", hint="try again in a second"
+        )
+    return size
+
+
+def _milestones(own: list[tuple[int, Record]], state: Round) -> list[int]:
+    """Log indices of what gets a checkpoint of its own: the record that began each phase, and each submission's."""
+    begun = {at for _, at in state.phases}
+    return [index for index, record in own if record.type in _SUBMITTING or record.at in begun]
+
+
+# ---- the round -----------------------------------------------------------------------------------------------------
+
+
+def _write_round(writer: _Writer, tx: Tx, state: Round) -> None:
+    from acclimate.verify import order
+
+    writer.blob("definition.toml", state.defined["definition"])
+    for name, digest in state.defined["files"].items():
+        writer.blob(f"public/{name}", digest)
+    writer.json("keys.json", order.keys_document(state.defined))
+    query = select(submissions).where(submissions.c.round == state.id, submissions.c.accepted_index.is_not(None))
+    lines = [
+        {"entrant": row.entrant, "index": row.accepted_index, "manifest": row.manifest, "nonce": row.nonce}
+        for row in tx.execute(query.order_by(submissions.c.accepted_index))
+        # What was taken back before the close stays its entrant's secret.
+        if not state.submissions[row.commitment].withdrawn
+    ]
+    writer.lines("submissions.jsonl", [digests.canonical(line) for line in lines])
+
+
+def _write_seal(writer: _Writer, tx: Tx, state: Round) -> None:
+    assert state.seal is not None
+    writer.blob("holdout.sealed", state.seal["ciphertext"])
+    documents = [pair for pair in release.released_documents(tx, state.seal["seal"]) if pair[0] in state.released]
+    shares = [{"index": index, "document": digests.parse_canonical(document)} for index, document in documents]
+    writer.json("shares.json", shares)
+    for name, digest in release.holdout_files(tx, state.id).items():
+        writer.blob(f"holdout/{name}", digest)
+
+
+# ---- the numbers ---------------------------------------------------------------------------------------------------
+
+
+def _write_numbers(writer: _Writer, store: Store, tx: Tx, state: Round) -> None:
+    from acclimate.verify import scores
+    from acclimate_competitions import tables
+
+    writer.json("prepared.json", scores.prepared_document(state))
+    found = publish.score_digests(tx, state)
+    for entrant, tasks in scores.plan(state).items():
+        keys = [key for task in tasks.values() for key in task]
+        for key in keys:
+            writer.blob(scores.predictions_name(entrant, key), state.evaluated[key]["predictions"])
+        stored = [found[(entrant, protocol, task, seed)] for _, task, seed, protocol in keys]
+        parts = [tables.read(store.blobs.path(digest), tables.SCORES) for digest in stored]
+        writer.table(f"scores/{entrant}.parquet", parts)
+    majority = publish.majority(store, state, release.holdout_files(tx, state.id))
+    if majority:
+        writer.table(f"scores/{publish.MAJORITY}.parquet", majority)
+    if state.rankings:
+        writer.blob("ranking.json", state.rankings[-1][0])
+    else:
+        writer.json("ranking.json", publish.ranking(store, state.id).document())
+
+
+# ---- folder and ZIP ------------------------------------------------------------------------------------------------
+
+
+def _put(draft: Path, out: Path) -> None:
+    if not out.exists():
+        draft.rename(out)
+        return
+    old = out.with_name(f".{out.name}.{secrets.token_hex(8)}.old")
+    out.rename(old)
+    draft.rename(out)
+    shutil.rmtree(old)
+
+
+def zip_(folder: Path, file: Path) -> Path:
+    """Put a bundle into a ZIP: the same bytes for the same folder, on every machine.
+
+    Members are stored, not compressed, since compressors differ in their bytes and most of a bundle is compressed already.
+
+    Returns:
+        file.
+    """
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.draft")
+    try:
+        with zipfile.ZipFile(draft, "x", zipfile.ZIP_STORED) as archive:
+            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+                member = zipfile.ZipInfo(path.relative_to(folder).as_posix(), _EPOCH)
+                member.create_system, member.external_attr = 3, 0o100644 << 16
+                member.file_size = path.stat().st_size
+                with path.open("rb") as source, archive.open(member, "w") as sink:
+                    shutil.copyfileobj(source, sink, 1 << 20)
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+    return file

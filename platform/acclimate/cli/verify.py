@@ -1,0 +1,95 @@
+"""`acclimate verify`: the auditor's report on a bundle."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from acclimate.cli.options import AsJson
+from acclimate.cli.output import emit
+from acclimate_competitions.errors import Refusal
+
+if TYPE_CHECKING:
+    from acclimate.verify import Check, Report
+
+_COLOURS = {"ok": "green", "FAILED": "red", "NOT CHECKED": "yellow"}
+
+
+def verify(
+    bundle: Annotated[Path, typer.Argument(help="A published bundle: its folder or its ZIP.", metavar="BUNDLE")],
+    log_key: Annotated[
+        str | None,
+        typer.Option(
+            "--log-key", help="The log's key, got elsewhere: name+hash+base64, or a file that holds it.", metavar="KEY"
+        ),
+    ] = None,
+    witness: Annotated[
+        list[str] | None,
+        typer.Option("--witness", help="A witness's key, got elsewhere; may be repeated.", metavar="KEY"),
+    ] = None,
+    level: Annotated[
+        list[str] | None,
+        typer.Option("--level", help="log, seal or scores; may be repeated. All of them by default.", metavar="LEVEL"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Verify a round from its bundle alone, offline, with no word of any server.
+
+    One numbered line a check: ok, FAILED with the first bad place, or NOT CHECKED with the reason. Exits 0 if nothing
+    FAILED, else 1.
+
+    Example: acclimate verify digits-2027-1.zip --log-key "$(cat key-that-a-custodian-gave-me.txt)"
+    """
+    from acclimate import verify as auditor
+
+    if not bundle.exists():
+        raise Refusal(
+            "file_unreadable", f"{bundle}: there is no such file or folder", hint="give a bundle's folder or ZIP"
+        )
+    report = auditor.verify(
+        bundle,
+        log_key=_key(log_key) if log_key is not None else None,
+        witnesses=[_key(text) for text in witness or []],
+        levels=level or auditor.LEVELS,
+    )
+    emit(report.document(), as_json=as_json, text=_lines(report))
+    raise typer.Exit(report.exit_code)
+
+
+def _key(text: str) -> str:
+    """A vkey, or what the file of this name holds."""
+    path = Path(text)
+    try:
+        return path.read_text("utf-8").strip() if "+" not in text and path.is_file() else text
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refusal("file_unreadable", f"{text}: {error}") from error
+
+
+def _lines(report: "Report") -> Iterator[str]:
+    if report.round:
+        yield f"Round {_plain(report.round)}"
+    for check in report.checks:
+        yield _line(check)
+    yield ""
+    yield typer.style(_plain(report.summary), bold=True) if _colourful() else _plain(report.summary)
+
+
+def _line(check: "Check") -> str:
+    status = f"{check.status + ':':<12}"
+    if _colourful():
+        status = typer.style(status, fg=_COLOURS[check.status], bold=check.status == "FAILED")
+    meaning, where = _plain(check.meaning), _plain(check.where)
+    said = f"{where}: {meaning}" if check.status == "FAILED" else f"{meaning} ({where})" if where else meaning
+    return f"{check.number:>2}  {status}  {check.name}: {said}"
+
+
+def _colourful() -> bool:
+    # Where stdout is no terminal, echo strips the colours.
+    return not os.environ.get("NO_COLOR")
+
+
+def _plain(text: str) -> str:
+    """What a stranger wrote must not steer the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,61 @@
+"""One audit under way: the bundle, what the auditor brought along, and what the checks have shown so far."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from acclimate.log import Checkpoint, Tree, Verifier
+from acclimate.verify.files import Bundle
+from acclimate_competitions.definition import Competition
+from acclimate_competitions.digests import leaf_hash
+from acclimate_competitions.phases import EvaluationKey, Round
+from acclimate_competitions.ranking import Ranking
+from acclimate_competitions.records import Record
+
+
+@dataclass
+class Audit:
+    """The state of one audit.
+
+    The fields below `work` are facts. Each is set by the check named beside it, and read only by checks whose `needs` name
+    that one, so no fact is read before it was shown.
+
+    Attributes:
+        bundle: the files under audit.
+        log_key: the log's vkey that the auditor got elsewhere, if any.
+        witnesses: vkeys of witnesses that the auditor got elsewhere.
+        work: a temporary folder, for the opened holdout.
+    """
+
+    bundle: Bundle
+    log_key: str | None
+    witnesses: tuple[str, ...]
+    work: Path
+    log: Verifier = field(init=False)  # checkpoint
+    note: Checkpoint = field(init=False)  # checkpoint
+    records: list[Record] = field(init=False)  # records: of each log entry
+    first: int = field(init=False)  # round: log index of its RoundDefined
+    competition: Competition = field(init=False)  # definition
+    round: Round = field(init=False)  # rules
+    manifests: dict[str, Mapping[str, Any]] = field(init=False)  # submissions: manifest by commitment
+    documents: dict[int, bytes] = field(init=False)  # shares: share document by index
+    secret: bytes = field(init=False)  # key
+    opened: dict[str, Path] = field(init=False)  # opening: the files in the seal
+    holdout: dict[str, pa.Table] = field(init=False)  # holdout: by task
+    plan: dict[str, dict[str, list[EvaluationKey]]] = field(init=False)  # predictions: by entrant and task
+    scores: dict[str, pa.Table] = field(init=False)  # scores, majority: recomputed, by entrant
+    ranking: Ranking = field(init=False)  # ranking: recomputed
+
+    @cached_property
+    def leaves(self) -> list[bytes]:
+        """The bytes of each log entry."""
+        return self.bundle.lines("entries.jsonl")
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The Merkle tree over the entries."""
+        return Tree(map(leaf_hash, self.leaves))

@@ -1,0 +1,305 @@
+"""All checks in their order, and how an audit goes through them."""
+
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from acclimate.log import parse_vkey
+from acclimate.verify import files, history, order, scores, seal
+from acclimate.verify.audit import Audit
+from acclimate.verify.report import Check, Failed, NotChecked, Report
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.ranking import Ranking
+
+LEVELS = ("log", "seal", "scores")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One check.
+
+    Attributes:
+        name: short and stable.
+        level: one of LEVELS.
+        claim: what ok means, in plain words.
+        needs: names of the checks that must be ok before this one can mean anything.
+        run: does it; returns how much was looked at.
+    """
+
+    name: str
+    level: str
+    claim: str
+    needs: tuple[str, ...]
+    run: Callable[[Audit], str]
+
+
+def _unaudited(audit: Audit) -> str:
+    if audit.round.audited:
+        raise NotChecked(
+            f"the log has {audit.round.audited} re-runs by a second operator; this version does not redo how they were drawn"
+        )
+    raise NotChecked(
+        "the round declared no drawn re-runs (audits = 0), so no second operator prepared a model again; that each entry was"
+        " prepared by the recipe, and by nothing else, is the evaluator's word"
+    )
+
+
+def _not_rerun(audit: Audit) -> str:
+    raise NotChecked(
+        "the bundle holds no weights; that the logged models gave the logged predictions is the evaluator's word"
+    )
+
+
+_LOG = (
+    Rule(
+        "manifest",
+        "log",
+        "MANIFEST names every file of the bundle and no other, each with its digest",
+        (),
+        lambda audit: files.manifest(audit.bundle),
+    ),
+    Rule("checkpoint", "log", "the log that keys.json names has signed its last checkpoint", (), history.checkpoint),
+    Rule("whose log", "log", "it is the log whose key you gave", ("checkpoint",), history.whose),
+    Rule(
+        "entries",
+        "log",
+        "the entries are those that the checkpoint signs: none changed, added, dropped or moved",
+        ("checkpoint",),
+        history.entries,
+    ),
+    Rule(
+        "earlier checkpoints",
+        "log",
+        "each is the beginning of the same entries: the log was only ever added to",
+        ("checkpoint",),
+        history.earlier,
+    ),
+    Rule("records", "log", "each entry is a record in its one form, and times follow the order", (), history.parsed),
+    Rule("round", "log", "the log has the round that this bundle is about", ("records",), order.find),
+    Rule("time, split view", "log", "witnesses cosigned this history", ("round",), history.witnessed),
+    Rule("keys", "log", "keys.json says what the organizer signed before the round opened", ("round",), order.keys),
+    Rule(
+        "definition",
+        "log",
+        "definition.toml is the one committed to before the round opened",
+        ("round",),
+        order.read_definition,
+    ),
+    Rule(
+        "settings",
+        "log",
+        "recipe, scorer and ranking policy are those committed to before the round opened",
+        ("definition",),
+        order.settings,
+    ),
+    Rule(
+        "public files",
+        "log",
+        "public/ holds exactly the files committed to before the round opened",
+        ("round",),
+        order.public,
+    ),
+    Rule(
+        "rules",
+        "log",
+        "every record was allowed when it came: holdout sealed before the opening, entries frozen and models prepared before"
+        " the release, each signed by whoever had to",
+        ("definition",),
+        order.fold,
+    ),
+    Rule(
+        "receipts",
+        "log",
+        "each accepted submission has a receipt, and each receipt leads into this log",
+        ("checkpoint", "rules"),
+        history.receipts,
+    ),
+    Rule(
+        "submissions",
+        "log",
+        "the manifests are those that entrants committed to and signed for this round",
+        ("rules",),
+        order.submissions,
+    ),
+)
+_SEAL = (
+    Rule(
+        "ciphertext",
+        "seal",
+        "the sealed holdout is, byte for byte, the one committed to before the round opened",
+        ("rules",),
+        seal.ciphertext,
+    ),
+    Rule(
+        "shares",
+        "seal",
+        "the released shares are those that custodians acknowledged before the round opened",
+        ("rules",),
+        seal.shares,
+    ),
+    Rule(
+        "key", "seal", "any other custodians in the required number would have opened the same", ("shares",), seal.key
+    ),
+    Rule("opening", "seal", "what was opened is what was sealed, to the last chunk and row", ("key",), seal.opening),
+    Rule("holdout", "seal", "the published holdout is what was opened", ("opening",), seal.holdout),
+)
+_SCORES = (
+    Rule(
+        "prepared",
+        "scores",
+        "each entry was prepared from the model it submitted, for every task and seed, as the log says",
+        ("submissions",),
+        scores.prepared,
+    ),
+    Rule(
+        "predictions",
+        "scores",
+        "they are those logged, one for every example of the holdout",
+        ("rules", "holdout"),
+        scores.predictions,
+    ),
+    Rule(
+        "scores", "scores", "scoring the predictions again gives the published scores", ("predictions",), scores.scores
+    ),
+    Rule(
+        "majority",
+        "scores",
+        "the null baseline's scores follow from the public preparation splits",
+        ("scores", "public files"),
+        scores.majority,
+    ),
+    Rule(
+        "ranking",
+        "scores",
+        "ranking the recomputed scores by the committed policy gives ranking.json, digit for digit",
+        ("scores", "settings"),
+        scores.rank,
+    ),
+    Rule("published", "scores", "the organizer signed this ranking", ("ranking",), scores.published),
+    Rule("honest preparation", "scores", "a second operator's re-runs agree", ("rules",), _unaudited),
+    Rule("re-run", "scores", "preparing and evaluating again gives the same", ("rules",), _not_rerun),
+)
+CHECKS: tuple[Rule, ...] = (*_LOG, *_SEAL, *_SCORES)
+
+
+def verify(
+    path: Path, *, log_key: str | None = None, witnesses: Sequence[str] = (), levels: Collection[str] = LEVELS
+) -> Report:
+    """Audit a bundle.
+
+    Args:
+        path: its folder or ZIP.
+        log_key: the log's vkey, got elsewhere than from the bundle.
+        witnesses: vkeys of witnesses, got elsewhere.
+        levels: which of LEVELS to check; checks that those need are made and reported too.
+
+    Raises:
+        Refusal: key_refused, for a malformed log_key or witness; request_invalid, for an unknown level. A bad bundle raises
+            nothing: it FAILED.
+    """
+    for vkey in [*([log_key] if log_key is not None else []), *witnesses]:
+        parse_vkey(vkey)
+    unknown = sorted(set(levels) - set(LEVELS))
+    if unknown:
+        raise Refusal("request_invalid", f"unknown level {unknown[0]!r}", hint=f"levels are {', '.join(LEVELS)}")
+    rules = _wanted(levels)
+    try:
+        with _audit(path, log_key=log_key, witnesses=tuple(witnesses)) as audit:
+            checks = _go_through(audit, rules)
+            name = audit.records[audit.first].round if _ok(checks, "round") else ""
+    except Failed as failed:
+        return Report(str(path), "", (Check(1, "manifest", "FAILED", failed.why, failed.where),))
+    return Report(str(path), name, tuple(checks))
+
+
+def recompute_scores(path: Path) -> pa.Table:
+    """All scores of a bundle (tables.SCORES), recomputed from predictions and holdout as `verify` does.
+
+    Raises:
+        Refusal: bundle_invalid, naming the check that FAILED on the way.
+    """
+    with _recomputed(path, "scores") as audit:
+        return pa.concat_tables(audit.scores[entrant] for entrant in sorted(audit.scores))
+
+
+def recompute_ranking(path: Path) -> Ranking:
+    """The ranking of a bundle, recomputed from its predictions; for the organizer before the ranking is published.
+
+    Raises:
+        Refusal: bundle_invalid, naming the check that FAILED on the way.
+    """
+    with _recomputed(path, "ranking") as audit:
+        return audit.ranking
+
+
+@contextmanager
+def _recomputed(path: Path, last: str) -> Iterator[Audit]:
+    until = [rule for rule in CHECKS if rule.name in {"manifest"} | _closure({last, "majority"})]
+    try:
+        with _audit(path, log_key=None, witnesses=()) as audit:
+            for check in _go_through(audit, until):
+                if check.status == "FAILED":
+                    raise Failed(check.where, f"check {check.name}: {check.meaning}")
+            yield audit
+    except Failed as failed:
+        raise Refusal(
+            "bundle_invalid", f"{failed.where}: {failed.why}", hint="`acclimate verify` on it says all that is wrong"
+        ) from failed
+
+
+@contextmanager
+def _audit(path: Path, *, log_key: str | None, witnesses: tuple[str, ...]) -> Iterator[Audit]:
+    with files.opened(path) as bundle, tempfile.TemporaryDirectory(prefix="acclimate-verify-") as work:
+        yield Audit(bundle, log_key, witnesses, Path(work))
+
+
+def _wanted(levels: Collection[str]) -> list[Rule]:
+    names = _closure({rule.name for rule in CHECKS if rule.level in levels})
+    return [rule for rule in CHECKS if rule.name in names | {"manifest"}]
+
+
+def _closure(names: set[str]) -> set[str]:
+    needs = {rule.name: rule.needs for rule in CHECKS}
+    found = set[str]()
+    left = list(names)
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += needs[name]
+    return found
+
+
+def _go_through(audit: Audit, rules: Sequence[Rule]) -> list[Check]:
+    numbers = {rule.name: number for number, rule in enumerate(CHECKS, start=1)}
+    checks: list[Check] = []
+    for rule in rules:
+        broken = next((need for need in rule.needs if not _ok(checks, need)), None)
+        if broken is not None:
+            reason = f"it builds on check {numbers[broken]}, {broken}, which is not ok"
+            checks.append(Check(numbers[rule.name], rule.name, "NOT CHECKED", reason))
+        else:
+            checks.append(_carry_out(rule, numbers[rule.name], audit))
+    return checks
+
+
+def _carry_out(rule: Rule, number: int, audit: Audit) -> Check:
+    try:
+        return Check(number, rule.name, "ok", rule.claim, rule.run(audit))
+    except NotChecked as unknown:
+        return Check(number, rule.name, "NOT CHECKED", unknown.reason)
+    except Failed as failed:
+        return Check(number, rule.name, "FAILED", failed.why, failed.where)
+    except Refusal as refusal:
+        return Check(number, rule.name, "FAILED", refusal.sentence, f"check {rule.name}")
+    except Exception as error:
+        # Whatever a stranger's bytes set off, it is evidence against them and no reason to stop.
+        return Check(number, rule.name, "FAILED", f"malformed: {type(error).__name__}: {error}", f"check {rule.name}")
+
+
+def _ok(checks: Sequence[Check], name: str) -> bool:
+    return any(check.name == name and check.status == "ok" for check in checks)

@@ -1,0 +1,199 @@
+"""Reading a bundle: a folder, or the same in a ZIP. Nothing in it is trusted before its own check.
+
+A ZIP is copied out into a temporary folder, because the ciphertext is read by block. What the copy refuses: names that are
+absolute, climb with `..` or hold other than plain characters, doubled names, links, encrypted members, and more bytes
+than SLACK + GROWTH × the ZIP's size, counted by what the ZIP declares and by what really comes out.
+"""
+
+import re
+import stat
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from acclimate.verify.report import Failed
+from acclimate_competitions import digests
+from acclimate_competitions.digests import Json
+from acclimate_competitions.errors import Refusal
+
+SLACK = 1 << 30
+GROWTH = 100
+MOST_FILES = 1_000_000
+_CHUNK = 1 << 20
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*){0,7}")
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+
+
+class Bundle:
+    """The files of a bundle by name, read only.
+
+    Attributes:
+        names: of all files, relative, with `/`, sorted bytewise.
+        odd: what stands in the folder and is no plain file with a plain name.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        found = list(_walk(root, root))
+        self.names = tuple(sorted(name for name, plain in found if plain))
+        self.odd = tuple(sorted(name for name, plain in found if not plain))
+        self._known = frozenset(self.names)
+        self._digests: dict[str, str] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._known
+
+    def under(self, folder: str) -> list[str]:
+        """Names of the files below a folder, given without its final `/`."""
+        return [name for name in self.names if name.startswith(folder + "/")]
+
+    def path(self, name: str) -> Path:
+        """Where a file lies.
+
+        Raises:
+            Failed: it is missing.
+        """
+        if name not in self._known:
+            raise Failed(name, "the file is missing")
+        return self.root / name
+
+    def read(self, name: str) -> bytes:
+        """A file's bytes."""
+        return self.path(name).read_bytes()
+
+    def text(self, name: str) -> str:
+        """A file's text (UTF-8)."""
+        try:
+            return self.read(name).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Failed(f"{name}, byte {error.start}", "it is not UTF-8") from error
+
+    def json(self, name: str) -> Json:
+        """The value of a JSON file in canonical form (RFC 8785)."""
+        return parse(self.read(name), name)
+
+    def lines(self, name: str) -> list[bytes]:
+        """The lines of a file without their newlines; the last must have one too."""
+        data = self.read(name)
+        if data and not data.endswith(b"\n"):
+            raise Failed(f"{name}, byte {len(data)}", "the last line has no newline: the file is cut off")
+        return data.split(b"\n")[:-1]
+
+    def digest(self, name: str) -> str:
+        """Digest of a file's bytes; computed once."""
+        if name not in self._digests:
+            self._digests[name] = digests.of_file(self.path(name))
+        return self._digests[name]
+
+
+def parse(data: bytes, where: str) -> Json:
+    """The value of canonical JSON; Failed names the place otherwise."""
+    try:
+        return digests.parse_canonical(data)
+    except Refusal as refusal:
+        raise Failed(where, refusal.sentence) from refusal
+
+
+def manifest(bundle: Bundle) -> str:
+    """Check 1: MANIFEST lists every other file, no other, with its digest, sorted.
+
+    It shows that the bundle is whole, not that it is true: whoever changes a file can mend MANIFEST. The other checks are
+    for that.
+    """
+    if bundle.odd:
+        raise Failed(bundle.odd[0], "not a plain file with a plain name")
+    listed: dict[str, str] = {}
+    text, position = bundle.text("MANIFEST"), 0
+    if not text.endswith("\n"):
+        raise Failed(f"MANIFEST, byte {len(text.encode())}", "it is empty, or its last line has no newline")
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise Failed(
+                f"MANIFEST, line {number}, byte {position}", "not 64 hex digits, two blanks, a name, a newline"
+            )
+        if listed and match[2] <= next(reversed(listed)):
+            raise Failed(f"MANIFEST, line {number}", f"{match[2]!r} is doubled or out of order")
+        listed[match[2]] = "sha256:" + match[1]
+        position += len(line.encode()) + 1
+    for name in sorted({*listed, *bundle.names} - {"MANIFEST"}):
+        if name not in bundle:
+            raise Failed(name, "MANIFEST lists it, the bundle has no such file")
+        if name not in listed:
+            raise Failed(name, "the bundle has this file, MANIFEST does not list it")
+        if bundle.digest(name) != listed[name]:
+            raise Failed(name, f"its digest is {bundle.digest(name)}, MANIFEST says {listed[name]}")
+    if "MANIFEST" in listed:
+        raise Failed("MANIFEST", "it lists itself")
+    return f"{len(listed)} files"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Bundle]:
+    """The bundle at a path: a folder, or a ZIP, copied into a temporary folder for as long as the context lasts.
+
+    Raises:
+        Failed: there is neither, or the ZIP is damaged or refused.
+    """
+    if path.is_dir():
+        yield Bundle(path)
+        return
+    if not path.is_file():
+        raise Failed(path.name, "there is no such file or folder")
+    with tempfile.TemporaryDirectory(prefix="acclimate-verify-") as folder:
+        _copy_out(path, Path(folder))
+        yield Bundle(Path(folder))
+
+
+def _copy_out(path: Path, folder: Path) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = _accepted(archive, bound=SLACK + GROWTH * path.stat().st_size, where=path.name)
+            for name, member in members.items():
+                _copy_member(archive, member, folder / name)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError) as error:
+        raise Failed(path.name, f"the ZIP is damaged: {error}") from error
+
+
+def _accepted(archive: zipfile.ZipFile, *, bound: int, where: str) -> dict[str, zipfile.ZipInfo]:
+    """The members to copy by their name in the bundle: a single folder around all of them is taken off."""
+    members = [member for member in archive.infolist() if not member.is_dir()]
+    if len(members) > MOST_FILES or sum(member.file_size for member in members) > bound:
+        raise Failed(where, f"the ZIP would unpack to more than {MOST_FILES} files or {bound} bytes")
+    names = [member.filename for member in members]
+    around = names[0].partition("/")[0] + "/" if names and "MANIFEST" not in names else ""
+    if not all(name.startswith(around) for name in names):
+        around = ""
+    accepted: dict[str, zipfile.ZipInfo] = {}
+    for member in members:
+        name = member.filename.removeprefix(around)
+        mode = member.external_attr >> 16
+        if not _NAME.fullmatch(name) or name in accepted or (stat.S_IFMT(mode) not in (0, stat.S_IFREG)):
+            raise Failed(f"{where}, member {member.filename!r}", "not a plain file with a plain name of its own")
+        accepted[name] = member
+    return accepted
+
+
+def _copy_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    left = member.file_size
+    try:
+        with archive.open(member) as source, to.open("xb") as sink:
+            while chunk := source.read(_CHUNK):
+                left -= len(chunk)
+                if left < 0:
+                    raise Failed(member.filename, "the ZIP holds more bytes of it than it declares")
+                sink.write(chunk)
+    except Exception as error:
+        raise Failed(member.filename, f"the ZIP's member is damaged: {error}") from error
+
+
+def _walk(folder: Path, root: Path) -> Iterator[tuple[str, bool]]:
+    for item in folder.iterdir():
+        name = item.relative_to(root).as_posix()
+        if item.is_dir() and not item.is_symlink():
+            yield from _walk(item, root)
+        else:
+            yield name, item.is_file() and not item.is_symlink() and _NAME.fullmatch(name) is not None

@@ -1,0 +1,169 @@
+"""The round itself: its definition and data as committed, its records by the rules, its submissions by their commitments."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from acclimate.verify.audit import Audit
+from acclimate.verify.files import parse
+from acclimate.verify.report import Failed
+from acclimate_competitions import definition, digests, rounds
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase
+from acclimate_competitions.records import Record
+
+
+def find(audit: Audit) -> str:
+    """Which of the log's rounds the bundle is about: the one defined by definition.toml; if none is, the one sealed.
+
+    The log may hold other rounds; their entries are there because the tree needs them, and are not judged.
+    """
+    defined = [(i, r) for i, r in enumerate(audit.records) if r.type == "RoundDefined"]
+    wanted = audit.bundle.digest("definition.toml") if "definition.toml" in audit.bundle else ""
+    matching = [(i, r) for i, r in defined if r["definition"] == wanted]
+    if len(matching) != 1 and "holdout.sealed" in audit.bundle:
+        ciphertext = audit.bundle.digest("holdout.sealed")
+        sealed = {r.round for r in audit.records if r.type == "HoldoutSealed" and r["ciphertext"] == ciphertext}
+        matching = [(i, r) for i, r in matching or defined if r.round in sealed]
+    if len(matching) != 1:
+        raise Failed(
+            "entries.jsonl", f"{len(matching)} of {len(defined)} rounds in the log fit definition and ciphertext"
+        )
+    audit.first = matching[0][0]
+    return f"round {matching[0][1].round}, from log entry {audit.first}"
+
+
+def read_definition(audit: Audit) -> str:
+    """definition.toml is the file that RoundDefined names, and is valid."""
+    defined = audit.records[audit.first]
+    found = audit.bundle.digest("definition.toml")
+    if found != defined["definition"]:
+        raise Failed("definition.toml", f"its digest is {found}, log entry {audit.first} says {defined['definition']}")
+    audit.competition = definition.parse(audit.bundle.read("definition.toml"))
+    return f"{audit.competition.slug}: {len(audit.competition.tasks)} tasks"
+
+
+def settings(audit: Audit) -> str:
+    """Recipe, scorer and ranking policy are those that RoundDefined committed to before the round opened."""
+    defined, competition = audit.records[audit.first], audit.competition
+    for name, found in (
+        ("recipe", competition.preparation.digest),
+        ("scorer", rounds.scorer_digest(competition)),
+        ("policy", competition.ranking.digest),
+    ):
+        if defined[name] != found:
+            raise Failed(f"log entry {audit.first}", f"{name} is {defined[name]}, definition.toml gives {found}")
+    return "recipe, scorer, policy"
+
+
+def fold(audit: Audit) -> str:
+    """Every record of the round was allowed when it came: phase, time, signature, guard; the same function as the server's."""
+    round_id = audit.records[audit.first].round
+    own = [(i, r) for i, r in enumerate(audit.records) if r.round == round_id]
+    try:
+        audit.round = rounds.fold(own, audit.competition)
+    except Refusal as refusal:
+        where, _, why = refusal.sentence.partition(": ")
+        raise Failed(where, why) from refusal
+    except Exception as error:
+        # A field of another shape than its type's; which record it was, a fold over growing prefixes would say.
+        raise Failed(
+            _first_malformed(own, audit), f"a field has another form: {type(error).__name__} {error}"
+        ) from error
+    if audit.round.phase not in (Phase.EVALUATED, Phase.PUBLISHED):
+        raise Failed(
+            f"log entry {own[-1][0]}",
+            f"the round stands at {audit.round.phase} there; a bundle is of an evaluated or published round",
+        )
+    return f"{len(own)} records; " + " → ".join(phase for phase, _ in audit.round.phases)
+
+
+def _first_malformed(own: list[tuple[int, Record]], audit: Audit) -> str:
+    state = None
+    for index, record in own:
+        try:
+            state = (
+                rounds.begin(record, audit.competition) if state is None else rounds.apply(state, record, index=index)
+            )
+        except Exception:
+            return f"log entry {index}"
+    return "entries.jsonl"
+
+
+def keys(audit: Audit) -> str:
+    """keys.json says of log, organizer, custodians and threshold what RoundDefined says."""
+    defined, found = audit.records[audit.first], audit.bundle.json("keys.json")
+    expected = keys_document(defined)
+    if not isinstance(found, dict) or set(found) != set(expected):
+        raise Failed("keys.json", f"it must have exactly the keys {', '.join(sorted(expected))}")
+    for name, value in expected.items():
+        if digests.canonical(found[name]) != digests.canonical(value):
+            raise Failed(f"keys.json, {name}", f"it says {found[name]!r}, log entry {audit.first} says {value!r}")
+    return f"{len(found['custodians'])} custodians, {found['threshold']} open the seal"
+
+
+def keys_document(defined: Record) -> dict[str, Any]:
+    """keys.json of a RoundDefined record; the log's origin is the name in its vkey."""
+    return {
+        "origin": str(defined["log"]).partition("+")[0],
+        "log": defined["log"],
+        "witnesses": defined["witnesses"],
+        "quorum": defined["quorum"],
+        "organizer": defined["organizer"],
+        "custodians": defined["custodians"],
+        "threshold": defined["k"],
+    }
+
+
+def public(audit: Audit) -> str:
+    """public/ holds exactly the preparation, validation and other public files that RoundDefined committed to."""
+    committed: Mapping[str, str] = audit.records[audit.first]["files"]
+    for name in sorted({f"public/{name}" for name in committed} | set(audit.bundle.under("public"))):
+        expected = committed.get(name.removeprefix("public/"))
+        if expected is None:
+            raise Failed(name, f"log entry {audit.first} commits to no such file")
+        if audit.bundle.digest(name) != expected:
+            raise Failed(name, f"its digest is {audit.bundle.digest(name)}, log entry {audit.first} says {expected}")
+    return f"{len(committed)} files"
+
+
+def submissions(audit: Audit) -> str:
+    """Each accepted submission's nonce and manifest give the commitment that its entrant signed for this round."""
+    accepted = {s.accepted: s for s in audit.round.submissions.values() if s.accepted is not None}
+    audit.manifests, last = {}, -1
+    for number, line in enumerate(audit.bundle.lines("submissions.jsonl"), start=1):
+        where = f"submissions.jsonl, line {number}"
+        row = parse(line, where)
+        if not isinstance(row, dict) or set(row) != {"entrant", "index", "manifest", "nonce"}:
+            raise Failed(where, "it must have exactly entrant, index, manifest and nonce")
+        submission = accepted.get(row["index"])
+        if submission is None or row["index"] <= last:
+            raise Failed(where, f"log entry {row['index']} accepts no submission, or the lines are out of order")
+        found = commitment(row["nonce"], row["manifest"], where)
+        if found != submission.commitment:
+            raise Failed(
+                where, f"nonce and manifest give {found}, log entry {row['index']} says {submission.commitment}"
+            )
+        named = (row["entrant"], row["manifest"].get("entrant"), row["manifest"].get("round"))
+        if named != (submission.entrant, submission.entrant, audit.round.id):
+            raise Failed(
+                where, f"it names {named}, log entry {row['index']} is of {submission.entrant}, {audit.round.id}"
+            )
+        audit.manifests[submission.commitment] = row["manifest"]
+        last = row["index"]
+    for index, submission in accepted.items():
+        if submission.commitment not in audit.manifests and not submission.withdrawn:
+            raise Failed("submissions.jsonl", f"the submission that log entry {index} accepts is missing")
+    return f"{len(audit.manifests)} submissions"
+
+
+def commitment(nonce: object, manifest: object, where: str) -> str:
+    """sha256(nonce ‖ JCS(manifest)) of a base64 nonce of 32 bytes."""
+    try:
+        raw = base64.b64decode(nonce, validate=True) if isinstance(nonce, str) else b""
+    except binascii.Error:
+        raw = b""
+    if len(raw) != 32 or base64.b64encode(raw).decode() != nonce or not isinstance(manifest, dict):
+        raise Failed(where, "the nonce must be the base64 of 32 bytes, the manifest an object")
+    return digests.of_bytes(raw + digests.canonical(manifest))

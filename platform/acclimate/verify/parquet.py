@@ -1,0 +1,71 @@
+"""Parquet files of a bundle, and where two tables differ first."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from acclimate.verify.report import Failed
+
+
+def read(path: Path, name: str, schema: pa.Schema | None = None) -> pa.Table:
+    """The table of a file.
+
+    Args:
+        path: where it lies.
+        name: what to call it in a failure.
+        schema: the columns it must have, in this order.
+
+    Raises:
+        Failed: it is no Parquet, or has other columns, or a null where the schema has none.
+    """
+    try:
+        table = pq.read_table(path, partitioning=None)
+        table.validate(full=True)
+        if schema is None:
+            return table
+        if table.schema.names != schema.names:
+            raise Failed(name, f"columns {table.schema.names}, expected {schema.names}")
+        return table.cast(schema)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        said = str(error).replace(str(path), name).partition("\n")[0]
+        raise Failed(name, f"not a Parquet table of its kind: {said}") from error
+
+
+def same(found: pa.Table, expected: pa.Table, name: str, *, was: str) -> None:
+    """Refuse a table that is not, column by column and row by row, the expected one.
+
+    Args:
+        found: the table published.
+        expected: the table that it must be.
+        name: the published file.
+        was: what the expected values are, such as "recomputed".
+
+    Raises:
+        Failed: naming file, row and column.
+    """
+    if found.schema.names != expected.schema.names:
+        raise Failed(name, f"columns {found.schema.names}, {was}: {expected.schema.names}")
+    rows = min(found.num_rows, expected.num_rows)
+    unequal = [column for column in expected.schema.names if not found.column(column).equals(expected.column(column))]
+    first: tuple[int, str, object, object] | None = None
+    for column in unequal:
+        pairs = zip(found.column(column).to_pylist(), expected.column(column).to_pylist(), strict=False)
+        row = next((row for row, (here, there) in enumerate(pairs) if not _equal(here, there)), rows)
+        if row < rows and (first is None or row < first[0]):
+            first = row, column, found.column(column)[row].as_py(), expected.column(column)[row].as_py()
+    if first is not None:
+        row, column, here, there = first
+        raise Failed(f"{name}, row {row}{_key(expected, row)}, column {column}", f"it says {here!r}, {was}: {there!r}")
+    if found.num_rows != expected.num_rows:
+        raise Failed(f"{name}, row {rows}", f"it has {found.num_rows} rows, {was}: {expected.num_rows}")
+
+
+def _equal(here: object, there: object) -> bool:
+    # Not a number is no equal of itself, and no score either: it counts as a difference from everything but itself.
+    return here == there or (here != here and there != there)
+
+
+def _key(table: pa.Table, row: int) -> str:
+    parts = [table.column(c)[row].as_py() for c in ("protocol", "task", "seed", "example") if c in table.schema.names]
+    return f" ({', '.join('none' if part is None else str(part) for part in parts)})" if parts else ""

@@ -1,0 +1,108 @@
+"""The seal: the ciphertext is the one committed to before the round opened, and what came out of it is the holdout published.
+
+1. ciphertext: size, digest and block root are those of HoldoutSealed.
+2. shares: each released document is the one that its custodian acknowledged and logged.
+3. key: the documents recover the secret, and imply all n commitments, so that any k custodians would have opened the same.
+4. opening: the ciphertext decrypts to its last chunk (the cipher commits to its key: no second key opens it), count and root of
+   the rows are recomputed, and key and plaintext are those that HoldoutOpened logged.
+5. holdout: the published tables have the rows that were opened.
+"""
+
+from acclimate import custody, sealing
+from acclimate.verify import parquet
+from acclimate.verify.audit import Audit
+from acclimate.verify.report import Failed
+from acclimate_competitions import digests
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.records import Record
+
+
+def _sealed(audit: Audit) -> Record:
+    assert audit.round.seal is not None, "a round past `sealed` has a seal"
+    return audit.round.seal
+
+
+def ciphertext(audit: Audit) -> str:
+    """holdout.sealed is, byte for byte, what was committed to before the round opened."""
+    try:
+        found = sealing.check_ciphertext(audit.bundle.path("holdout.sealed"), _sealed(audit).fields)
+    except Refusal as refusal:
+        # A root alone does not tell which block is bad; check `opening`, which has the key, does.
+        raise Failed("holdout.sealed", refusal.sentence) from refusal
+    return f"{found.size} bytes"
+
+
+def shares(audit: Audit) -> str:
+    """shares.json has exactly the released documents, each with the digest that its custodian acknowledged and logged."""
+    rows, released = audit.bundle.json("shares.json"), audit.round.released
+    if not isinstance(rows, list):
+        raise Failed("shares.json", "it must be a list")
+    audit.documents = {}
+    for position, row in enumerate(rows):
+        where = f"shares.json, row {position}"
+        if not isinstance(row, dict) or set(row) != {"index", "document"} or not isinstance(row["index"], int):
+            raise Failed(where, "it must have exactly index and document")
+        if row["index"] not in released or row["index"] <= max(audit.documents, default=0):
+            raise Failed(where, f"the log has no ShareReleased of index {row['index']}, or the rows are out of order")
+        found = digests.of_json(row["document"])
+        if found != released[row["index"]]:
+            raise Failed(
+                f"{where}, share {row['index']}",
+                f"the document's digest is {found}, seal and ShareReleased say {released[row['index']]}",
+            )
+        audit.documents[row["index"]] = digests.canonical(row["document"])
+    missing = sorted(set(released) - set(audit.documents))
+    if missing:
+        raise Failed("shares.json", f"share {missing[0]} was released and is missing")
+    return f"{len(rows)} of {len(_sealed(audit)['shares'])} shares, {audit.round.threshold} open the seal"
+
+
+def key(audit: Audit) -> str:
+    """Any k custodians would have opened the same: all n commitments follow from the released shares."""
+    seal = _sealed(audit)
+    committed = [share["commitment"] for share in seal["shares"]]
+    documents = list(audit.documents.values())
+    try:
+        parsed = [custody.parse_document(document) for document in documents]
+        for share, index in zip(parsed, audit.documents, strict=True):
+            if (share.seal, share.index) != (seal["seal"], index):
+                raise Failed(f"shares.json, share {index}", f"its document is share {share.index} of seal {share.seal}")
+        custody.consistent(documents, committed, k=audit.round.threshold, n=len(committed))
+        audit.secret = custody.recover(parsed)
+    except Refusal as refusal:
+        raise Failed("shares.json", refusal.sentence) from refusal
+    return f"{len(committed)} commitments re-derived from {len(documents)} shares"
+
+
+def opening(audit: Audit) -> str:
+    """The ciphertext decrypts with that key to its last chunk, and gives the rows committed to before the round opened."""
+    seal, logged, folder = _sealed(audit), audit.round.opened, audit.work / "opened"
+    assert logged is not None, "a round past `opened` has HoldoutOpened"
+    try:
+        path = audit.bundle.path("holdout.sealed")
+        found = sealing.open_(path, audit.secret, folder, round_id=audit.round.id, fields=seal.fields)
+    except Refusal as refusal:
+        raise Failed("holdout.sealed", refusal.sentence) from refusal
+    for name, value in found.fields.items():
+        if value != logged[name]:
+            raise Failed(f"HoldoutOpened, {name}", f"it says {logged[name]}, the opening gives {value}")
+    audit.opened = {name: folder / name for name in sorted(found.files)}
+    return f"{seal['rows']} rows in {len(audit.opened)} files"
+
+
+def holdout(audit: Audit) -> str:
+    """holdout/ has exactly the files that were opened, with the same rows in the same order."""
+    audit.holdout = {}
+    for name in sorted({f"holdout/{name}" for name in audit.opened} | set(audit.bundle.under("holdout"))):
+        path = audit.opened.get(name.removeprefix("holdout/"))
+        if path is None:
+            raise Failed(name, "no such file was in the seal")
+        equal = audit.bundle.digest(name) == digests.of_file(path)
+        if path.suffix == ".parquet":
+            sealed = parquet.read(path, f"{name} as sealed")
+            if not equal:
+                parquet.same(parquet.read(audit.bundle.path(name), name), sealed, name, was="sealed")
+            audit.holdout[path.stem] = sealed
+        elif not equal:
+            raise Failed(name, "its bytes are not those that were sealed")
+    return f"{sum(table.num_rows for table in audit.holdout.values())} rows"

@@ -1,0 +1,500 @@
+"""A small whole round made of pure functions: no server, no database, no model; predictions as if models had given them.
+
+`make(folder)` plays every actor once and gives a `Made`; `Made.write(folder)` writes its bundle after the table of
+the protocol, without any code of bundle.py, so that writer and reader are held against a third hand.
+Everything is drawn from a seed, except for the age envelopes.
+"""
+
+import base64
+import hashlib
+import json
+import random
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyrage
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from acclimate import custody, log, sealing
+from acclimate_competitions import definition, digests, metrics, ranking, records, rounds, tables
+from acclimate_competitions.records import Record, format_time
+
+ORIGIN = "log.example.org"
+START = datetime(2027, 3, 1, tzinfo=UTC)
+CODE = digests.of_bytes(b"a wheel")
+TASKS = {"tint": ("red", "green", "blue"), "size": ("small", "large")}
+SEEDS = (11, 12, 13)
+SKILL = {"ada": 2.0, "bea": 1.0, "untrained": 0.0}
+FAILED = ("bea", "size", 13)
+ROWS = 12
+
+DEFINITION = """\
+schema = 1
+slug = "marbles"
+title = "Marbles in two respects"
+licence = "CC0-1.0"
+contact = "organizers@example.org"
+data_is_public = true
+
+[round]
+name = "2027-1"
+grace = "60s"
+objection_window = "0s"
+publish = "manual"
+holdout_after = "public"
+audits = 0
+
+[custody]
+threshold = 2
+custodians = ["custodian-a", "custodian-b", "custodian-c"]
+
+[submission]
+kinds = ["hf-causal-lm"]
+architectures = ["llama"]
+max_parameters = 1_000_000
+max_bytes = 20_000_000
+per_entrant = { total = 5, per_day = 5, day = "UTC" }
+weights_after = ["publish", "auditor", "delete"]
+
+[[tasks]]
+name = "tint"
+kind = "choice"
+prompt = "{{ input }}"
+choices = ["red", "green", "blue"]
+metric = "accuracy"
+chance = 0.333
+
+[[tasks]]
+name = "size"
+kind = "choice"
+prompt = "{{ input }}"
+choices = ["small", "large"]
+metric = "accuracy"
+chance = 0.5
+
+[preparation]
+method = "full"
+epochs = 6
+global_batch = 32
+max_length = 32
+optimizer = { name = "adamw", beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01 }
+schedule = { name = "linear", warmup_steps = 10, final = 0.1 }
+clip = 1.0
+lr_grid = [2e-3, 5e-3]
+selection = { metric = "nll", seed = 0, candidates = ["base", "last"] }
+seeds = [11, 12, 13]
+loss = "completion"
+dtype = "float32"
+determinism = "D1"
+threads = 1
+diverged = "base"
+
+[ranking]
+aggregate = "mean"
+missing = "worst"
+ties = { method = "shared", tolerance = 0.0 }
+interval = { kind = "simultaneous", level = 0.95, draws = 500, seed = 1 }
+cluster = "cluster"
+baselines = ["majority", "untrained"]
+
+[compute]
+hardware = "cpu"
+max_gpu_hours = 0
+order_seed = "from-log"
+
+[isolation]
+memory = "2GiB"
+wall = "30m"
+
+[logs]
+entrants_see = "tail:200"
+"""
+
+
+def key(name: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
+
+
+def public(name: str) -> str:
+    return records.public_text(key(name).public_key())
+
+
+@dataclass
+class Made:
+    """A played round: everything a bundle is made of."""
+
+    folder: Path
+    signer: log.Signer
+    random: random.Random
+    now: datetime = START
+    entries: list[bytes] = field(default_factory=list)
+    notes: dict[int, str] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)
+    round: str = ""
+    seal: dict = field(default_factory=dict)
+    documents: dict[int, bytes] = field(default_factory=dict)
+    submissions: list[dict] = field(default_factory=list)
+    receipts: dict[int, str] = field(default_factory=dict)
+    prepared: list[dict] = field(default_factory=list)
+    holdout: dict[str, pa.Table] = field(default_factory=dict)
+    predictions: dict[str, pa.Table] = field(default_factory=dict)
+    scores: dict[str, pa.Table] = field(default_factory=dict)
+    ranking: dict = field(default_factory=dict)
+
+    @property
+    def competition(self):
+        return definition.parse(DEFINITION.encode())
+
+    def append(self, request: dict, *, keep: bool = False, after: timedelta = timedelta(seconds=1)) -> int:
+        """Log a signed or unsigned request; `keep` its checkpoint for the bundle."""
+        self.now += after
+        given = {name: request.get(name) for name in ("by", "sig")}
+        record = Record(request["type"], request["round"], self.now, request["fields"], **given)
+        self.entries.append(record.encode())
+        size = len(self.entries)
+        root = log.root([digests.leaf_hash(entry) for entry in self.entries])
+        self.notes[size] = log.sign_checkpoint(self.signer, size, root)
+        if keep:
+            self.kept.add(size)
+        return size - 1
+
+    def signed(self, kind: str, fields: dict, *, by: str, keep: bool = False) -> int:
+        return self.append(records.sign(kind, self.round, fields, key=key(by)), keep=keep)
+
+    def scheduled(self, kind: str, fields: dict, **options) -> int:
+        return self.append({"type": kind, "round": self.round, "fields": fields}, keep=True, **options)
+
+    def receipt(self, index: int) -> str:
+        size = index + 1
+        hashes = [digests.leaf_hash(entry) for entry in self.entries]
+        proof = tuple(log.inclusion_proof(hashes, index, size))
+        return log.Receipt(index, self.entries[index], proof, self.notes[size]).text()
+
+    def fold(self) -> rounds.Round:
+        numbered = [(i, records.parse(entry)) for i, entry in enumerate(self.entries)]
+        return rounds.fold([(i, r) for i, r in numbered if r.round == self.round], self.competition)
+
+    def write(self, folder: Path) -> Path:
+        """Write the bundle after the table of protocol.md."""
+        write_bundle(self, folder)
+        return folder
+
+
+def make(folder: Path, *, publish: bool = True) -> Made:
+    """Play the round; files that the bundle needs are made below folder."""
+    made = Made(folder, log.Signer(ORIGIN, key("log")), random.Random(7))
+    make_splits(made)
+    other = dict(defined_fields(made), name="elsewhere")
+    made.append(records.sign("RoundDefined", "", other, key=key("organizer")))
+    request = records.sign("RoundDefined", "", defined_fields(made), key=key("organizer"))
+    made.round = request["round"]
+    made.append(request, keep=True)
+    seal_holdout(made)
+    made.scheduled("RoundOpened", {"seal": made.seal["seal"]}, after=timedelta(hours=1))
+    submit_all(made)
+    close = made.fold()
+    entries = close.frozen_entries()
+    made.scheduled(
+        "RoundClosed",
+        {"count": len(entries), "entries_root": rounds.entries_root(entries), "forfeited": list(close.outstanding)},
+        after=timedelta(days=31),
+    )
+    prepare_all(made)
+    release(made)
+    evaluate_all(made)
+    made.ranking = rank(made)
+    if publish:
+        fields = {
+            "ranking": digests.of_json(made.ranking),
+            "policy": made.competition.ranking.digest,
+            "reason": "first",
+        }
+        made.signed("RankingPublished", fields, by="organizer", keep=True)
+    return made
+
+
+def make_splits(made: Made) -> None:
+    def rows(split: str, task: str, count: int) -> pa.Table:
+        names = [f"{task}-{split}-{i}" for i in range(count)]
+        clusters = [f"{split}-{i // 2}" for i in range(count)]
+        targets = [made.random.choice(TASKS[task]) for _ in range(count)]
+        return pa.table(
+            {"example": names, "input": [f"marble {name}" for name in names], "target": targets, "cluster": clusters}
+        )
+
+    for task in TASKS:
+        for split in ("preparation", "validation"):
+            path = made.folder / "public" / "splits" / task / f"{split}.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tables.write(rows(split, task, 8), path)
+        made.holdout[task] = rows("holdout", task, ROWS)
+        (made.folder / "holdout").mkdir(exist_ok=True)
+        tables.write(made.holdout[task], made.folder / "holdout" / f"{task}.parquet")
+    (made.folder / "public" / "tokenizer.json").write_text('{"version": "1.0"}', "utf-8")
+
+
+def public_files(made: Made) -> dict[str, Path]:
+    root = made.folder / "public"
+    return {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def defined_fields(made: Made) -> dict:
+    competition = made.competition
+    return {
+        "competition": competition.slug,
+        "name": "2027-1",
+        "definition": competition.digest,
+        "files": {name: digests.of_file(path) for name, path in public_files(made).items()},
+        "recipe": competition.preparation.digest,
+        "scorer": rounds.scorer_digest(competition),
+        "policy": competition.ranking.digest,
+        "code": CODE,
+        "opens": format_time(START + timedelta(hours=1)),
+        "closes": format_time(START + timedelta(days=30)),
+        "closes_latest": format_time(START + timedelta(days=40)),
+        "grace": 60,
+        "release_by": format_time(START + timedelta(days=60)),
+        "k": 2,
+        "custodians": [
+            {"name": name, "age": f"age1{name}", "ed25519": public(name), "backup": None}
+            for name in competition.custody.custodians
+        ],
+        "log": made.signer.vkey,
+        "witnesses": [],
+        "quorum": 0,
+        "organizer": {"ed25519": public("organizer")},
+        "evaluators": [public("evaluator")],
+    }
+
+
+def seal_holdout(made: Made) -> None:
+    identities = {name: pyrage.x25519.Identity.generate() for name in made.competition.custody.custodians}
+    recipients = [sealing.Recipient(name, str(i.to_public()), None) for name, i in identities.items()]
+    files = {path.name: path for path in sorted((made.folder / "holdout").iterdir())}
+    sealed = sealing.seal(
+        files,
+        made.folder / "holdout.sealed",
+        round_id=made.round,
+        recipients=recipients,
+        k=2,
+        random=made.random.randbytes,
+    )
+    made.seal = sealed.fields
+    made.signed("HoldoutSealed", sealed.fields, by="organizer", keep=True)
+    for share, envelope in zip(sealed.fields["shares"], sealed.envelopes, strict=True):
+        document = custody.open_envelope(envelope, str(identities[share["to"]]), share=share, seal=made.seal["seal"])
+        made.documents[share["index"]] = document
+        fields = {"seal": made.seal["seal"], "index": share["index"], "commitment": share["commitment"]}
+        made.signed("ShareAcknowledged", fields, by=share["to"])
+
+
+def submit_all(made: Made) -> None:
+    for entrant in SKILL:
+        baseline = entrant == "untrained"
+        fields = {
+            "entrant": entrant,
+            "ed25519": public(signer_of(entrant)),
+            "conflicts": ["baseline"] if baseline else [],
+        }
+        made.signed("EntrantRegistered", fields, by=signer_of(entrant))
+    for entrant, version in (("ada", 1), ("bea", 1), ("ada", 2), ("untrained", 1)):
+        manifest = manifest_of(made, entrant, version)
+        nonce = made.random.randbytes(32)
+        fields = {"entrant": entrant, "commitment": digests.of_bytes(nonce + digests.canonical(manifest))}
+        committed = made.signed("SubmissionCommitted", fields, by=signer_of(entrant), keep=True)
+        index = made.signed("SubmissionAccepted", fields, by=signer_of(entrant), keep=True)
+        made.receipts[index] = made.receipt(index)
+        row = {"entrant": entrant, "index": index, "nonce": base64.b64encode(nonce).decode(), "manifest": manifest}
+        made.submissions.append({**row, "committed": committed, "commitment": fields["commitment"]})
+
+
+def signer_of(entrant: str) -> str:
+    return "organizer" if entrant == "untrained" else entrant
+
+
+def manifest_of(made: Made, entrant: str, version: int) -> dict:
+    names = ("config.json", "model.safetensors", "tokenizer.json")
+    return {
+        "v": 1,
+        "round": made.round,
+        "entrant": entrant,
+        "title": f"{entrant}, model {version}",
+        "kind": "hf-causal-lm",
+        "files": [
+            {"name": name, "size": 100, "sha256": digests.of_bytes(f"{entrant} {version} {name}".encode())}
+            for name in names
+        ],
+        "family": None,
+        "base": None,
+        "parameters": 1000,
+        "released": None,
+        "weights_after": "publish",
+    }
+
+
+def base_of(manifest: dict) -> str:
+    return digests.of_json({file["name"]: file["sha256"] for file in manifest["files"]})
+
+
+def prepare_all(made: Made) -> None:
+    state = made.fold()
+    rows = {row["index"]: row for row in made.submissions}
+    leaves = []
+    for submission, task, seed in state.preparation_plan():
+        row = rows[submission]
+        fields = {
+            "submission": submission,
+            "task": task,
+            "seed": seed,
+            "recipe": state.defined["recipe"],
+            "base": base_of(row["manifest"]),
+            "code": CODE,
+            "hardware": "cpu/x86_64",
+        }
+        fit = {
+            "prepared": digests.of_bytes(f"{row['entrant']} {task} {seed}".encode()),
+            "candidates": [{"lr": None, "epoch": 0, "validation": 1.5}, {"lr": 0.002, "epoch": 6, "validation": 0.5}],
+            "selected": {"lr": 0.002, "epoch": 6},
+            "cost": {"tokens": 4096, "steps": 12, "seconds": 1.25, "flops": 1e9},
+        }
+        failed = {"failed": {"reason": "out of memory", "log": digests.of_bytes(b"a log")}}
+        missing = (row["entrant"], task, seed) == FAILED
+        index = made.signed("ModelPrepared", {**fields, **(failed if missing else fit)}, by="evaluator")
+        leaves.append(made.entries[index])
+        shown = {"prepared": None, "selected": None, "cost": None, **(failed if missing else fit)}
+        shown.pop("candidates", None)
+        made.prepared.append(
+            {"entrant": row["entrant"], "task": task, "seed": seed, "recipe": fields["recipe"], **shown}
+        )
+    made.scheduled("PreparationFinished", {"count": len(leaves), "root": digests.root_of_leaves(leaves)})
+
+
+def release(made: Made) -> None:
+    for index, name in ((1, "custodian-a"), (3, "custodian-c")):
+        digest = custody.document_digest(made.documents[index])
+        made.signed(
+            "ShareReleased", {"seal": made.seal["seal"], "index": index, "document": digest}, by=name, keep=True
+        )
+    secret = custody.recover([custody.parse_document(made.documents[i]) for i in (1, 3)])
+    opened = sealing.open_(
+        made.folder / "holdout.sealed", secret, made.folder / "opened", round_id=made.round, fields=made.seal
+    )
+    made.scheduled("HoldoutOpened", opened.fields)
+
+
+def evaluate_all(made: Made) -> None:
+    state = made.fold()
+    entrants = {entry.submission: entry.entrant for entry in state.entries}
+    models, leaves = state.model_digests(), []
+    for key_ in state.evaluation_plan():
+        submission, task, seed, protocol = key_
+        entrant = entrants[submission]
+        name = f"predictions/{entrant}/{protocol}-{task}-{'none' if seed is None else seed}.parquet"
+        made.predictions[name] = predict(made, entrant, task, seed, protocol)
+        path = made.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tables.write(made.predictions[name], path)
+        fields = {
+            "submission": submission,
+            "task": task,
+            "seed": seed,
+            "protocol": protocol,
+            "prepared": models[key_],
+            "predictions": digests.of_file(path),
+            "count": ROWS,
+        }
+        leaves.append(made.entries[made.signed("ModelEvaluated", fields, by="evaluator")])
+    made.scheduled("EvaluationFinished", {"count": len(leaves), "root": digests.root_of_leaves(leaves)})
+
+
+def predict(made: Made, entrant: str, task: str, seed: int | None, protocol: str) -> pa.Table:
+    skill = SKILL[entrant] * (1.0 if protocol == "prepared" else 0.3)
+    lists = []
+    for target in made.holdout[task].column("target").to_pylist():
+        values = [-abs(made.random.gauss(2.0, 1.0)) for _ in TASKS[task]]
+        values[TASKS[task].index(target)] += skill
+        lists.append(values)
+    return pa.table(
+        {
+            "entrant": [entrant] * ROWS,
+            "protocol": [protocol] * ROWS,
+            "task": [task] * ROWS,
+            "seed": pa.array([seed] * ROWS, pa.int64()),
+            "example": made.holdout[task].column("example"),
+            "loglikelihoods": pa.array(lists, pa.list_(pa.float64())),
+            "text": pa.array([None] * ROWS, pa.string()),
+        }
+    ).cast(tables.PREDICTIONS)
+
+
+def rank(made: Made) -> dict:
+    competition = made.competition
+    for entrant in SKILL:
+        parts = []
+        for task in competition.tasks:
+            names = [f"predictions/{entrant}/direct-{task.name}-none.parquet"]
+            names += [f"predictions/{entrant}/prepared-{task.name}-{seed}.parquet" for seed in SEEDS]
+            found = pa.concat_tables(made.predictions[name] for name in names if name in made.predictions)
+            parts.append(metrics.score_predictions(found, made.holdout[task.name], task, cluster="cluster"))
+        made.scores[entrant] = pa.concat_tables(parts)
+    made.scores["majority"] = pa.concat_tables(
+        metrics.majority_scores(
+            tables.read(public_files(made)[f"splits/{task.name}/preparation.parquet"]),
+            made.holdout[task.name],
+            task,
+            seeds=SEEDS,
+            cluster="cluster",
+        )
+        for task in competition.tasks
+    )
+    everything = pa.concat_tables(made.scores.values())
+    made_ranking = ranking.rank(
+        everything, tasks=competition.tasks, policy=competition.ranking, entrants=["ada", "bea", "untrained"]
+    )
+    return made_ranking.document()
+
+
+def write_bundle(made: Made, folder: Path) -> None:
+    def put(name: str, data: bytes) -> None:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    defined = defined_fields(made)
+    put("definition.toml", DEFINITION.encode())
+    for name, path in public_files(made).items():
+        put(f"public/{name}", path.read_bytes())
+    keys = {"origin": ORIGIN, "threshold": defined["k"]}
+    keys |= {name: defined[name] for name in ("log", "witnesses", "quorum", "organizer", "custodians")}
+    put("keys.json", digests.canonical(keys))
+    size = len(made.entries)
+    put("checkpoint", made.notes[size].encode())
+    for kept in made.kept:
+        put(f"checkpoints/{kept}", made.notes[kept].encode())
+    put("entries.jsonl", b"".join(entry + b"\n" for entry in made.entries))
+    for index, text in made.receipts.items():
+        put(f"receipts/{index}.tlog-proof", text.encode())
+    lines = [{name: row[name] for name in ("entrant", "index", "manifest", "nonce")} for row in made.submissions]
+    put("submissions.jsonl", b"".join(digests.canonical(line) + b"\n" for line in lines))
+    put("holdout.sealed", (made.folder / "holdout.sealed").read_bytes())
+    shares = [{"index": index, "document": json.loads(made.documents[index])} for index in (1, 3)]
+    put("shares.json", digests.canonical(shares))
+    for task in TASKS:
+        put(f"holdout/{task}.parquet", (made.folder / "opened" / f"{task}.parquet").read_bytes())
+    for name in made.predictions:
+        put(name, (made.folder / name).read_bytes())
+    (folder / "scores").mkdir(exist_ok=True)
+    for entrant, table in made.scores.items():
+        tables.write(table, folder / "scores" / f"{entrant}.parquet")
+    put("prepared.json", digests.canonical(made.prepared))
+    put("ranking.json", digests.canonical(made.ranking))
+    mend(folder)
+
+
+def mend(folder: Path) -> None:
+    """Write MANIFEST anew, as whoever changes a bundle would."""
+    names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    lines = [f"{digests.of_file(folder / name)[7:]}  {name}\n" for name in names if name != "MANIFEST"]
+    (folder / "MANIFEST").write_text("".join(lines), "utf-8")
