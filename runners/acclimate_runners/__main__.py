@@ -11,7 +11,7 @@ from pathlib import Path
 
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import isolation, jobs
-from acclimate_runners.jobs import Job, Outcome
+from acclimate_runners.jobs import CheckJob, EvaluateJob, Job, Outcome, PrepareJob
 
 _WORDS = 3
 """File descriptor of the progress lines."""
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = given.folder.resolve()
     job = jobs.from_json((folder / "job.json").read_text("utf-8"))
     try:
-        outcome = _carry_out(job)(job, folder, lambda step, total, what: _progress(words, step, total, what))
+        outcome = _carry_out(job, folder, lambda step, total, what: _progress(words, step, total, what))
     except Refusal as refusal:
         print(f"refused: {refusal.code}: {refusal.sentence}", *refusal.problems, sep="\n", file=sys.stderr)  # noqa: T201
         if refusal.code != "model_invalid":
@@ -48,19 +48,21 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _carry_out(job: Job) -> Callable[[Job, Path, Callable[[int, int, str], None]], Outcome]:
+def _carry_out(job: Job, folder: Path, progress: Callable[[int, int, str], None]) -> Outcome:
     # Imported here, as they import torch: the child is confined by then.
-    if job.kind == "check":
-        from acclimate_runners import models
+    match job:
+        case CheckJob():
+            from acclimate_runners import models
 
-        return models.check
-    if job.kind == "prepare":
-        from acclimate_runners import preparation
+            return models.check(job, folder, progress)
+        case PrepareJob():
+            from acclimate_runners import preparation
 
-        return preparation.prepare
-    from acclimate_runners import evaluation
+            return preparation.prepare(job, folder, progress)
+        case EvaluateJob():
+            from acclimate_runners import evaluation
 
-    return evaluation.evaluate
+            return evaluation.evaluate(job, folder, progress)
 
 
 def _refused(refusal: Refusal) -> Outcome:

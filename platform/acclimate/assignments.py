@@ -1,0 +1,216 @@
+"""What is left to do in a round: planned stages minus those the log has. A stage's key names everything that can change its result.
+
+Stages of one entry that are outstanding at the same time make one assignment, so that small models don't drown in start-up time.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Row, select
+
+from acclimate.schedule import Work
+from acclimate.service import manifests, submit
+from acclimate.store import Tx, submissions
+from acclimate_competitions import digests
+from acclimate_competitions.definition import Task
+from acclimate_competitions.phases import Entry, Phase, Round
+from acclimate_runners import jobs
+from acclimate_runners.jobs import CheckJob, EvaluateJob, Job, ModelFiles, PrepareJob, TaskData
+
+_FIRST, _LATER = 0, 1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One thing to do and to record: a check, or one preparation or evaluation of the plan."""
+
+    key: str
+    task: str | None = None
+    seed: int | None = None
+    protocol: str | None = None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The outstanding stages of one submission: what one attempt does.
+
+    Attributes:
+        kind: check | prepare | evaluate.
+        submission: id of the submission's row.
+        entry: the log index that names the entry in records; None for a check.
+        work: its place in the schedule.
+    """
+
+    kind: str
+    round: str
+    submission: str
+    entrant: str
+    entry: int | None
+    stages: tuple[Stage, ...]
+    job: Job
+    work: Work
+
+    @property
+    def attempt(self) -> str:
+        """The attempt's id: the digest of its sorted stage keys."""
+        return digests.of_json(sorted(stage.key for stage in self.stages))
+
+
+def stage_key(kind: str, state: Round, *, inputs: Iterable[str], params: Mapping[str, Any]) -> str:
+    """A stage's key: the digest of all that can change its result, and of nothing else.
+
+    Not in it: who runs it, when, in which attempt, with which priority. The hardware class is the pool that the definition declares;
+    what a stage really ran on is in its result.
+    """
+    recipe = state.competition.preparation
+    return digests.of_json(
+        {
+            "kind": kind,
+            "code": state.defined["code"],
+            "recipe": recipe.digest,
+            "inputs": sorted(set(inputs)),
+            "params": dict(params),
+            "hardware": state.competition.compute.hardware,
+            "world_size": 1,
+            "determinism": recipe.determinism,
+            "salt": state.id,
+        }
+    )
+
+
+def without_answers(columns: Iterable[str], task: Task, *, cluster: str | None) -> list[str]:
+    """The holdout's columns that a child may see: never the target, nor the cluster unless the prompt needs it."""
+    hidden = {"target"} | ({"cluster", cluster} - set(re.findall(r"\w+", task.prompt)))
+    return [name for name in columns if name not in hidden]
+
+
+def outstanding(tx: Tx, state: Round, *, holdout_inputs: Mapping[str, str]) -> list[Assignment]:
+    """What is left to do of a round in its phase, in the plan's order.
+
+    Args:
+        tx: for the submissions' rows.
+        state: the round.
+        holdout_inputs: task -> digest of the holdout's inputs without targets; needed in phase `opened` only.
+    """
+    if state.phase is Phase.OPEN:
+        waiting = select(submissions).where(submissions.c.round == state.id, submissions.c.state == "checking")
+        rows = tx.execute(waiting.order_by(submissions.c.committed_index)).all()
+        return [_check(state, row, place) for place, row in enumerate(rows)]
+    if state.phase is Phase.CLOSED:
+        return [a for e, row in _entries(tx, state) if (a := _prepare(state, e, row)) is not None]
+    if state.phase is Phase.OPENED:
+        return [a for e, row in _entries(tx, state) if (a := _evaluate(state, e, row, holdout_inputs)) is not None]
+    return []
+
+
+def _entries(tx: Tx, state: Round) -> list[tuple[Entry, Row[Any]]]:
+    rows = tx.execute(select(submissions).where(submissions.c.round == state.id)).all()
+    by_commitment = {row.commitment: row for row in rows}
+    return [(entry, by_commitment[entry.commitment]) for entry in state.entries]
+
+
+def _check(state: Round, row: Row[Any], place: int) -> Assignment:
+    model = ModelFiles(manifests.digests_of(row.manifest))
+    job = CheckJob(
+        kind="check",
+        model=model,
+        tasks=tuple(_public(state, task) for task in state.competition.tasks),
+        recipe=state.competition.preparation,
+        limits=submit.limits(state),
+        tokenizer=_tokenizer(state),
+    )
+    key = stage_key("check", state, inputs=jobs.inputs(job), params={"submission": row.id})
+    # First come, first served: an entrant waits for this answer.
+    work = Work(row.entrant, cost=-float(place), priority=_FIRST)
+    return Assignment("check", state.id, row.id, row.entrant, None, (Stage(key),), job, work)
+
+
+def _prepare(state: Round, entry: Entry, row: Row[Any]) -> Assignment | None:
+    competition, model = state.competition, ModelFiles(manifests.digests_of(row.manifest))
+    left = [
+        (task, seed)
+        for task in competition.tasks
+        for seed in competition.preparation.seeds
+        if (entry.submission, task.name, seed) not in state.prepared
+    ]
+    if not left:
+        return None
+    job = PrepareJob(
+        kind="prepare",
+        model=model,
+        tasks=tuple(_public(state, task) for task in dict.fromkeys(task for task, _ in left)),
+        recipe=competition.preparation,
+        limits=submit.limits(state),
+        tokenizer=_tokenizer(state),
+        stages=tuple((task.name, seed) for task, seed in left),
+    )
+    stages = tuple(
+        Stage(
+            stage_key(
+                "prepare",
+                state,
+                inputs=jobs.inputs(replace(job, tasks=(_public(state, task),))),
+                params={"task": task.name, "seed": seed},
+            ),
+            task.name,
+            seed,
+        )
+        for task, seed in left
+    )
+    return Assignment("prepare", state.id, row.id, row.entrant, entry.submission, stages, job, _work(row, stages))
+
+
+def _evaluate(state: Round, entry: Entry, row: Row[Any], holdout_inputs: Mapping[str, str]) -> Assignment | None:
+    models = state.model_digests()
+    left = [key[1:] for key in state.evaluation_plan() if key[0] == entry.submission and key not in state.evaluated]
+    if not left:
+        return None
+    tasks = {task.name: task for task in state.competition.tasks}
+    chosen = dict.fromkeys(name for name, _, _ in left)
+    job = EvaluateJob(
+        kind="evaluate",
+        model=ModelFiles(manifests.digests_of(row.manifest)),
+        tasks=tuple(TaskData(tasks[name], holdout_inputs=holdout_inputs[name]) for name in chosen),
+        recipe=state.competition.preparation,
+        limits=submit.limits(state),
+        tokenizer=_tokenizer(state),
+        entrant=entry.entrant,
+        stages=tuple(left),
+        prepared={
+            f"{name}/{seed}": models[(entry.submission, name, seed, protocol)]
+            for name, seed, protocol in left
+            if protocol == "prepared"
+        },
+    )
+    shared = {*job.model.files.values(), *([job.tokenizer] if job.tokenizer else [])}
+    stages = tuple(
+        Stage(
+            stage_key(
+                "evaluate",
+                state,
+                inputs=shared | {holdout_inputs[name], models[(entry.submission, name, seed, protocol)]},
+                params={"task": name, "seed": seed, "protocol": protocol},
+            ),
+            name,
+            seed,
+            protocol,
+        )
+        for name, seed, protocol in left
+    )
+    return Assignment("evaluate", state.id, row.id, row.entrant, entry.submission, stages, job, _work(row, stages))
+
+
+def _public(state: Round, task: Task) -> TaskData:
+    files = state.defined["files"]
+    preparation, validation = (files[f"splits/{task.name}/{name}.parquet"] for name in ("preparation", "validation"))
+    return TaskData(task, preparation=preparation, validation=validation)
+
+
+def _tokenizer(state: Round) -> str | None:
+    return dict(state.defined["files"]).get("tokenizer.json")
+
+
+def _work(row: Row[Any], stages: tuple[Stage, ...]) -> Work:
+    return Work(row.entrant, cost=float(row.manifest["parameters"]) * len(stages), priority=_LATER)

@@ -1,0 +1,240 @@
+"""What an attempt's outcome becomes: log records, results and stage states, in one transaction, or nothing.
+
+The evaluator's key signs here. Predictions are scored here too, where the targets are: no child sees them.
+"""
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import insert, update
+
+from acclimate.assignments import Assignment, Stage
+from acclimate.service import submit
+from acclimate.service.identity import Identity
+from acclimate.store import Store, Tx, outbox, results, timestamp
+from acclimate.store import stages as stage_rows
+from acclimate_competitions import records, tables
+from acclimate_competitions.definition import Task
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Round
+from acclimate_runners.jobs import Outcome
+from acclimate_runners.runner import Status
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_LONGEST_REASON = 2000
+
+
+def commit(
+    store: Store, identity: Identity, assignment: Assignment, status: Status, *, holdout: Mapping[str, str]
+) -> None:
+    """Commit what a done attempt came to.
+
+    Args:
+        store: the store, whose blobs hold the outcome's files.
+        identity: whose evaluator key signs.
+        assignment: what was done.
+        status: of the attempt, done.
+        holdout: name -> digest of the opened holdout's files; needed for evaluations only.
+
+    Raises:
+        Refusal: what rounds.apply refuses; scores_invalid; job_failed for an outcome that does not answer the assignment;
+            busy, no_space.
+    """
+    if assignment.kind == "check":
+        _check(store, assignment, status)
+    elif assignment.kind == "prepare":
+        _prepare(store, identity, assignment, status)
+    else:
+        _evaluate(store, identity, assignment, status, holdout)
+
+
+def _check(store: Store, assignment: Assignment, status: Status) -> None:
+    outcome = _outcome(status)
+    if outcome.status == "done":
+        submit.accept(store, assignment.submission)
+    else:
+        submit.refuse(store, assignment.submission, outcome.reason[:_LONGEST_REASON])
+    # A crash in between is mended by the next plan, which sees that the submission is no longer being checked.
+    with store.transaction() as tx:
+        document = {**finite(outcome.results), **_circumstances(status)}
+        _close(tx, assignment.stages[0], assignment, document, failed=outcome.reason)
+
+
+def _prepare(store: Store, identity: Identity, assignment: Assignment, status: Status) -> None:
+    outcome = _outcome(status)
+    selections = {entry["task"]: entry for entry in outcome.results.get("selections", [])}
+    prepared = {(entry["task"], entry["seed"]): entry for entry in outcome.results.get("prepared", [])}
+    with store.transaction() as tx:
+        state = tx.round(assignment.round)
+        for stage in assignment.stages:
+            if outcome.status == "refused":
+                entry: dict[str, Any] = {"task": stage.task, "seed": stage.seed, "failed": {"reason": outcome.reason}}
+            elif (stage.task, stage.seed) in prepared:
+                entry = finite(prepared[stage.task or "", stage.seed])
+            else:
+                raise Refusal("job_failed", f"the outcome has no preparation of {stage.task}, seed {stage.seed}")
+            selection = finite(selections.get(stage.task, {}))
+            tx.append(_signed(identity, state, _prepared_fields(state, assignment, entry, selection, status)))
+            failed = str(entry["failed"]["reason"]) if "failed" in entry else ""
+            document = {**entry, "selection": selection, **_circumstances(status)}
+            _close(tx, stage, assignment, document, failed=failed)
+
+
+def _prepared_fields(
+    state: Round, assignment: Assignment, entry: Mapping[str, Any], selection: Mapping[str, Any], status: Status
+) -> tuple[str, dict[str, Any]]:
+    fields: dict[str, Any] = {
+        "submission": assignment.entry,
+        "task": entry["task"],
+        "seed": entry["seed"],
+        "recipe": state.defined["recipe"],
+        "base": assignment.job.model.digest,
+        "code": state.defined["code"],
+        "hardware": _outcome(status).hardware,
+    }
+    if "failed" in entry:
+        reason = str(entry["failed"]["reason"])[:_LONGEST_REASON]
+        return "ModelPrepared", {**fields, "failed": {"reason": reason, "log": status.log}}
+    return "ModelPrepared", {
+        **fields,
+        "prepared": entry["prepared"],
+        "candidates": selection["candidates"],
+        "selected": selection["selected"],
+        "cost": entry["cost"],
+    }
+
+
+def _evaluate(
+    store: Store, identity: Identity, assignment: Assignment, status: Status, holdout: Mapping[str, str]
+) -> None:
+    outcome = _outcome(status)
+    given = {(p["task"], p["seed"], p["protocol"]): p for p in outcome.results.get("predictions", [])}
+    with store.snapshot() as tx:
+        state = tx.round(assignment.round)
+    # Scoring and writing files takes time, so it is done before the transaction.
+    documents = []
+    tasks = {task.name: task for task in state.competition.tasks}
+    truth = {name: tables.read(store.blobs.path(holdout[f"{name}.parquet"])) for name in tasks}
+    for stage in assignment.stages:
+        assert stage.task is not None
+        task = tasks[stage.task]
+        if outcome.status == "refused":
+            # The model was fit to be prepared and is not to be evaluated: unknown is not zero, its examples stay unscored.
+            predictions = _keep(store, unpredicted(assignment.entrant, stage, truth[stage.task]))
+            entry: dict[str, Any] = {"count": truth[stage.task].num_rows, "failed": {"reason": outcome.reason}}
+        elif (stage.task, stage.seed, stage.protocol) in given:
+            entry = finite(given[stage.task, stage.seed, stage.protocol])
+            predictions = outcome.files[entry["file"]]
+        else:
+            raise Refusal("job_failed", f"the outcome has no predictions for {stage.task}, {stage.protocol}")
+        scores = score(store, assignment, stage, predictions, holdout=truth[stage.task], task=task, state=state)
+        documents.append({**entry, "predictions": predictions, "scores": scores, **_circumstances(status)})
+    models = state.model_digests()
+    with store.transaction() as tx:
+        state = tx.round(assignment.round)
+        for stage, document in zip(assignment.stages, documents, strict=True):
+            key = (assignment.entry or 0, stage.task or "", stage.seed, stage.protocol or "")
+            fields = {
+                "submission": assignment.entry,
+                "task": stage.task,
+                "seed": stage.seed,
+                "protocol": stage.protocol,
+                "prepared": models[key],
+                "predictions": document["predictions"],
+                "count": document["count"],
+            }
+            tx.append(_signed(identity, state, ("ModelEvaluated", fields)))
+            _close(tx, stage, assignment, document, failed=document.get("failed", {}).get("reason", ""))
+
+
+def score(
+    store: Store,
+    assignment: Assignment,
+    stage: Stage,
+    predictions: str,
+    *,
+    holdout: "pa.Table",
+    task: Task,
+    state: Round,
+) -> str:
+    """Score one stage's predictions; returns the digest of the score table's blob.
+
+    Raises:
+        Refusal: scores_invalid, where they are another entrant's or stage's than asked for; blob_corrupt; no_space.
+    """
+    from acclimate_competitions import metrics
+
+    table = tables.read(store.blobs.path(predictions), tables.PREDICTIONS)
+    wanted = {(assignment.entrant, stage.protocol, stage.task, stage.seed)}
+    found = {tuple(row.values()) for row in table.select(["entrant", "protocol", "task", "seed"]).to_pylist()}
+    if found != wanted:
+        raise Refusal("scores_invalid", f"predictions are of {sorted(map(str, found))}, asked for was {wanted}")
+    scored = metrics.score_predictions(table, holdout, task, cluster=state.competition.ranking.cluster)
+    return _keep(store, scored)
+
+
+def unpredicted(entrant: str, stage: Stage, holdout: "pa.Table") -> "pa.Table":
+    """Predictions that say of each example that there is none."""
+    import pyarrow as pa
+
+    rows = [
+        {"entrant": entrant, "protocol": stage.protocol, "task": stage.task, "seed": stage.seed, "example": example}
+        for example in holdout.column("example").to_pylist()
+    ]
+    return pa.Table.from_pylist(rows, schema=tables.PREDICTIONS)
+
+
+def _keep(store: Store, table: "pa.Table") -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table.parquet"
+        tables.write(table, path)
+        return store.blobs.put(path)
+
+
+def _signed(identity: Identity, state: Round, record: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
+    kind, fields = record
+    return records.sign(kind, state.id, fields, key=identity.evaluator_key)
+
+
+def _close(tx: Tx, stage: Stage, assignment: Assignment, document: Mapping[str, Any], *, failed: str) -> None:
+    """Note a stage's end: its result, its state, and what MLflow has yet to hear."""
+    mine = (stage_rows.c.key == stage.key, stage_rows.c.attempt == assignment.attempt, stage_rows.c.state == "running")
+    values = {"state": "failed" if failed else "committed", "progress": 1.0, "reason": failed[:_LONGEST_REASON]}
+    ended = tx.execute(update(stage_rows).where(*mine).values(**values, heartbeat=timestamp(tx)))
+    if ended.rowcount != 1:
+        raise Refusal("conflict", f"stage {stage.key} is no longer of attempt {assignment.attempt}")
+    tx.execute(insert(results), {"stage": stage.key, "document": dict(document), "at": timestamp(tx)})
+    if assignment.kind != "check":
+        payload = {"kind": assignment.kind, "entrant": assignment.entrant, "attempt": assignment.attempt}
+        tx.execute(insert(outbox), {"round": assignment.round, "stage": stage.key, "payload": payload})
+
+
+def _outcome(status: Status) -> Outcome:
+    assert status.outcome is not None
+    return status.outcome
+
+
+def _circumstances(status: Status) -> dict[str, Any]:
+    outcome = _outcome(status)
+    return {
+        "hardware": outcome.hardware,
+        "versions": dict(outcome.versions),
+        "log": status.log,
+        "network": status.network,
+    }
+
+
+def finite(value: Any) -> Any:
+    """The same JSON with None for what is no number: neither records nor results can say NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [finite(item) for item in value]
+    return value

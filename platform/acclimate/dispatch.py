@@ -1,0 +1,352 @@
+"""The dispatcher: one process that makes due transitions, hands out work, and commits what comes back.
+
+What is left to do is a set difference of the plan and the log, so a dispatcher that was killed just starts again: running stages go
+back to pending, an attempt that still runs or has finished is adopted by its name, and nothing is committed twice because a commit
+is one transaction that requires the stage to be this attempt's.
+"""
+
+import contextlib
+import fcntl
+import json
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from sqlalchemy import select
+
+from acclimate import assignments, commits, schedule, stages
+from acclimate.assignments import Assignment
+from acclimate.config import Settings
+from acclimate.console import say
+from acclimate.finishing import Finisher
+from acclimate.hosting import Host, runner_of
+from acclimate.service import clockwork, identity, release
+from acclimate.store import Store, Tx, log_checkpoints, rounds
+from acclimate_competitions import tables
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, Round
+from acclimate_runners.blobs import FolderBlobs
+from acclimate_runners.runner import Handle, Runner, Status
+
+TRIES = 3
+_EVERY, _PLAN_EVERY, _BEAT_EVERY, _BEAT_AT_LEAST = 0.2, 0.5, 0.5, 5.0
+_PAUSE, _BACKOFF = 5.0, 0.5
+_PASSING = frozenset({"no_space", "busy"})
+_WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
+
+
+@dataclass
+class _Running:
+    assignment: Assignment
+    handle: Handle
+    beat: float = 0.0
+    told: tuple[int, int] = (-1, -1)
+
+
+class Dispatcher:
+    """The dispatcher of a data folder; a context manager, as it holds the folder's lock and a runner.
+
+    Args:
+        store: the store.
+        blobs: the store's blobs, as runners see them.
+        settings: of the installation.
+        runner_factory: makes the runner; called in a thread that lives as long as the dispatcher.
+        finish_round: called with a round's id, in a thread, once it is evaluated and again once it is published; until it has
+            succeeded it is called again, also by the next dispatcher.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        blobs: FolderBlobs,
+        settings: Settings,
+        runner_factory: Callable[[], Runner],
+        *,
+        finish_round: Callable[[str], None] | None = None,
+    ) -> None:
+        self._store, self._blobs, self._settings = store, blobs, settings
+        self._identity = identity.load(settings)
+        self._host = Host(runner_factory)
+        self._finisher = Finisher(store, finish_round) if finish_round is not None else None
+        self._running: dict[str, _Running] = {}
+        self._inputs: dict[str, dict[str, str]] = {}
+        self._said: set[str] = set()
+        # By the monotonic clock: when the last plan was made, and before when nothing, or one attempt, is started again.
+        self._planned, self._paused, self._not_before = 0.0, 0.0, dict[str, float]()
+        self._lock: IO[bytes] | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until `stop` is set; then kill what runs and give it back.
+
+        Raises:
+            Refusal: busy, where another dispatcher has this data folder.
+        """
+        with self:
+            while not stop.is_set():
+                try:
+                    self.step()
+                except Refusal as refusal:
+                    say("refused", code=refusal.code, reason=refusal.sentence)
+                    stop.wait(1.0)
+                except Exception:
+                    # One round's fault must not stop the others; the operator reads it here.
+                    say("error", traceback=traceback.format_exc())
+                    stop.wait(1.0)
+                stop.wait(_EVERY)
+
+    def __enter__(self) -> "Dispatcher":
+        self._lock = _locked(self._settings.data / "dispatcher.lock")
+        with self._store.transaction() as tx:
+            stages.resume(tx)
+        self._blobs.sweep()
+        self._host.start()
+        say("started", data=str(self._settings.data), evaluator=self._identity.evaluator, code=self._identity.code)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._host.close()
+            if self._finisher is not None:
+                self._finisher.close()
+            with contextlib.suppress(Refusal), self._store.transaction() as tx:
+                stages.give_back(tx)
+        finally:
+            if self._lock is not None:
+                self._lock.close()
+            say("stopped")
+
+    def step(self) -> None:
+        """Do all that can be done now: transitions, commits, starts, heartbeats.
+
+        Raises:
+            Refusal: busy, no_space; what was not done is done in a later step.
+        """
+        made = clockwork.tick(self._store, self._settings)
+        for line in made:
+            say("transition", made=line)
+        settled = [self._settle(running) for running in list(self._running.values())]
+        if made or any(settled) or time.monotonic() - self._planned > _PLAN_EVERY:
+            self._planned = time.monotonic()
+            self._plan()
+        self._beat()
+        if self._finisher is not None:
+            self._finisher.step()
+
+    # ---- what comes back -------------------------------------------------------------------------------------------
+
+    def _settle(self, running: _Running) -> bool:
+        """Take an attempt's end; whether it has ended."""
+        status, assignment = running.handle.poll(), running.assignment
+        if status.state == "running":
+            return False
+        if status.state == "failed":
+            self._failed(assignment, status)
+        else:
+            self._commit(assignment, status)
+        del self._running[assignment.attempt]
+        return True
+
+    def _commit(self, assignment: Assignment, status: Status) -> None:
+        assert status.outcome is not None
+        try:
+            holdout = self._holdout(assignment.round) if assignment.kind == "evaluate" else {}
+            commits.commit(self._store, self._identity, assignment, status, holdout=holdout)
+        except Refusal as refusal:
+            if refusal.code in _PASSING:
+                # It stays as it is, done, and is committed once there is room.
+                raise
+            self._block(assignment, f"not committed: {refusal.code}: {refusal.sentence}")
+        except Exception as error:
+            say("error", **_ids(assignment), traceback=traceback.format_exc())
+            self._block(assignment, f"not committed: {type(error).__name__}: {error}")
+        else:
+            outcome = status.outcome
+            say("committed", **_ids(assignment), outcome=outcome.status, reason=outcome.reason, network=status.network)
+
+    def _failed(self, assignment: Assignment, status: Status) -> None:
+        keys = [stage.key for stage in assignment.stages]
+        say("attempt failed", **_ids(assignment), reason=status.reason, code=status.code, log=status.log)
+        if status.code in _PASSING or status.code == "cancelled":
+            with self._store.transaction() as tx:
+                stages.give_back(tx, keys)
+            if status.code in _PASSING:
+                self._paused = time.monotonic() + _PAUSE
+            return
+        with self._store.transaction() as tx:
+            count = stages.try_again(tx, keys, reason=status.reason, tries=TRIES)
+        if count is None:
+            self._block(assignment, f"failed {TRIES} times, last: {status.reason}")
+        else:
+            self._not_before[assignment.attempt] = time.monotonic() + _BACKOFF * 4 ** (count - 1)
+
+    def _block(self, assignment: Assignment, reason: str) -> None:
+        with self._store.transaction() as tx:
+            stages.block(tx, [stage.key for stage in assignment.stages], reason=reason)
+        say("blocked", **_ids(assignment), reason=reason, hint="put it right and start the dispatcher again")
+
+    # ---- what goes out ---------------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        wanted: list[Assignment] = []
+        waiting: set[str] = set()
+        with self._store.snapshot() as tx:
+            found = tx.execute(select(rounds.c.id).order_by(rounds.c.created)).scalars().all()
+            states = [state for state in map(tx.round, found) if state.phase in _WORKING]
+        for state in states:
+            inputs = self._holdout_inputs(state) if state.phase is Phase.OPENED else {}
+            with self._store.snapshot() as tx:
+                left = assignments.outstanding(tx, state, holdout_inputs=inputs)
+                drawn = "" if state.phase is Phase.OPEN else _closing_checkpoint(tx, state)
+            if left and drawn is None:
+                waiting.add(state.id)
+                self._say_once("waiting", round=state.id, reason="no checkpoint holds RoundClosed yet; is the API up?")
+                continue
+            by_work = {id(assignment.work): assignment for assignment in left}
+            wanted += [by_work[id(w)] for w in schedule.order((a.work for a in left), checkpoint=drawn or "")]
+        wanted.sort(key=lambda assignment: assignment.work.priority)
+        keys = {stage.key for assignment in wanted for stage in assignment.stages}
+        for running in self._running.values():
+            # A withdrawn submission's check, a voided round's work: nobody waits for it any more.
+            mine = {stage.key for stage in running.assignment.stages}
+            if not mine <= keys and running.assignment.round not in waiting:
+                running.handle.cancel()
+        stages.end_stale_checks(self._store)
+        known = stages.register(self._store, wanted)
+        self._admit([a for a in wanted if all(known[stage.key] == "pending" for stage in a.stages)])
+
+    def _admit(self, ready: list[Assignment]) -> None:
+        runner, now = self._host.runner, time.monotonic()
+        if self._host.problem:
+            self._say_once("no runner", reason=self._host.problem)
+        if runner is None or now < self._paused:
+            return
+        for assignment in ready:
+            if len(self._running) >= runner.slots:
+                return
+            if now >= self._not_before.get(assignment.attempt, 0.0) and self._is_own_code(assignment):
+                self._start(runner, assignment)
+
+    def _is_own_code(self, assignment: Assignment) -> bool:
+        """A round stays on the code that RoundDefined pins; a check is no result and may run on any."""
+        if assignment.kind == "check":
+            return True
+        with self._store.snapshot() as tx:
+            pinned = tx.round(assignment.round).defined["code"]
+        if pinned == self._identity.code:
+            return True
+        self._say_once(
+            "other code",
+            round=assignment.round,
+            reason=f"the round is pinned to code {pinned}, this dispatcher runs {self._identity.code}",
+            hint="start the version with which the round was made",
+        )
+        return False
+
+    def _start(self, runner: Runner, assignment: Assignment) -> None:
+        # Committed before the runner hears of it: whatever happens next, the row says that someone may be at it.
+        with self._store.transaction() as tx:
+            number = stages.claim(tx, assignment)
+        if number is None:
+            return
+        try:
+            handle = runner.start(f"{assignment.attempt}/{number}", assignment.job, self._blobs)
+        except Exception as error:
+            self._failed(assignment, Status("failed", reason=f"{type(error).__name__}: {error}", code="job_failed"))
+            return
+        self._running[assignment.attempt] = _Running(assignment, handle)
+        say("attempt started", **_ids(assignment), stages=len(assignment.stages), number=number)
+
+    def _holdout(self, round_id: str) -> dict[str, str]:
+        with self._store.snapshot() as tx:
+            return release.holdout_files(tx, round_id)
+
+    def _holdout_inputs(self, state: Round) -> dict[str, str]:
+        """Task -> digest of the holdout's inputs, without targets; the same bytes however often they are made."""
+        if state.id not in self._inputs:
+            files, made = self._holdout(state.id), {}
+            cluster = state.competition.ranking.cluster
+            with tempfile.TemporaryDirectory() as folder:
+                for task in state.competition.tasks:
+                    table = tables.read(self._blobs.path(files[f"{task.name}.parquet"]))
+                    path = Path(folder) / f"{task.name}.parquet"
+                    kept = assignments.without_answers(table.column_names, task, cluster=cluster)
+                    tables.write(table.select(kept).replace_schema_metadata(None), path)
+                    made[task.name] = self._blobs.put(path)
+            self._inputs[state.id] = made
+        return self._inputs[state.id]
+
+    # ---- what is said ----------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """Write down progress, for those that made some, and now and then for all; at most every half second."""
+        now = time.monotonic()
+        due: list[tuple[Assignment, float]] = []
+        for running in self._running.values():
+            status = running.handle.poll()
+            word, waited = (status.step, status.total), now - running.beat
+            if waited > _BEAT_AT_LEAST or (word != running.told and waited > _BEAT_EVERY):
+                running.beat, running.told = now, word
+                due.append((running.assignment, status.step / status.total if status.total > 0 else 0.0))
+        if due:
+            with self._store.transaction() as tx:
+                for assignment, progress in due:
+                    stages.beat(tx, assignment, progress=progress)
+
+    def _say_once(self, event: str, **facts: str) -> None:
+        key = json.dumps([event, facts], sort_keys=True)
+        if key not in self._said:
+            self._said.add(key)
+            say(event, **facts)
+
+
+def run(settings: Settings, *, finish_round: Callable[[str], None] | None = None) -> None:
+    """Run the dispatcher of a data folder in this process, until SIGTERM or SIGINT; for the main thread.
+
+    Raises:
+        Refusal: busy, data_version, config_invalid, …
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    store = Store.open(settings)
+    try:
+        dispatcher = Dispatcher(store, store.blobs, settings, lambda: runner_of(settings), finish_round=finish_round)
+        dispatcher.run(stop)
+    finally:
+        store.close()
+
+
+def _locked(path: Path) -> IO[bytes]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise Refusal(
+            "busy", f"another dispatcher works on {path.parent}", hint="one is enough; stop it to start another"
+        ) from error
+    return lock
+
+
+def _closing_checkpoint(tx: Tx, state: Round) -> str | None:
+    """The text (origin, size, root) of the first checkpoint that contains the round's RoundClosed."""
+    closed = next(index for index, record in tx.records(state.id) if record.type == "RoundClosed")
+    query = select(log_checkpoints.c.note).where(log_checkpoints.c.size > closed).order_by(log_checkpoints.c.size)
+    note = tx.execute(query.limit(1)).scalar()
+    return None if note is None else str(note).partition("\n\n")[0] + "\n"
+
+
+def _ids(assignment: Assignment) -> dict[str, Any]:
+    return {
+        "kind": assignment.kind,
+        "round": assignment.round,
+        "entrant": assignment.entrant,
+        "attempt": assignment.attempt,
+    }

@@ -1,0 +1,67 @@
+"""What follows a round's end outside the log: its projection into MLflow, its bundle and report. Late or failed, it changes no result.
+
+A round is finished once when it is evaluated and once for each ranking that is published; the outbox remembers which, so that the next
+dispatcher goes on where this one stopped.
+"""
+
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from sqlalchemy import insert, select
+
+from acclimate.console import say
+from acclimate.store import Store, outbox, rounds
+from acclimate_competitions import digests
+from acclimate_competitions.phases import Phase, Round
+
+_AGAIN_AFTER = 30.0
+
+
+class Finisher:
+    """Calls `finish` with the id of each round that has something to finish, in a thread, one at a time."""
+
+    def __init__(self, store: Store, finish: Callable[[str], None]) -> None:
+        self._store, self._finish = store, finish
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="finishing")
+        self._under_way: dict[str, Future[None]] = {}
+        self._not_before: dict[str, float] = {}
+
+    def step(self) -> None:
+        """Begin what is due, and note what has ended."""
+        with self._store.snapshot() as tx:
+            found = [tx.round(name) for name in tx.execute(select(rounds.c.id)).scalars()]
+            due = {_mark(state): state for state in found if state.phase in (Phase.EVALUATED, Phase.PUBLISHED)}
+            done = set(tx.execute(select(outbox.c.stage).where(outbox.c.stage.in_(list(due)))).scalars())
+        for mark, future in list(self._under_way.items()):
+            if future.done():
+                del self._under_way[mark]
+                self._ended(mark, future)
+                done.add(mark)
+        for mark, state in due.items():
+            if mark not in done | set(self._under_way) and time.monotonic() >= self._not_before.get(mark, 0.0):
+                self._under_way[mark] = self._thread.submit(self._carry_out, mark, state)
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _carry_out(self, mark: str, state: Round) -> None:
+        self._finish(state.id)
+        with self._store.transaction() as tx:
+            payload = {"kind": "round", "phase": str(state.phase)}
+            tx.execute(insert(outbox), {"round": state.id, "stage": mark, "payload": payload, "run": "done"})
+        say("finished", round=state.id, phase=str(state.phase))
+
+    def _ended(self, mark: str, future: "Future[None]") -> None:
+        error = future.exception()
+        if error is not None:
+            self._not_before[mark] = time.monotonic() + _AGAIN_AFTER
+            say("not finished", traceback="".join(traceback.format_exception(error)))
+
+
+def _mark(state: Round) -> str:
+    """The outbox's name for "finished in this phase, with this ranking"."""
+    ranking = state.rankings[-1][0] if state.rankings else ""
+    return digests.of_json(["finished", state.id, str(state.phase), ranking])
