@@ -327,6 +327,14 @@ class Tx:
             (row.index, records.parse(bytes(row.data))) for row in self.execute(query.order_by(log_entries.c.index))
         ]
 
+    def last(self, round_id: str) -> int:
+        """The index of a round's newest record.
+
+        Raises:
+            Refusal: round_unknown.
+        """
+        return self._fold(round_id).last
+
     def round(self, round_id: str) -> Round:
         """Where a round stands in this transaction.
 

@@ -27,15 +27,15 @@ def problem(value: object, *, longest: int = LONGEST) -> str | None:
     return None
 
 
-def check(value: object, *, what: str) -> str:
+def check(value: object, *, what: str, longest: int = LONGEST) -> str:
     """The text, where people can read it safely.
 
     Raises:
         Refusal: name_invalid.
     """
-    wrong = problem(value)
+    wrong = problem(value, longest=longest)
     if wrong is not None or not isinstance(value, str):
-        raise Refusal("name_invalid", f"{what} {wrong}", hint="use visible characters, at most 200, in form NFC")
+        raise Refusal("name_invalid", f"{what} {wrong}", hint=f"use visible characters, at most {longest}, in form NFC")
     return value
 
 

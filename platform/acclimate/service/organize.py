@@ -43,6 +43,8 @@ def define(store: Store, identity: Identity, account: Account, request: Mapping[
     _check_files(store, fields["files"], competition)
     # 3
     _check_server(identity, fields)
+    if "name" in fields["organizer"]:
+        names.check(fields["organizer"]["name"], what="the organizer's name")
     for custodian in fields["custodians"]:
         names.check_id(custodian["name"], what="custodian name")
         keys.check_recipient(custodian["age"])
@@ -242,5 +244,5 @@ def sign_off(store: Store, account: Account, given: str, request: Mapping[str, A
         finding.require_kind(request, kind, state)
         require_signer(dict(request), account)
         if "reason" in request["fields"]:
-            names.check(request["fields"]["reason"], what="the reason")
+            names.check(request["fields"]["reason"], what="the reason", longest=2000)
         return answer(*tx.append_once(request))

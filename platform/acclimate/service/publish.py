@@ -132,7 +132,7 @@ def publish(
         require_signer(dict(request), account)
         fields = request["fields"]
         if fields["reason"]:
-            names.check(fields["reason"], what="the reason")
+            names.check(fields["reason"], what="the reason", longest=2000)
         if state.rankings and tx.find(request) is None:
             raise Refusal("conflict", f"round {state.id} has a published ranking already: {state.rankings[-1][0]}")
     # 2

@@ -1,0 +1,174 @@
+"""Who may call which route: one table, deny by default.
+
+A route that has no row can't be built, so the server doesn't start with one. The table decides by role; whether a round or a
+submission is the caller's own is decided where it is looked up (service/), by the same refusals. What the protocol protects is
+signed besides: a stolen token opens no seal.
+"""
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import HTTPException, Request, Response
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Message, Receive
+
+from acclimate.api.state import services_of
+from acclimate.service import accounts
+from acclimate.service.accounts import Account
+from acclimate_competitions.errors import Refusal
+
+LARGEST_JSON = 16 << 20
+"""Bytes of a JSON body; uploads have limits of their own."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may call a route: roles, with "anonymous" for callers without a token; and what is decided further on."""
+
+    roles: frozenset[str]
+    note: str = ""
+
+
+_ALL = frozenset({"anonymous", *accounts.ROLES})
+
+
+def _all(note: str = "") -> Access:
+    return Access(_ALL, note)
+
+
+def _only(*roles: str, note: str = "") -> Access:
+    return Access(frozenset(roles), note)
+
+
+_OWN_ROUND = "of the round's own organizer"
+_OWN_SUBMISSION = "of the submission's own entrant; a baseline's is the round's organizer"
+
+ACCESS: dict[tuple[str, str], Access] = {
+    ("GET", "/healthz"): _all(),
+    ("GET", "/readyz"): _all(),
+    ("GET", "/v1/openapi.json"): _all(),
+    ("GET", "/v1/server"): _all(),
+    ("POST", "/v1/accounts"): _all("roles other than entrant need an invitation"),
+    ("PUT", "/v1/blobs/{digest}"): _only("organizer"),
+    ("POST", "/v1/rounds"): _only("organizer"),
+    ("GET", "/v1/rounds"): _all(),
+    ("GET", "/v1/rounds/{round_id}"): _all(),
+    ("GET", "/v1/rounds/{round_id}/definition"): _all(),
+    ("GET", "/v1/rounds/{round_id}/files/{name:path}"): _all("public files only"),
+    ("GET", "/v1/rounds/{round_id}/records"): _all(),
+    ("GET", "/v1/rounds/{round_id}/stages"): _all("whose a stage is: hidden until the close, except from its entrant"),
+    ("POST", "/v1/rounds/{round_id}/seal"): _only("organizer", note=_OWN_ROUND),
+    ("POST", "/v1/rounds/{round_id}/rehearsal"): _only("organizer", note=_OWN_ROUND),
+    ("GET", "/v1/rounds/{round_id}/envelopes"): _only(
+        "custodian", "organizer", note="a custodian of the round sees its own, the round's organizer all"
+    ),
+    ("POST", "/v1/rounds/{round_id}/rehearsal/shares"): _only("custodian", note="a custodian of the round"),
+    ("POST", "/v1/rounds/{round_id}/acknowledgements"): _only("custodian", note="a custodian of the round"),
+    ("POST", "/v1/rounds/{round_id}/extension"): _only("organizer", note=_OWN_ROUND),
+    ("POST", "/v1/rounds/{round_id}/entrants"): _only(
+        "entrant", "organizer", note="an entrant itself; baselines the round's organizer"
+    ),
+    ("POST", "/v1/rounds/{round_id}/submissions"): _only("entrant", "organizer", note=_OWN_SUBMISSION),
+    ("PUT", "/v1/submissions/{submission}/files/{digest}"): _only("entrant", "organizer", note=_OWN_SUBMISSION),
+    ("POST", "/v1/submissions/{submission}/complete"): _only("entrant", "organizer", note=_OWN_SUBMISSION),
+    ("GET", "/v1/submissions/{submission}"): _only(
+        "entrant", "organizer", note="the submission's own entrant and the round's own organizer"
+    ),
+    ("POST", "/v1/rounds/{round_id}/withdrawals"): _only("entrant", "organizer", note=_OWN_SUBMISSION),
+    ("POST", "/v1/rounds/{round_id}/shares"): _only("custodian", note="a custodian of the round"),
+    ("POST", "/v1/rounds/{round_id}/ranking"): _only("organizer", note=_OWN_ROUND),
+    ("POST", "/v1/rounds/{round_id}/void"): _only("organizer", note=_OWN_ROUND),
+    ("GET", "/v1/rounds/{round_id}/ranking"): _all("once published; the round's organizer once evaluated"),
+    ("GET", "/v1/rounds/{round_id}/bundle"): _all("once published; the round's organizer once evaluated"),
+    ("GET", "/v1/rounds/{round_id}/report"): _all("once published; the round's organizer once evaluated"),
+    ("GET", "/v1/log/checkpoint"): _all(),
+    ("GET", "/v1/log/entries"): _all(),
+    ("GET", "/v1/log/proof/{index}"): _all(),
+    ("GET", "/v1/log/consistency"): _all(),
+}
+
+
+class Guarded(APIRoute):
+    """A route that asks the table before it reads a byte of the body."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler, with access decided first.
+
+        Raises:
+            KeyError: where the table has no row for this route.
+        """
+        (method,) = self.methods or {"?"}
+        access, inner = ACCESS[method, self.path], super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            request.state.account = await run_in_threadpool(_admit, request, access)
+            # The limit stands for JSON; an upload reads its stream itself, by its declared size.
+            return await inner(request if method == "PUT" else _bounded(request))
+
+        return handle
+
+
+def account_of(request: Request) -> Account | None:
+    """Who calls, as admitted; None for a caller without a token."""
+    account: Account | None = request.state.account
+    return account
+
+
+def caller(request: Request) -> Account:
+    """Who calls, on routes that need a role."""
+    account = account_of(request)
+    if account is None:
+        raise _missing()
+    return account
+
+
+def _admit(request: Request, access: Access) -> Account | None:
+    header = request.headers.get("Authorization")
+    if header is None:
+        if "anonymous" not in access.roles:
+            raise _missing()
+        return None
+    scheme, _, token = header.partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Refusal("token_invalid", "the Authorization header is malformed", hint="Authorization: Bearer acc_…")
+    account = accounts.authenticate(services_of(request).store, token.strip())
+    if account.role not in access.roles:
+        allowed = ", ".join(sorted(access.roles - {"anonymous"}))
+        raise Refusal("role_missing", f"the account {account.id} has role {account.role}, this needs {allowed}")
+    return account
+
+
+def _missing() -> Refusal:
+    return Refusal(
+        "token_invalid",
+        "this needs an API token, and none was sent",
+        hint="`acclimate register` gets one; send it as Authorization: Bearer acc_…",
+    )
+
+
+def _bounded(request: Request) -> Request:
+    declared = request.headers.get("Content-Length", "0")
+    if not declared.isdecimal() or int(declared) > LARGEST_JSON:
+        raise _too_large()
+    return Request(request.scope, _counting(request.receive), request._send)
+
+
+def _counting(receive: Receive) -> Receive:
+    seen = 0
+
+    async def count() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > LARGEST_JSON:
+            raise _too_large()
+        return message
+
+    return count
+
+
+def _too_large() -> HTTPException:
+    # FastAPI lets this exception pass while it reads a body; a refusal it would turn into a bare 400.
+    return HTTPException(413, f"the body has more than {LARGEST_JSON} bytes")

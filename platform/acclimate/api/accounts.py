@@ -1,0 +1,85 @@
+"""Routes about the server itself, accounts and blobs."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import JSONResponse
+
+from acclimate.api import bodies, uploads
+from acclimate.api.access import Guarded
+from acclimate.api.answers import Caller, Here, answers
+from acclimate.service import accounts
+from acclimate_competitions.records import format_time
+
+router = APIRouter(route_class=Guarded)
+Digest = Annotated[str, Path(max_length=80, description="sha256: and 64 lower-case hex digits of the bytes")]
+
+
+@router.get("/healthz", summary="The process is alive", tags=["server"], responses=answers({"status": "ok"}))
+def healthz() -> dict[str, str]:
+    """Answers as long as the process can answer at all."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz", summary="The server can serve", tags=["server"], responses=answers({"status": "ready"}))
+def readyz(here: Here) -> dict[str, str]:
+    """Answers once the database can be read and the log is signed; else 503."""
+    with here.store.snapshot() as tx:
+        tx.now()
+    here.sequencer.advance()
+    return {"status": "ready"}
+
+
+@router.get(
+    "/v1/server",
+    summary="Version, keys and clock of the server",
+    tags=["server"],
+    responses=answers(
+        {
+            "version": "0.1.0",
+            "origin": "acclimate.example.org/log",
+            "log": "acclimate.example.org/log+1a2b3c4d+AQ…",
+            "evaluators": ["A" * 43 + "="],
+            "code": "sha256:" + "3" * 64,
+            "now": "2027-03-01T00:00:00.000000Z",
+        }
+    ),
+)
+def server(here: Here) -> dict[str, Any]:
+    """What RoundDefined must name: the log's verifier key, the evaluators' keys, the digest of the code; and the database's clock."""
+    with here.store.snapshot() as tx:
+        return {**here.identity.document(), "now": format_time(tx.now())}
+
+
+@router.post(
+    "/v1/accounts",
+    status_code=201,
+    summary="Make an account, or get a new token for it",
+    tags=["accounts"],
+    responses=answers({"id": "team-a", "role": "entrant", "token": "acc_…"}, status=201),
+)
+def register(body: bodies.Registration, here: Here) -> JSONResponse:
+    """The token is shown this once. The same name, role and key again give a new token and end the old one."""
+    made = accounts.register(
+        here.store,
+        name=body.name,
+        role=body.role,
+        ed25519=body.ed25519,
+        proof=body.proof,
+        invitation=body.invitation,
+    )
+    return JSONResponse(made, 201, headers={"Cache-Control": "no-store"})
+
+
+@router.put(
+    "/v1/blobs/{digest}",
+    summary="Upload a definition, a public file or a sealed holdout",
+    tags=["rounds"],
+    responses=answers({"digest": "sha256:" + "4" * 64, "size": 12345}),
+    openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
+)
+async def put_blob(digest: Digest, request: Request, here: Here, account: Caller) -> dict[str, Any]:
+    """Raw bytes, with Content-Length; refused where they don't hash to the digest."""
+    size = uploads.declared_size(request)
+    await uploads.receive(request, here, digest=digest, size=size)
+    return {"digest": digest, "size": size}

@@ -1,0 +1,183 @@
+"""Routes about rounds that read: where a round stands, its files, records, stages, results."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import FileResponse, StreamingResponse
+
+from acclimate.api.access import Guarded
+from acclimate.api.answers import RECORD, AnyCaller, Here, RoundId, answers
+from acclimate.api.state import Services
+from acclimate.service import finding, publish, reading
+from acclimate.service.accounts import Account
+
+router = APIRouter(route_class=Guarded, tags=["rounds"])
+_PIECE = 1 << 20
+_SUMMARY = {
+    "round": "digits-2027-1-0123456789ab",
+    "competition": "digits",
+    "name": "2027-1",
+    "title": "Handwritten digits under four rules",
+    "phase": "open",
+    "opens": "2027-03-01T00:00:00.000000Z",
+    "closes": "2027-04-01T12:00:00.000000Z",
+    "now": "2027-03-05T10:00:00.000000Z",
+    "data_is_public": True,
+    "entrants": 12,
+    "submissions": 17,
+}
+
+
+@router.get("/v1/rounds", summary="All rounds, the newest first", responses=answers([_SUMMARY]))
+def rounds(here: Here) -> list[dict[str, Any]]:
+    """In short; each alone says more."""
+    return reading.rounds_list(here.store)
+
+
+@router.get(
+    "/v1/rounds/{round_id}",
+    summary="Where a round stands and what comes next",
+    responses=answers(
+        {
+            **_SUMMARY,
+            "next": "the round closes 2027-04-01T12:00:00.000000Z",
+            "next_at": "2027-04-01T12:00:00.000000Z",
+            "waiting_for": [],
+            "problem": None,
+            "stages": {"committed": 3},
+            "phases": [{"phase": "draft", "at": "2027-02-01T09:00:00.000000Z"}],
+            "log": {"first": 4, "last": 31},
+        }
+    ),
+)
+def status(round_id: RoundId, here: Here) -> dict[str, Any]:
+    """`next` says in words what happens next and when; `waiting_for` what it needs; `problem` what went wrong."""
+    return reading.status(here.store, round_id)
+
+
+@router.get(
+    "/v1/rounds/{round_id}/definition",
+    summary="The competition's definition",
+    responses=answers("schema = 1", media="application/toml", meaning="the bytes that RoundDefined names"),
+)
+def definition(round_id: RoundId, here: Here) -> Response:
+    """competition.toml, byte for byte."""
+    return Response(reading.definition(here.store, round_id), media_type="application/toml")
+
+
+@router.get(
+    "/v1/rounds/{round_id}/files/{name:path}",
+    summary="A public file of the round",
+    responses=answers("…", media="application/octet-stream", meaning="the bytes that RoundDefined names"),
+)
+def public_file(round_id: RoundId, name: str, here: Here) -> Response:
+    """Such as splits/digit/preparation.parquet or tokenizer.json."""
+    digest = reading.public_file(here.store, round_id, name)
+    stream = here.store.blobs.open(digest)
+
+    def pieces() -> Iterator[bytes]:
+        with stream:
+            while piece := stream.read(_PIECE):
+                yield piece
+
+    headers = {"Content-Length": str(here.store.blobs.size(digest)), "ETag": f'"{digest}"'}
+    return StreamingResponse(pieces(), media_type="application/octet-stream", headers=headers)
+
+
+@router.get("/v1/rounds/{round_id}/records", summary="The round's log records", responses=answers([RECORD]))
+def records(round_id: RoundId, here: Here) -> list[dict[str, Any]]:
+    """In the order of the log; a record's canonical JSON is the entry's bytes."""
+    return reading.records(here.store, round_id)
+
+
+@router.get(
+    "/v1/rounds/{round_id}/stages",
+    summary="The round's work and how far it is",
+    responses=answers(
+        [
+            {
+                "kind": "prepare",
+                "entrant": "team-a",
+                "task": "digit",
+                "seed": 11,
+                "protocol": None,
+                "state": "running",
+                "attempts": 1,
+                "progress": 0.4,
+                "reason": "",
+                "heartbeat": "2027-04-01T12:03:00.000000Z",
+            }
+        ]
+    ),
+)
+def stages(round_id: RoundId, here: Here, account: AnyCaller) -> list[dict[str, Any]]:
+    """Whose submission a stage belongs to is hidden until the close, except from its own entrant."""
+    return reading.stage_list(here.store, account, round_id)
+
+
+@router.get(
+    "/v1/rounds/{round_id}/ranking",
+    summary="The ranking",
+    responses=answers({"policy": {}, "ranking": [], "baselines": [], "tasks": {}}),
+)
+def ranking(round_id: RoundId, here: Here, account: AnyCaller) -> Response:
+    """ranking.json in canonical form: once published, to all; once evaluated, to the round's organizer."""
+    return Response(publish.document(here.store, account, round_id), media_type="application/json")
+
+
+@router.get(
+    "/v1/rounds/{round_id}/bundle",
+    summary="The bundle that an auditor verifies",
+    responses=answers("…", media="application/zip", meaning="a ZIP for `acclimate verify`"),
+)
+def bundle(round_id: RoundId, here: Here, account: AnyCaller) -> FileResponse:
+    """Once published, to all; once evaluated, to the round's organizer."""
+
+    def make(services: Services, name: str, out: Path) -> None:
+        from acclimate import bundle as bundles
+
+        folder = bundles.write(services.store, services.store.blobs, name, out.with_suffix(".folder"))
+        bundles.zip_(folder, out)
+
+    return _made(here, account, round_id, "bundle.zip", make, media="application/zip")
+
+
+@router.get(
+    "/v1/rounds/{round_id}/report",
+    summary="The stability report",
+    responses=answers("<!doctype html>", media="text/html", meaning="one HTML page"),
+)
+def report(round_id: RoundId, here: Here, account: AnyCaller) -> FileResponse:
+    """Once published, to all; once evaluated, to the round's organizer."""
+
+    def make(services: Services, name: str, out: Path) -> None:
+        publish.report(services.store, name, out)
+
+    return _made(here, account, round_id, "report.html", make, media="text/html; charset=utf-8")
+
+
+def _made(
+    here: Services,
+    account: Account | None,
+    given: str,
+    file: str,
+    make: Callable[[Services, str, Path], None],
+    *,
+    media: str,
+) -> FileResponse:
+    """A file of the round's results, made on first demand and again where the log of the round has grown."""
+    with here.store.snapshot() as tx:
+        state = finding.find(tx, given)
+        publish.require_results(tx, state, account)
+        last = tx.last(state.id)
+    folder = here.settings.reports / state.id
+    path = folder / f"{last}-{file}"
+    with here.making:
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            draft = folder / f".draft-{file}"
+            make(here, state.id, draft)
+            draft.replace(path)
+    return FileResponse(path, media_type=media, filename=f"{state.id}-{file}")
