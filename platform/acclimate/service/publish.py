@@ -1,6 +1,7 @@
 """From scores to the published ranking: recomputed here from stored scores, compared with what the organizer signed."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
@@ -12,6 +13,7 @@ from acclimate.store import Store, Tx, results, stages, submissions
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
+from acclimate_competitions.records import format_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,17 +32,54 @@ def ranking(store: Store, round_id: str) -> "Ranking":
     """
     from acclimate_competitions import ranking as ranker
 
+    state, table = scores(store, round_id)
+    entrants = [entry.entrant for entry in state.entries]
+    return ranker.rank(table, tasks=state.competition.tasks, policy=state.competition.ranking, entrants=entrants)
+
+
+def scores(store: Store, round_id: str) -> "tuple[Round, pa.Table]":
+    """The round, and all stored scores of its entries with those of the majority predictor.
+
+    Raises:
+        Refusal: phase_wrong before EvaluationFinished; scores_invalid.
+    """
     with store.snapshot() as tx:
         state = tx.round(round_id)
         if state.phase not in _SCORED:
-            raise Refusal(
-                "phase_wrong", f"round {state.id} is {state.phase}: there is no ranking before it is evaluated"
-            )
+            sentence = f"round {state.id} is {state.phase}: there is no ranking before it is evaluated"
+            raise Refusal("phase_wrong", sentence)
         found, holdout = score_digests(tx, state), release.holdout_files(tx, state.id)
-    competition = state.competition
-    table = _concat([_read(store, digest) for digest in found.values()] + majority(store, state, holdout))
-    entrants = [entry.entrant for entry in state.entries]
-    return ranker.rank(table, tasks=competition.tasks, policy=competition.ranking, entrants=entrants)
+    return state, _concat([_read(store, digest) for digest in found.values()] + majority(store, state, holdout))
+
+
+def report(store: Store, round_id: str, out: Path) -> None:
+    """Write the round's stability report, one HTML page, from stored scores.
+
+    Raises:
+        Refusal: phase_wrong, scores_invalid.
+    """
+    from acclimate import report as page
+    from acclimate_competitions import ranking as ranker
+    from acclimate_competitions import stability
+
+    state, table = scores(store, round_id)
+    competition, entrants = state.competition, [entry.entrant for entry in state.entries]
+    ranked = ranker.rank(table, tasks=competition.tasks, policy=competition.ranking, entrants=entrants)
+    steady = stability.of_round(table, tasks=competition.tasks, policy=competition.ranking, entrants=entrants)
+    page.write(
+        out,
+        title=f"{competition.title}: {state.id}",
+        ranking=ranked.document(),
+        stability=steady.document(),
+        info={
+            "competition": competition.title,
+            "round": state.id,
+            "data_is_public": competition.data_is_public,
+            "ranking digest": ranked.digest,
+            "phases": [{"phase": str(phase), "at": format_time(at)} for phase, at in state.phases],
+            "log": state.defined["log"],
+        },
+    )
 
 
 def score_digests(tx: Tx, state: Round) -> dict[tuple[str, str, str, int | None], str]:

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 
 from acclimate.service import clockwork, finding, release
 from acclimate.service.accounts import Account
-from acclimate.store import Store, Tx, log_entries, rounds, share_documents, stages, submissions
+from acclimate.store import Store, Tx, log_entries, outbox, rounds, share_documents, stages, submissions
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import format_time, parse_time
@@ -69,7 +69,14 @@ def status(store: Store, given: str) -> dict[str, Any]:
             "entries": len(state.entries) if state.closed is not None else None,
             "forfeited": len(state.closed["forfeited"]) if state.closed is not None else None,
             "ranking": state.rankings[-1][0] if state.rankings else None,
+            "tracked": _tracked(tx, state),
         }
+
+
+def _tracked(tx: Tx, state: Round) -> bool:
+    """Whether MLflow has the round's results as they stand (finishing.py)."""
+    done = tx.execute(select(outbox.c.payload).where(outbox.c.round == state.id, outbox.c.run == "done")).scalars()
+    return any(payload.get("kind") == "round" and payload["phase"] == str(state.phase) for payload in done)
 
 
 def _custodians(state: Round) -> list[dict[str, Any]]:
