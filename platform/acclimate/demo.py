@@ -189,7 +189,7 @@ class Play:
 
     def submit(self) -> None:
         """All entrants submit at once; the organizer extends, by a signed record, where the machine is too slow for the window."""
-        with ThreadPoolExecutor(len(self.entrants)) as pool, self._bar() as bar:
+        with ThreadPoolExecutor(len(self.entrants)) as pool, _bar(self.console) as bar:
             task = bar.add_task("models accepted", total=len(self.entrants))
             futures = [pool.submit(self._submit, actor) for actor in self.entrants]
             while not all(future.done() for future in futures):
@@ -254,7 +254,7 @@ class Play:
 
     def wait(self, phase: Phase, *, kinds: tuple[str, ...] = (), what: str = "") -> None:
         """Wait until the round has left a phase, with a progress bar where there are stages to count."""
-        with self._bar() as bar:
+        with _bar(self.console) as bar:
             task = bar.add_task(what, total=None, visible=bool(kinds))
             while self.round().phase == phase:
                 if kinds:
@@ -264,14 +264,15 @@ class Play:
                     bar.update(task, completed=done, total=len(stages) or None)
                 time.sleep(LOOK)
 
-    def _bar(self) -> Progress:
-        columns = (
-            TextColumn("      {task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(),
-        )
-        return Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+
+def _bar(console: Console) -> Progress:
+    columns = (
+        TextColumn("      {task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _all(futures: list[Future[None]]) -> None:
@@ -328,7 +329,14 @@ def play(data: Path, *, runner: str, say: Say, console: Console) -> Result:
     _build(built, say)
     lap("build the competition")
     say("entrants make their models at home, each with some practice on the public rows (one crams a single task)")
-    models = lineup.make(data / "models", built, processes=2, progress=lambda line: None)
+    with _bar(console) as bar:
+        task = bar.add_task("models made", total=None)
+        models = lineup.make(
+            data / "models",
+            built,
+            processes=2,
+            progress=lambda done, total, _: bar.update(task, completed=done, total=total),
+        )
     lap("make the models")
     with demo_servers.Servers(data / "server", runner=runner) as servers:
         lap("start the servers")

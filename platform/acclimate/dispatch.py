@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -305,8 +306,12 @@ class Dispatcher:
             say(event, **facts)
 
 
-def run(settings: Settings, *, finish_round: Callable[[str], None] | None = None) -> None:
+def run(settings: Settings, *, finish: Callable[[Store, Settings, str], None] | None = None) -> None:
     """Run the dispatcher of a data folder in this process, until SIGTERM or SIGINT; for the main thread.
+
+    Args:
+        settings: of the installation.
+        finish: called with a round's id as Dispatcher's finish_round is.
 
     Raises:
         Refusal: busy, data_version, config_invalid, …
@@ -315,6 +320,7 @@ def run(settings: Settings, *, finish_round: Callable[[str], None] | None = None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     store = Store.open(settings)
+    finish_round = partial(finish, store, settings) if finish is not None else None
     try:
         dispatcher = Dispatcher(store, store.blobs, settings, lambda: runner_of(settings), finish_round=finish_round)
         dispatcher.run(stop)

@@ -78,6 +78,7 @@ class RoundData:
     """All that the projection of a round needs.
 
     Attributes:
+        name: the round's name, as RoundDefined has it.
         round: the round's id.
         origin: the installation: its log's origin.
         at: a fixed time of the round, such as its close: the time of the parents.
@@ -95,6 +96,7 @@ class RoundData:
     """
 
     competition: Competition
+    name: str
     round: str
     origin: str
     at: datetime
@@ -172,7 +174,7 @@ def experiment_tags(data: RoundData) -> dict[str, str]:
     found = {
         "round": data.round,
         "competition": c.slug,
-        "round_name": c.round.name,
+        "round_name": data.name,
         "origin": data.origin,
         "metric": metrics[0],
         "tasks": json.dumps([task.name for task in c.tasks]),
@@ -185,7 +187,7 @@ def experiment_tags(data: RoundData) -> dict[str, str]:
     if data.ranking is not None:
         found["ranking_digest"] = digests.of_json(dict(data.ranking))
     tags = {f"acclimate.{name}": value for name, value in found.items()}
-    return tags | {"mlflow.note.content": f"{c.title}, blind round {c.round.name} ({data.round}).{public}"}
+    return tags | {"mlflow.note.content": f"{c.title}, blind round {data.name} ({data.round}).{public}"}
 
 
 def preparations(data: RoundData) -> Iterator[Planned]:

@@ -77,13 +77,14 @@ def dispatch(data: DataFolder = None, stop_with_stdin: StopWithStdin = False) ->
     need("all", "sqlalchemy", "torch", "transformers")
     from acclimate import config
     from acclimate import dispatch as dispatcher
+    from acclimate import publisher
 
     settings = config.load(data)
     if settings.runner == "ray":
         need("all", "ray")
     if stop_with_stdin:
         _stop_with_stdin()
-    dispatcher.run(settings)
+    dispatcher.run(settings, finish=publisher.finish)
 
 
 def mlflow(
@@ -112,7 +113,7 @@ def _stop_with_stdin() -> None:
 
     def wait() -> None:
         # A pipe ends when the other end's process does, however it ended.
-        while sys.stdin.buffer.read(4096):
+        while os.read(0, 4096):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 

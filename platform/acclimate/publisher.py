@@ -1,0 +1,114 @@
+"""From the store to MLflow: gathers what the projection of a round needs. Late or failed, it changes no result."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+
+from acclimate import projection, tracking
+from acclimate.config import Settings
+from acclimate.service import manifests, publish, release
+from acclimate.store import Store, Tx, results, stages, submissions
+from acclimate_competitions import digests, tables
+from acclimate_competitions.phases import Phase, Round
+from acclimate_competitions.records import parse_time
+from acclimate_runners.jobs import ModelFiles
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SCORED = frozenset({Phase.EVALUATED, Phase.PUBLISHED})
+
+
+def finish(store: Store, settings: Settings, round_id: str) -> None:
+    """Project a round into MLflow as far as it has come; nothing of the holdout before it was evaluated. Idempotent."""
+    data = gather(store, settings, round_id)
+    if data.ranking is None:
+        tracking.publish_preparations(settings.tracking, settings.artifacts, data)
+    else:
+        tracking.publish_round(settings.tracking, settings.artifacts, data)
+
+
+def gather(store: Store, settings: Settings, round_id: str) -> projection.RoundData:
+    """All that the projection of a round needs, from the store and its blobs.
+
+    Raises:
+        Refusal: blob_unknown, blob_corrupt, scores_invalid.
+    """
+    with store.snapshot() as tx:
+        state = tx.round(round_id)
+        scored = state.phase in _SCORED
+        holdout = release.holdout_files(tx, round_id) if scored else {}
+        entries = tuple(_entries(tx, state))
+        known = {entry.submission: entry.entrant for entry in entries}
+        kinds = ("prepare", "evaluate") if scored else ("prepare",)
+        done = tuple(_stages(tx, state, known, kinds))
+        last = tx.last(round_id)
+    assert state.closed is not None
+    opened = {task.name: holdout[f"{task.name}.parquet"] for task in state.competition.tasks} if scored else {}
+    return projection.RoundData(
+        competition=state.competition,
+        name=state.defined["name"],
+        round=state.id,
+        origin=settings.origin,
+        at=state.closed.at,
+        code=state.defined["code"],
+        engine=settings.runner,
+        files=state.defined["files"],
+        entries=entries,
+        stages=done,
+        holdout=opened,
+        targets={task: _targets(store, digest) for task, digest in opened.items()},
+        scores=_scores(store, state, holdout) if scored else None,
+        ranking=publish.ranking(store, round_id).document() if scored else None,
+        revision=max(0, len(state.rankings) - 1),
+        tags={"log_last": str(last)},
+    )
+
+
+def _entries(tx: Tx, state: Round) -> Iterator[projection.EntryData]:
+    rows = tx.execute(select(submissions).where(submissions.c.round == state.id)).all()
+    by_commitment = {row.commitment: row for row in rows}
+    for entry in state.entries:
+        row = by_commitment[entry.commitment]
+        model = ModelFiles(manifests.digests_of(row.manifest)).digest
+        yield projection.EntryData(entry.entrant, row.id, row.manifest, model)
+
+
+def _stages(tx: Tx, state: Round, known: dict[str, str], kinds: tuple[str, ...]) -> Iterator[projection.StageData]:
+    query = select(stages, results.c.document, results.c.at).join(results, results.c.stage == stages.c.key)
+    rows = tx.execute(query.where(stages.c.round == state.id, stages.c.kind.in_(kinds)).order_by(stages.c.key)).all()
+    selected: set[tuple[str, str]] = set()
+    for row in rows:
+        if row.submission not in known:
+            continue
+        common: dict[str, Any] = {
+            "entrant": known[row.submission],
+            "task": row.task,
+            "at": parse_time(row.at),
+            "attempt": row.attempt or "",
+            "hardware": row.document.get("hardware", ""),
+            "versions": row.document.get("versions", {}),
+        }
+        yield projection.StageData(
+            kind=row.kind, key=row.key, seed=row.seed, protocol=row.protocol, document=row.document, **common
+        )
+        selection = row.document.get("selection")
+        if row.kind == "prepare" and selection and (row.submission, row.task) not in selected:
+            selected.add((row.submission, row.task))
+            key = digests.of_json(["select", state.id, row.submission, row.task])
+            yield projection.StageData(kind="select", key=key, seed=None, protocol=None, document=selection, **common)
+
+
+def _targets(store: Store, digest: str) -> dict[str, str]:
+    table = tables.read(store.blobs.path(digest))
+    return dict(zip(table.column("example").to_pylist(), table.column("target").to_pylist(), strict=True))
+
+
+def _scores(store: Store, state: Round, holdout: dict[str, str]) -> "pa.Table":
+    import pyarrow as pa
+
+    with store.snapshot() as tx:
+        found = publish.score_digests(tx, state)
+    parts = [tables.read(store.blobs.path(digest), tables.SCORES) for digest in found.values()]
+    return pa.concat_tables(parts + publish.majority(store, state, holdout))
