@@ -127,7 +127,7 @@ class Architecture:
         fields: allowed fields with their rules, without the descriptive ones.
         required: fields that have no default here, because the size of the model follows from them.
         shapes: tensor name -> shape, of a checked config.
-        head: the output embedding's name.
+        head: the output embedding's name in files.
         embedding: the input embedding's name, to which the head may be tied.
         tied: whether `tie_word_embeddings` is true where the config is silent.
         positions: name of the field that bounds a sequence's length, and its default.
@@ -299,7 +299,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
         shapes=_gpt_neox,
-        head="lm_head.weight",
+        head="embed_out.weight",
         embedding="gpt_neox.embed_in.weight",
         tied=False,
         positions=("max_position_embeddings", 2048),

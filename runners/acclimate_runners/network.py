@@ -124,12 +124,18 @@ def load(files: Mapping[str, Path], rules: Rules, *, max_length: int, tokenizer:
     except (ValueError, TypeError, KeyError) as error:
         raise Refusal("model_invalid", f"config.json describes no {facts.architecture}: {str(error)[:200]}") from error
     names = architectures.shapes(facts.config)
-    parameters = dict(model.named_parameters())
+    parameters = by_file_name(model, facts.architecture)
     if {name: tuple(tensor.shape) for name, tensor in parameters.items()} != names:
         raise Refusal("model_invalid", "the tensors of config.json differ from those of transformers' model")
     network = Network(model, facts, {name: parameters[name] for name in sorted(names)})
     network.set_weights(read_weights(files["model.safetensors"], facts))
     return network
+
+
+def by_file_name(model: Any, architecture: str) -> dict[str, Tensor]:
+    """A model's parameters under the names that files give them; GPT-NeoX files call the head `embed_out`."""
+    head = architectures.ARCHITECTURES[architecture].head
+    return {head if name == "lm_head.weight" else name: tensor for name, tensor in model.named_parameters()}
 
 
 def read_weights(path: Path, facts: ModelFacts) -> dict[str, Tensor]:

@@ -1,0 +1,297 @@
+"""Reading a submitted model: what is accepted, what is refused before any library touches it, and that both agree with the library."""
+
+import json
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from acclimate_competitions.errors import Refusal
+from acclimate_runners import architectures, models, reading
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("llama", {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}),
+    ("llama", {"num_key_value_heads": None, "head_dim": 6}),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}),
+    ("gpt2", {}),
+    ("gpt2", {"n_inner": None, "tie_word_embeddings": False}),
+    ("gpt_neox", {}),
+    ("gpt_neox", {"attention_bias": False, "tie_word_embeddings": True, "rotary_pct": 0.5}),
+]
+
+
+def refused(files: Path | dict[str, Path], tiny: Any, **rules: Any) -> str:
+    with pytest.raises(Refusal) as caught:
+        models.inspect(files, replace(tiny.limits, **rules))
+    assert caught.value.code == "model_invalid"
+    assert caught.value.hint and caught.value.problems
+    return "\n".join(caught.value.problems)
+
+
+@pytest.fixture
+def model(tiny: Any, tmp_path: Path) -> Path:
+    return tiny.model(tmp_path / "model")
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def write_header(path: Path, header: Any, data: bytes = b"", *, length: int | None = None) -> None:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(raw) if length is None else length) + raw + data)
+
+
+@pytest.mark.parametrize(("architecture", "changes"), VARIANTS)
+def test_expected_tensors_are_those_of_the_library(
+    tiny: Any, tmp_path: Path, architecture: str, changes: dict[str, Any]
+) -> None:
+    from acclimate_runners import network
+
+    folder = tiny.model(tmp_path / "model", architecture, **changes)
+    facts = models.inspect(folder, tiny.limits)
+    built = network.build(facts.config, max_length=16)
+    assert {
+        name: tuple(p.shape) for name, p in network.by_file_name(built, architecture).items()
+    } == architectures.shapes(facts.config)
+    assert facts.parameters == sum(p.numel() for p in built.parameters())
+    assert facts.architecture == architecture
+    assert facts.bytes == sum(path.stat().st_size for path in folder.iterdir())
+    files = {path.name: path for path in folder.iterdir()}
+    loaded = network.load(files, tiny.limits, max_length=16)
+    assert sorted(loaded.weights) == sorted(architectures.shapes(facts.config))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gpt_neox"])
+def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path, architecture: str) -> None:
+    from acclimate_runners import network
+
+    first = tiny.model(tmp_path / "first", architecture)
+    facts = models.inspect(first, tiny.limits)
+    saved = tmp_path / "saved"
+    network.build(facts.config, max_length=16).save_pretrained(saved)
+    (saved / "generation_config.json").unlink(missing_ok=True)
+    (saved / "tokenizer.json").write_bytes(tiny.tokenizer.read_bytes())
+    assert models.inspect(saved, tiny.limits).parameters == facts.parameters
+
+
+def test_inspecting_needs_no_torch() -> None:
+    code = (
+        "import sys; from acclimate_runners import models; models.inspect; "
+        "sys.exit(bool({'torch', 'transformers', 'tokenizers', 'jinja2'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_pickles_are_refused_unread(model: Path, tiny: Any) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return exec, ("raise SystemExit('unpickled')",)
+
+    (model / "model.safetensors").write_bytes(pickle.dumps(Bomb()))
+    assert "pickle" in refused(model, tiny)
+    with zipfile.ZipFile(model / "model.safetensors", "w") as archive:
+        archive.writestr("data.pkl", pickle.dumps(Bomb()))
+    assert "pickle" in refused(model, tiny)
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    said = refused(model, tiny)
+    assert "pytorch_model.bin: not one of" in said and "model.safetensors: missing" in said
+
+
+def test_all_problems_are_told_at_once(model: Path, tiny: Any) -> None:
+    (model / "model.safetensors").write_bytes(b"")
+    (model / "tokenizer.json").unlink()
+    edit(model, auto_map={"AutoModel": "evil.Model"}, hidden_size=True, surprise=1, hidden_act="exec")
+    said = refused(model, tiny)
+    for part in (
+        "model.safetensors: 0 bytes",
+        "tokenizer.json: missing",
+        "auto_map: remote code is never run",
+        "hidden_size is True, expected a whole number",
+        "'surprise' is not an allowed field of llama",
+        "hidden_act is 'exec', expected one of",
+    ):
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"model_type": "bert"}, "model_type is 'bert', allowed are llama, gpt2, gpt_neox"),
+        ({"model_type": ["llama"]}, "model_type is ['llama']"),
+        ({"architectures": ["Evil"]}, "architectures is ['Evil']"),
+        ({"trust_remote_code": True}, "remote code is never run"),
+        ({"num_hidden_layers": 10**9}, "a whole number from 1 to 1024"),
+        ({"num_hidden_layers": 900}, "parameters, at most 100000 are allowed"),
+        ({"intermediate_size": 23}, "has shape [24, 16], config.json asks for [23, 16]"),
+        ({"num_hidden_layers": 1}, "is not part of the model that config.json describes"),
+        ({"num_hidden_layers": 3}, "tensor 'model.layers.2.self_attn.q_proj.weight' is missing"),
+        ({"num_attention_heads": 3}, "hidden_size 16 is not a multiple of num_attention_heads 3"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
+        ({"num_attention_heads": 16, "num_key_value_heads": 16}, "the width of a head is odd"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "with rope_type one of"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "with factor, high_freq_factor"),
+        ({"vocab_size": 5}, "token 13 is outside the model's vocabulary of 5"),
+        ({"rms_norm_eps": "x" * 500}, "…, expected a number from"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, expected one of True, False"),
+    ],
+)
+def test_configs_that_are_refused(model: Path, tiny: Any, changes: dict[str, Any], part: str) -> None:
+    edit(model, **changes)
+    assert part in refused(model, tiny)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (b"{", "not acceptable JSON"),
+        (b"[]", "not a JSON object"),
+        (b'{"model_type": "llama", "model_type": "gpt2"}', "a key stands twice"),
+        (b'{"rms_norm_eps": NaN}', "JSON has no NaN"),
+        (b"[" * 5000, "nested too deep"),
+        (b"[" * 40 + b"]" * 40, "nested deeper than 24 levels"),
+        (b'{"a": "\xff"}', "not UTF-8"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not acceptable JSON"),
+        (b" " * 70000 + b"{}", "at most 65536 are read"),
+    ],
+)
+def test_config_files_that_are_refused(model: Path, tiny: Any, text: bytes, part: str) -> None:
+    (model / "config.json").write_bytes(text)
+    assert part in refused(model, tiny)
+
+
+F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "part"),
+    [
+        ({"a": F32}, b"1234567", "the tensors end at 8, the data at 7"),
+        ({"a": F32}, b"123456789", "the tensors end at 8, the data at 9"),
+        ({"a": F32, "b": {**F32, "data_offsets": [4, 12]}}, bytes(12), "a gap or overlap"),
+        ({"a": F32, "b": {**F32, "data_offsets": [9, 17]}}, bytes(17), "a gap or overlap"),
+        ({"a": {**F32, "shape": [3]}}, bytes(8), "'a' of shape [3] and F32 has 8 bytes"),
+        (
+            {"a": {**F32, "dtype": "F64", "data_offsets": [0, 16]}},
+            bytes(16),
+            "has dtype 'F64', allowed are F32, F16, BF16",
+        ),
+        ({"a": {**F32, "shape": [-2]}}, bytes(8), "has no proper shape"),
+        ({"a": {**F32, "data_offsets": [8, 0]}}, bytes(8), "has -8 bytes"),
+        ({"a": {**F32, "more": 1}}, bytes(8), "has not exactly dtype, shape and data_offsets"),
+        ({"__metadata__": {"a": 1}, "a": F32}, bytes(8), "__metadata__"),
+        (b'{"a": 1, "a": 2}', b"", "a key stands twice"),
+        (b"  {}", b"", "does not begin with {"),
+    ],
+)
+def test_headers_that_are_refused(model: Path, tiny: Any, header: Any, data: bytes, part: str) -> None:
+    write_header(model / "model.safetensors", header, data)
+    assert part in refused(model, tiny)
+
+
+def test_headers_longer_than_their_file_are_refused(model: Path, tiny: Any) -> None:
+    write_header(model / "model.safetensors", b"{}", length=2**63)
+    assert f"a header of {2**63} bytes in a file of 10" in refused(model, tiny)
+    (model / "model.safetensors").write_bytes(b"\x02")
+    assert "not safetensors" in refused(model, tiny)
+
+
+def test_sizes_and_tokenizers_are_held_to_the_rules(model: Path, tiny: Any) -> None:
+    total = sum(path.stat().st_size for path in model.iterdir())
+    assert models.inspect(model, replace(tiny.limits, max_bytes=total)).bytes == total
+    assert f"the files have {total} bytes, at most {total - 1}" in refused(model, tiny, max_bytes=total - 1)
+    with pytest.raises(Refusal, match="differs from the competition's"):
+        models.inspect(model, tiny.limits, tokenizer="sha256:" + "0" * 64)
+    (model / "tokenizer.json").write_text('{"model": {"type": "Unknown"}}')
+    assert "model.type is not one of" in refused(model, tiny)
+    (model / "tokenizer.json").write_text('{"model": {"type": "WordLevel", "vocab": {"a": -1}}}')
+    assert "missing, negative or not whole" in refused(model, tiny)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(name=st.sampled_from(reading.NAMES), where=st.integers(0, 2000), byte=st.integers(0, 255), cut=st.booleans())
+def test_damage_is_refused_or_harmless(model: Path, tiny: Any, name: str, where: int, byte: int, cut: bool) -> None:
+    path = model / name
+    whole = path.read_bytes()
+    try:
+        at = where % len(whole)
+        path.write_bytes(whole[:at] if cut else whole[:at] + bytes([byte]) + whole[at + 1 :])
+        try:
+            models.inspect(model, tiny.limits)
+        except Refusal as refusal:
+            assert refusal.code == "model_invalid"
+    finally:
+        path.write_bytes(whole)
+
+
+def test_weights_must_be_finite_and_ties_kept(model: Path, tiny: Any) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from acclimate_runners import network
+
+    path = model / "model.safetensors"
+    files = {file.name: file for file in model.iterdir()}
+    weights = load_file(path)
+    tied = {**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()}
+    save_file(tied, path)
+    network.load(files, tiny.limits, max_length=16)
+    save_file({**tied, "lm_head.weight": tied["lm_head.weight"] + 1}, path)
+    with pytest.raises(Refusal, match="is tied to .* but differs"):
+        network.load(files, tiny.limits, max_length=16)
+    weights["model.norm.weight"][3] = torch.nan
+    save_file(weights, path)
+    with pytest.raises(Refusal, match=r"'model.norm.weight' holds NaN or infinity"):
+        network.load(files, tiny.limits, max_length=16)
+
+
+def test_half_precision_is_read_as_float32(model: Path, tiny: Any) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from acclimate_runners import network
+
+    path = model / "model.safetensors"
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in load_file(path).items()}
+    save_file(weights, path)
+    loaded = network.load({file.name: file for file in model.iterdir()}, tiny.limits, max_length=16)
+    assert all(tensor.dtype == torch.float32 for tensor in loaded.weights.values())
+    assert torch.equal(loaded.weights["model.norm.weight"], weights["model.norm.weight"].float())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gpt_neox"])
+def test_check_runs_three_steps(tiny: Any, tmp_path: Path, architecture: str) -> None:
+    folder = tmp_path / "job"
+    job = tiny.job(folder, tiny.model(tmp_path / "model", architecture), "check")
+    told: list[tuple[int, int, str]] = []
+    outcome = models.check(job, folder, lambda *words: told.append(words))
+    assert outcome.status == "done" and outcome.files == {}
+    assert outcome.results["architecture"] == architecture
+    assert len(outcome.results["losses"]) == 3 == len(told)
+    assert outcome.hardware.startswith("cpu/") and outcome.versions["torch"]
+
+
+def test_check_refuses_what_can_not_read_the_rows(tiny: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "short"
+    job = tiny.job(folder, tiny.model(tmp_path / "model", max_position_embeddings=5), "check")
+    with pytest.raises(Refusal, match="sequences of 6 tokens, the model reads at most 5") as caught:
+        models.check(job, folder, lambda *words: None)
+    assert caught.value.code == "model_invalid"
+    folder = tmp_path / "silent"
+    silent = json.loads(tiny.tokenizer.read_text())
+    silent["normalizer"] = {"type": "Replace", "pattern": {"String": "yes"}, "content": ""}
+    model = tiny.model(tmp_path / "silent-model")
+    (model / "tokenizer.json").write_text(json.dumps(silent))
+    job = tiny.job(folder, model, "check", tokenizer=None)
+    with pytest.raises(Refusal, match="gives no token for the answer 'yes' of task words"):
+        models.check(job, folder, lambda *words: None)
