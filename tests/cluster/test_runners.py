@@ -1,0 +1,188 @@
+import importlib.util
+import os
+import shutil
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from acclimate_competitions import digests
+from acclimate_runners.blobs import FolderBlobs
+from acclimate_runners.cluster import RayRunner
+from acclimate_runners.local import LocalRunner
+from acclimate_runners.runner import Handle, Status
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "journeys" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tiny = load("tiny")
+
+
+def ended(handle: Handle, *, within: float = 60.0) -> Status:
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        status = handle.poll()
+        if status.state != "running":
+            return status
+        time.sleep(0.02)
+    raise AssertionError(f"still running: {handle.poll()}")
+
+
+def children(mark: str) -> list[int]:
+    """Process ids of child processes whose command line holds `mark`."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes().decode("utf-8", "replace")
+            dead = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except OSError:
+            continue
+        if "acclimate_runners" in line and mark in line and not dead:
+            found.append(int(folder.name))
+    return found
+
+
+def wait_until(condition, *, within: float = 30.0) -> None:
+    until = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory):
+    """A job, its blobs, and what this machine's runner made of it."""
+    folder = tmp_path_factory.mktemp("local")
+    blobs = FolderBlobs(folder / "blobs")
+    job = tiny.prepare_job(folder, blobs)
+    runner = LocalRunner(folder / "work", slots=2)
+    status = ended(runner.start("sha256:ab/1", job, blobs))
+    runner.close()
+    return folder, blobs, job, status
+
+
+def test_an_attempt_gives_an_outcome_whose_files_are_in_the_blobs(prepared) -> None:
+    folder, blobs, job, status = prepared
+    assert status.state == "done", status.reason
+    assert status.outcome is not None and status.outcome.status == "done"
+    assert {(p["task"], p["seed"]) for p in status.outcome.results["prepared"]} == set(job.stages)
+    assert len(status.outcome.files) == 2 and all(blobs.has(digest) for digest in status.outcome.files.values())
+    assert blobs.has(status.log) and status.network in ("none", "open")
+    left = {path.name for path in (folder / "work" / "attempts" / "sha256-ab-1" / "1").rglob("*") if path.is_file()}
+    assert left == {"job.json", "manifest.json", "child.log"}
+
+
+def test_a_finished_attempt_is_adopted_and_not_run_again(prepared) -> None:
+    folder, blobs, job, status = prepared
+    again = LocalRunner(folder / "work", slots=1)
+    began = time.monotonic()
+    adopted = ended(again.start("sha256:ab/1", job, blobs))
+    assert adopted.outcome == status.outcome and time.monotonic() - began < 0.5
+    # Of another job under the same name nothing is adopted.
+    other = replace(job, stages=job.stages[:1])
+    fresh = ended(again.start("sha256:ab/1", other, blobs))
+    assert fresh.outcome is not None and len(fresh.outcome.files) == 1
+    # Nor where a file that the manifest names is gone.
+    shutil.rmtree(folder / "work" / "attempts")
+    again.start("sha256:ab/2", other, blobs)
+    again.close()
+
+
+def test_a_refused_model_is_an_outcome_and_a_broken_job_is_not(prepared, tmp_path: Path) -> None:
+    folder, blobs, job, _ = prepared
+    poisoned = tiny.model(tmp_path / "poisoned", seed=3, poisoned=True)
+    files = {name: blobs.put(path) for name, path in poisoned.items()}
+    runner = LocalRunner(tmp_path / "work", slots=2)
+    refused = runner.start("refused", replace(job, model=replace(job.model, files=files)), blobs)
+    limits = replace(job.limits, wall_seconds=0.2)
+    slow = runner.start("slow", replace(job, limits=limits), blobs)
+    gone = runner.start("gone", replace(job, tokenizer=digests.of_bytes(b"never stored")), blobs)
+    refused_status, slow_status, gone_status = ended(refused), ended(slow), ended(gone)
+    assert refused_status.state == "done" and refused_status.outcome is not None
+    assert refused_status.outcome.status == "refused" and "NaN" in refused_status.outcome.reason
+    assert slow_status.state == "failed" and "ran longer than" in slow_status.reason
+    assert gone_status.state == "failed" and gone_status.code == "blob_unknown"
+    runner.close()
+
+
+def test_cancelling_and_closing_leave_no_process(prepared, tmp_path: Path) -> None:
+    _, blobs, job, _ = prepared
+    runner = LocalRunner(tmp_path / "work", slots=2)
+    handles = [runner.start(name, job, blobs) for name in ("one", "two")]
+    wait_until(lambda: len(children(str(tmp_path))) == 2)
+    handles[0].cancel()
+    assert ended(handles[0]).code == "cancelled"
+    runner.close()
+    assert handles[1].poll().code == "cancelled" and children(str(tmp_path)) == []
+    # What was cancelled can be started again.
+    again = LocalRunner(tmp_path / "work", slots=2)
+    assert ended(again.start("one", job, blobs)).state == "done"
+    again.close()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A real Ray of a head without seats and two nodes with one seat each."""
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    from ray.cluster_utils import Cluster
+
+    small = {"object_store_memory": 80 << 20, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+    nodes = [made.add_node(num_cpus=1, resources={"seat": 1}, **small) for _ in range(2)]
+    yield made, nodes
+    made.shutdown()
+
+
+@pytest.mark.filterwarnings("default")
+def test_ray_gives_the_same_bytes_and_survives_its_nodes(prepared, cluster, tmp_path: Path) -> None:
+    made, nodes = cluster
+    _, blobs, job, local = prepared
+    before = signal.getsignal(signal.SIGTERM)
+    runner = RayRunner(tmp_path / "work", made.address, resources={"seat": 1})
+    try:
+        assert runner.slots == 2 and signal.getsignal(signal.SIGTERM) is before
+        # 1. Two attempts at once, on two nodes; the bytes are those of this machine's runner.
+        endless = replace(job, recipe=replace(job.recipe, epochs=50_000))
+        done, first = runner.start("sha256:c/1", job, blobs), runner.start("sha256:f/1", endless, blobs)
+        status = ended(done)
+        assert status.state == "done", status.reason
+        assert status.outcome is not None and local.outcome is not None
+        assert status.outcome.files == local.outcome.files and blobs.has(status.log)
+        # 2. An attempt that runs is found by its name, not started again.
+        second = runner.start("sha256:f/1", endless, blobs)
+        wait_until(lambda: first.poll().step > 0 and second.poll().step > 0)
+        assert len(children("sha256-f-1")) == 1
+        # 3. An actor that is killed takes its child along, and both handles say so.
+        lost = runner.start("sha256:1/1", endless, blobs)
+        os.kill(parent_of(children("sha256-f-1")[0]), signal.SIGKILL)
+        assert "actor is gone" in ended(first).reason and ended(second).state == "failed"
+        wait_until(lambda: not children("sha256-f-1"), within=5)
+        # 4. Cancelling ends actor and child.
+        cancelled = runner.start("sha256:2/1", endless, blobs)
+        wait_until(lambda: children("sha256-2-1") and children("sha256-1-1"))
+        cancelled.cancel()
+        assert cancelled.poll().code == "cancelled"
+        wait_until(lambda: not children("sha256-2-1"), within=10)
+        # 5. A node that goes away takes its attempt along.
+        for node in nodes:
+            made.remove_node(node, allow_graceful=False)
+        assert "actor is gone" in ended(lost).reason
+        wait_until(lambda: not children("sha256-1-1"), within=10)
+    finally:
+        runner.close()
+    assert children("sha256-") == []
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
