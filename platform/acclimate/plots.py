@@ -84,7 +84,7 @@ def fit(text: str, width: float, *, size: float = 13) -> str:
 
 def extent(text: str, *, size: float = 13) -> float:
     """Width of text in pixels, estimated."""
-    wide = sum(1.05 if unicodedata.east_asian_width(c) in "WF" else 0.56 for c in text)
+    wide = sum(1.05 if unicodedata.east_asian_width(c) in "WF" else 0.6 for c in text)
     return wide * size
 
 
@@ -98,7 +98,7 @@ def rank_intervals(ranking: Mapping[str, Any]) -> str:
     bottom = top + step * len(rows)
     height = bottom + (step * len(baselines) + 14 if baselines else 0) + 46
     svg = Svg(width, height, title="Rank of each entrant with its confidence set")
-    x = _scale(0.5, max(1, len(rows)) + 0.5, left, right)
+    x = _scale(0.5, max(1, len(rows)) + 0.5, left, right - 12)
     svg.text(
         (left, 22), f"Rank after the same preparation, with {interval['kind']} {interval['level']:.0%} confidence set"
     )
@@ -149,7 +149,7 @@ def _legend(svg: Svg, left: float, y: float) -> None:
 def slope(ranking: Mapping[str, Any]) -> str:
     """Ranks by direct evaluation on the left, after preparation on the right."""
     rows = ranking["ranking"]
-    label = _label_width(rows)
+    label = max(110.0, _label_width(rows))
     start, width, top, step = label + 128, 2 * (label + 128) + 300, 66.0, 30.0
     end = width - start
     svg = Svg(width, top + step * len(rows) + 44, title="Ranks by direct evaluation and after preparation")
@@ -201,15 +201,15 @@ def agreement(stability: Mapping[str, Any]) -> str:
     tasks = stability["tasks"]
     cell = max(16.0, min(64.0, 330 / max(1, len(tasks))))
     label = max(84.0, min(150.0, max((extent(plain(task)) for task in tasks), default=0.0)) + 18)
-    side, top = cell * len(tasks), 58.0 + (0 if cell > 40 else 60)
-    width = max(560.0, label + 2 * side + 64 + 20)
+    side, top = cell * len(tasks), 58.0 + (0 if cell > 40 else 70)
+    width = max(560.0, label + 2 * side + 64 + (20 if cell > 40 else 70))
     svg = Svg(width, top + side + 186, title="Agreement between tasks (Kendall tau-b), direct and prepared")
     for panel, protocol in enumerate(("direct", "prepared")):
         left = label + panel * (side + 64)
         svg.text((left, 22), "direct evaluation" if protocol == "direct" else "after preparation", font_weight=600)
         _heat_map(svg, stability, protocol, at=(left, top), cell=cell)
     for place, task in enumerate(tasks):
-        svg.name((label - 10, top + cell * (place + 0.5) + 4.5), task, width=label - 18, anchor="end")
+        svg.name((label - 10, top + cell * (place + 0.5) + 4.5), task, width=label - 14, anchor="end")
     y = top + side + 20
     svg.add("rect", x=label + 1, y=y - 10, width=12, height=12, fill="none", stroke=INK, stroke_width=2)
     svg.text(
@@ -235,7 +235,7 @@ def _heat_map(svg: Svg, stability: Mapping[str, Any], protocol: str, *, at: tupl
             svg.name((x, at[1] - 10), task, width=cell - 4, anchor="middle", font_size=12, fill=GREY)
         else:
             turn = f"rotate(-60 {_n(x)} {_n(at[1] - 8)})"
-            svg.name((x, at[1] - 8), task, width=70, font_size=11, fill=GREY, transform=turn)
+            svg.name((x, at[1] - 8), task, width=100, font_size=11, fill=GREY, transform=turn)
         for row, other in enumerate(tasks):
             own = row == column
             value = effect["ceilings"][row] if own else effect["pairs"][row][column]
