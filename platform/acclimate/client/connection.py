@@ -363,5 +363,7 @@ def _refusal(response: httpx.Response) -> Refusal:
         }
         code = code if code in CODES else by_status.get(status, "server_unreachable")
         sentence = f"{where} was answered with {status}: {sentence or response.reason_phrase}{request}"
+    elif code == "internal_error":
+        sentence = f"{sentence} (request {problem.get('request_id', 'unknown')})"
     problems = problem.get("problems") or ()
     return Refusal(code, str(sentence), hint=str(problem.get("hint") or ""), problems=[str(line) for line in problems])

@@ -21,8 +21,9 @@ from acclimate_competitions import definition, digests, records
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record
+from acclimate_runners import reading
+from acclimate_runners.reading import ModelFacts
 
-MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 FINAL = ("accepted", "refused", "forfeited", "withdrawn")
 FIRST_LOOK, SLOWEST_LOOK = 0.2, 2.0
 
@@ -91,7 +92,7 @@ def submit(
 ) -> Submission:
     """Submit a model, or go on with its submission where it stopped.
 
-    1. The manifest is made from the files; the nonce is saved; nothing was sent yet.
+    1. The model is read strictly, the manifest made from its files; the nonce is saved; nothing was sent yet.
     2. The commitment and the acceptance to be logged later are signed and sent; the commitment's receipt is checked and saved.
     3. The files that the server lacks are uploaded.
     4. The server checks the model; once accepted, the acceptance's receipt is checked and saved.
@@ -118,15 +119,16 @@ def submit(
     """
     entrant = baseline or files.load_account(keys.folder).id
     defined, competition = definition_of(client, round_id)
-    about = {"title": title, "weights_after": weights_after, "family": family, "base": base, "released": released}
-    manifest = manifest_of(model, about, round_id=defined.round, entrant=entrant)
-    _check_size(manifest, competition)
+    facts = _check(model, defined, competition, weights_after=weights_after)
+    about: dict[str, Any] = {"title": title, "family": family, "base": base, "released": released}
+    about |= {"weights_after": weights_after, "parameters": facts.parameters}
+    manifest = manifest_of(model, about, defined=defined, entrant=entrant)
     mine = _find(keys, manifest, again=again)
     if mine is None:
         mine = _begin(keys, manifest, server=client.url)
     elif mine.state in FINAL:
         say(f"this model was submitted before: {mine.state}")
-        return mine
+        return submission_status(client, keys, mine.short)[0]
     else:
         say(f"going on with submission {mine.short}")
     committed, accepted = requests(mine, _signing(keys, mine))
@@ -139,6 +141,7 @@ def submit(
         _upload(client, mine, model, missing=answer["missing"], progress=progress)
         outcome = client.complete(mine.submission)
         mine = _keep(keys, mine, state=outcome["state"], reason=outcome.get("reason") or "")
+    mine = refresh(client, keys, mine)
     if wait and mine.state not in FINAL:
         say("all files are there; the server checks the model")
         mine = await_outcome(client, keys, mine)
@@ -225,39 +228,42 @@ def _signing(keys: Keys, mine: Submission) -> Keys:
     return key_files.load(folder) if folder.exists() else keys
 
 
-def manifest_of(model: Path, about: dict[str, Any], *, round_id: str, entrant: str) -> dict[str, Any]:
+def manifest_of(model: Path, about: dict[str, Any], *, defined: Record, entrant: str) -> dict[str, Any]:
     """The manifest of a model folder; each file is read once for its digest.
 
     Raises:
-        Refusal: model_invalid with all problems; file_unreadable.
+        Refusal: file_unreadable.
     """
-    problems = [f"{name} is missing" for name in MODEL_FILES if not (model / name).is_file()]
-    problems += [
-        f"{name} is empty" for name in MODEL_FILES if (model / name).is_file() and not (model / name).stat().st_size
-    ]
-    if problems:
-        raise Refusal(
-            "model_invalid",
-            f"{model} is not a model folder in Hugging Face layout",
-            hint=f"it must hold {', '.join(MODEL_FILES)}",
-            problems=problems,
-        )
     try:
         listed = [
             {"name": name, "size": (model / name).stat().st_size, "sha256": digests.of_file(model / name)}
-            for name in MODEL_FILES
+            for name in reading.NAMES
         ]
     except OSError as error:
         raise files.failed(model, error) from error
     return {
         "v": 1,
-        "round": round_id,
+        "round": defined.round,
         "entrant": entrant,
         "kind": "hf-causal-lm",
         "files": listed,
-        "parameters": _parameters(model / "model.safetensors"),
         **about,
     }
+
+
+def _check(model: Path, defined: Record, competition: Competition, *, weights_after: str) -> ModelFacts:
+    """Read the model as strictly as the server will, so that nothing is committed to, and no quota used, in vain."""
+    if not model.is_dir():
+        raise Refusal("file_unreadable", f"{model} is not a folder", hint=f"it must hold {', '.join(reading.NAMES)}")
+    allowed = competition.submission.weights_after
+    if weights_after not in allowed:
+        raise Refusal(
+            "manifest_invalid",
+            f"weights after the round: {weights_after!r}; this round allows {', '.join(allowed)}",
+            hint="--weights-after says what becomes of them",
+        )
+    files_there = {name: model / name for name in reading.NAMES}
+    return reading.inspect(files_there, competition.submission, tokenizer=defined["files"].get("tokenizer.json"))
 
 
 def requests(mine: Submission, keys: Keys) -> tuple[Request, Request]:
@@ -291,44 +297,6 @@ def definition_of(client: Client, round_id: str) -> tuple[Record, Competition]:
             "log_inconsistent", f"the server's definition of {round_id} is not the one that RoundDefined names"
         )
     return defined, definition.parse(raw)
-
-
-def _check_size(manifest: dict[str, Any], competition: Competition) -> None:
-    rules = competition.submission
-    size = sum(item["size"] for item in manifest["files"])
-    problems = []
-    if size > rules.max_bytes:
-        problems.append(f"the files have {size} bytes, at most {rules.max_bytes} are allowed")
-    if manifest["parameters"] > rules.max_parameters:
-        problems.append(
-            f"the model has {manifest['parameters']} parameters, at most {rules.max_parameters} are allowed"
-        )
-    if manifest["weights_after"] not in rules.weights_after:
-        problems.append(
-            f"weights after the round: {manifest['weights_after']!r}, allowed: {', '.join(rules.weights_after)}"
-        )
-    if problems:
-        raise Refusal("model_invalid", "the round does not take this submission; nothing was sent", problems=problems)
-
-
-def _parameters(path: Path) -> int:
-    import safetensors
-
-    total = 0
-    try:
-        with safetensors.safe_open(path, framework="numpy") as tensors:
-            for name in tensors.keys():
-                count = 1
-                for length in tensors.get_slice(name).get_shape():
-                    count *= length
-                total += count
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise Refusal(
-            "model_invalid",
-            f"{path.name} is not a safetensors file: {error}",
-            hint="save it with save_pretrained(…, safe_serialization=True); pickled weights are not taken",
-        ) from error
-    return total
 
 
 def _begin(keys: Keys, manifest: dict[str, Any], *, server: str) -> Submission:
