@@ -7,12 +7,13 @@ rounds may have gone on meanwhile.
 
 import secrets
 import shutil
+import time
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from acclimate import log
 from acclimate.service import publish, release
@@ -26,6 +27,7 @@ from acclimate_runners.blobs import FolderBlobs
 if TYPE_CHECKING:
     import pyarrow as pa
 
+WAIT_SECONDS = 3.0
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SUBMITTING = frozenset({"SubmissionCommitted", "SubmissionAccepted"})
 
@@ -43,8 +45,9 @@ def write(store: Store, blobs: FolderBlobs, round_id: str, out: Path) -> Path:
         out.
 
     Raises:
-        Refusal: phase_wrong; busy, where the log's last records have no checkpoint yet; blob_unknown, blob_corrupt.
+        Refusal: phase_wrong; busy, where the log's last records get no checkpoint in time; blob_unknown, blob_corrupt.
     """
+    _await_checkpoint(store, round_id)
     with store.snapshot() as tx:
         state = tx.round(round_id)
         if state.phase not in (Phase.EVALUATED, Phase.PUBLISHED):
@@ -61,6 +64,17 @@ def write(store: Store, blobs: FolderBlobs, round_id: str, out: Path) -> Path:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     return out
+
+
+def _await_checkpoint(store: Store, round_id: str) -> None:
+    """Wait, not for long, until the sequencer has signed the round's last record."""
+    until = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < until:
+        with store.snapshot() as tx:
+            signed = tx.execute(select(func.max(log_checkpoints.c.size))).scalar() or 0
+            if signed > tx.last(round_id):
+                return
+        time.sleep(0.05)
 
 
 class _Writer:

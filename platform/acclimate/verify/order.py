@@ -15,23 +15,30 @@ from acclimate_competitions.records import Record
 
 
 def find(audit: Audit) -> str:
-    """Which of the log's rounds the bundle is about: the one defined by definition.toml; if none is, the one sealed.
+    """Which of the log's rounds the bundle is about: the one that most of definition, ciphertext and manifests point to.
 
-    The log may hold other rounds; their entries are there because the tree needs them, and are not judged.
+    The log may hold other rounds; their entries are there because the tree needs them, and are not judged. Whether all three
+    really are this round's, later checks tell.
     """
-    defined = [(i, r) for i, r in enumerate(audit.records) if r.type == "RoundDefined"]
-    wanted = audit.bundle.digest("definition.toml") if "definition.toml" in audit.bundle else ""
-    matching = [(i, r) for i, r in defined if r["definition"] == wanted]
-    if len(matching) != 1 and "holdout.sealed" in audit.bundle:
-        ciphertext = audit.bundle.digest("holdout.sealed")
-        sealed = {r.round for r in audit.records if r.type == "HoldoutSealed" and r["ciphertext"] == ciphertext}
-        matching = [(i, r) for i, r in matching or defined if r.round in sealed]
-    if len(matching) != 1:
+    defined = {index: r for index, r in enumerate(audit.records) if r.type == "RoundDefined"}
+    definition_file, ciphertext = (_digest_of(audit, name) for name in ("definition.toml", "holdout.sealed"))
+    sealed = {r.round for r in audit.records if r.type == "HoldoutSealed" and r["ciphertext"] == ciphertext}
+    named = audit.bundle.read("submissions.jsonl") if "submissions.jsonl" in audit.bundle else b""
+    fit = {
+        index: (r["definition"] == definition_file) + (r.round in sealed) + (f'"round":"{r.round}"'.encode() in named)
+        for index, r in defined.items()
+    }
+    best = [index for index, points in fit.items() if points == max(fit.values()) and points > 0]
+    if len(best) != 1:
         raise Failed(
-            "entries.jsonl", f"{len(matching)} of {len(defined)} rounds in the log fit definition and ciphertext"
+            "entries.jsonl", f"{len(best)} of the log's {len(defined)} rounds fit this definition and ciphertext"
         )
-    audit.first = matching[0][0]
-    return f"round {matching[0][1].round}, from log entry {audit.first}"
+    audit.first = best[0]
+    return f"{defined[audit.first].round}, from log entry {audit.first}"
+
+
+def _digest_of(audit: Audit, name: str) -> str:
+    return audit.bundle.digest(name) if name in audit.bundle else ""
 
 
 def read_definition(audit: Audit) -> str:

@@ -20,7 +20,9 @@ def read(path: Path, name: str, schema: pa.Schema | None = None) -> pa.Table:
         Failed: it is no Parquet, or has other columns, or a null where the schema has none.
     """
     try:
-        table = pq.read_table(path, partitioning=None)
+        # Most files of a bundle are small, and starting threads for each would take longer than reading it.
+        with pq.ParquetFile(path) as file:
+            table = file.read(use_threads=False)
         table.validate(full=True)
         if schema is None:
             return table
