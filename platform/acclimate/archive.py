@@ -10,8 +10,7 @@ Layout (POSIX.1-1988 ustar, readable by any `tar`): for each member a header blo
     136  mtime "00000000000" NUL
     148  checksum: the sum of the header's bytes with this field as 8 blanks; 6 octal digits, NUL, blank
     156  type "0"; then 100 NUL for the link's name
-    257  "ustar" NUL "00"; then 64 NUL for owner and group
-    329  device numbers "0000000" NUL, each; then 167 NUL
+    257  "ustar" NUL "00"; then 247 NUL
 
 The first member is `row_key` (32 bytes); the others follow in bytewise order of their names. Names are made of A–Z a–z 0–9 . _ / -, at
 most 100 characters, with no empty, `.` or `..` part; no name is another's folder, and no two differ in case only. Nothing else is
@@ -73,8 +72,7 @@ def header(name: str, size: int) -> bytes:
         b"%011o\0" % size + b"0" * 11 + b"\0",
         b" " * 8,
         b"0" + b"\0" * 100,
-        b"ustar\x0000" + b"\0" * 64,
-        b"0000000\0" * 2 + b"\0" * 167,
+        b"ustar\x0000" + b"\0" * 247,
     ]
     fields[3] = b"%06o\0 " % sum(b"".join(fields))
     return b"".join(fields)
