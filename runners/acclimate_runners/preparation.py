@@ -157,17 +157,24 @@ def select(
         reason = done.diverged or reason
         candidates.append({"lr": lr, "epoch": recipe.epochs, "validation": done.validation})
         costs.append(cost(done, model))
-    usable = [candidate for candidate in candidates if candidate["validation"] is not None]
-    best = min(usable, key=lambda candidate: (candidate["validation"], candidate["lr"] or 0.0), default=None)
+    chosen = best(candidates)
     spent = {name: sum(entry[name] for entry in costs) for name in ("tokens", "steps", "seconds", "flops")}
     document = {
         "task": task,
         "seed": recipe.selection.seed,
         "candidates": candidates,
-        "selected": None if best is None else {"lr": best["lr"], "epoch": best["epoch"]},
+        "selected": None if chosen is None else {"lr": chosen["lr"], "epoch": chosen["epoch"]},
         "cost": spent,
     }
-    return Choice(best["lr"] if best else None, "" if best else reason or "no candidate has a validation NLL", document)
+    if chosen is None:
+        return Choice(None, reason or "no candidate has a validation NLL", document)
+    return Choice(chosen["lr"], "", document)
+
+
+def best(candidates: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The candidate of the lowest validation NLL, ties to the lower rate, the model as submitted being 0; None where none has one."""
+    usable = [candidate for candidate in candidates if candidate["validation"] is not None]
+    return min(usable, key=lambda candidate: (candidate["validation"], candidate["lr"] or 0.0), default=None)
 
 
 def cost(done: Fit, model: Network) -> dict[str, float]:
@@ -258,16 +265,16 @@ def _diverged(
 def _entry(
     *, base: bool, losses: tuple[float, ...], validation: float | None, spent: Mapping[str, float], note: str
 ) -> dict[str, Any]:
-    # Thinned to at most CURVE_POINTS; a loss that is no number is null, as JSON has none.
+    return {"base": base, **curve(losses), "validation": validation, "cost": dict(spent), "note": note}
+
+
+def curve(losses: tuple[float, ...]) -> dict[str, list[Any]]:
+    """Losses with their steps, thinned to at most CURVE_POINTS; a loss that is no number is None, as JSON has none."""
     stride = max(1, -(-len(losses) // CURVE_POINTS))
     kept = range(0, len(losses), stride)
     return {
-        "base": base,
         "losses": [losses[i] if math.isfinite(losses[i]) else None for i in kept],
         "loss_steps": [i + 1 for i in kept],
-        "validation": validation,
-        "cost": dict(spent),
-        "note": note,
     }
 
 
