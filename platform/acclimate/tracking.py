@@ -196,8 +196,8 @@ def rounds(uri: str | Sequence[str]) -> "pd.DataFrame":
 def _publish(
     uri: str, artifacts: Path | None, data: RoundData, planned: Sequence[Planned], progress: Progress | None
 ) -> None:
-    client = _client(uri)
     _journal(uri)
+    client = _client(uri)
     experiment = _claim(client, artifacts, data)
     with tempfile.TemporaryDirectory() as temporary:
         existing = _by_key(client, experiment)
@@ -256,8 +256,13 @@ def _write(
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     status = "FAILED" if plan.failed else "FINISHED"
-    if run is not None and run.data.tags.get(_CONTENT) == plan.digest and run.info.status == status:
-        return str(run.info.run_id)
+    if run is not None:
+        held = run.data.tags
+        same = held.get(_CONTENT) == plan.digest and run.info.status == status
+        # A parent that has its scores keeps them when only preparations are published again.
+        richer = plan.parent is None and held.get("acclimate.outcome") == "scored" and not _scored(plan)
+        if same or richer:
+            return str(run.info.run_id)
     tags = dict(plan.tags) | {"mlflow.user": "acclimate", "mlflow.source.name": "acclimate"}
     if plan.parent is not None:
         tags["mlflow.parentRunId"] = ids[plan.parent]
@@ -295,6 +300,10 @@ def _write(
     )
     client.set_terminated(run_id, status, end_time=at)
     return run_id
+
+
+def _scored(plan: Planned) -> bool:
+    return plan.tags.get("acclimate.outcome") == "scored"
 
 
 def _journal(uri: str) -> None:
