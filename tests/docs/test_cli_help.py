@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import typer.main
 
 from acclimate.cli.main import app
 
+ROOT = Path(__file__).parent.parent.parent
 SLOWEST_HELP = 0.5
 
 
@@ -82,6 +84,20 @@ def test_what_prints_a_result_also_prints_json() -> None:
         path for path, command in COMMANDS.items() if "--json" not in [o for p in command.params for o in p.opts]
     ]
     assert set(without) <= silent
+
+
+def test_no_hint_and_no_page_names_a_command_that_does_not_exist() -> None:
+    names = {tuple(path.split()) for path in COMMANDS}
+    groups = {name[0] for name in names if len(name) > 1}
+    files = [path for root in ("platform", "runners", "competitions", "docs") for path in (ROOT / root).rglob("*")]
+    wrong = []
+    for path in [ROOT / "README.md", *(path for path in files if path.suffix in (".py", ".md"))]:
+        found = re.finditer(r"(?:[`\"$] ?|: |bin/)acclimate ([a-z]+)(?: ([a-z][a-z-]*))?", path.read_text("utf-8"))
+        for name, inner in (match.groups() for match in found):
+            known = (name,) in names or (name in groups and (inner is None or (name, inner) in names))
+            if not known:
+                wrong.append(f"{path.relative_to(ROOT)}: acclimate {name} {inner or ''}")
+    assert wrong == []
 
 
 def test_help_names_every_command() -> None:

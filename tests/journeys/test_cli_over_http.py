@@ -4,6 +4,7 @@ The dispatcher's part that needs no model (scheduled transitions, the acceptance
 service functions that the dispatcher calls.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -30,7 +31,7 @@ from acclimate.cli import main
 from acclimate.service import clockwork
 from acclimate.service import submit as submitting
 from acclimate.store import Store
-from acclimate_competitions import definition, records
+from acclimate_competitions import definition, digests, records
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import architectures
 
@@ -69,6 +70,8 @@ class Proxy:
             except OSError:
                 return
             far = socket.create_connection(("127.0.0.1", self.to))
+            for end in (near, far):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for source, sink, counts in ((near, far, True), (far, near, False)):
                 threading.Thread(target=self._pass, args=(source, sink, counts), daemon=True).start()
 
@@ -86,6 +89,9 @@ class Proxy:
             pass
         finally:
             for end in (source, sink):
+                # Closing alone does not wake the thread that reads from the same socket.
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
                 end.close()
 
     def close(self) -> None:
@@ -591,6 +597,38 @@ def test_shares_are_released_only_when_the_custodians_own_machine_agrees(acclima
     ran = acclimate("custodian", "release", round_id, "--keys", c, "--json")
     assert "yours is not needed" in refused(ran, "phase_wrong")
     assert "HoldoutOpened" in world.tick(round_id, seconds=1)
+
+
+def test_a_round_is_published_from_what_the_organizer_recomputes(acclimate: Run, world: World, tmp_path: Path) -> None:
+    """Even one that nobody entered: the baseline that needs no model stands alone."""
+    round_id = new_round(acclimate, world)
+    me, b = world.root / "people" / "organizer", world.root / "people" / CUSTODIANS[1]
+    world.tick(round_id, hours=1)
+    for name in CUSTODIANS[:2]:
+        done(acclimate("custodian", "release", round_id, "--keys", world.root / "people" / name))
+    assert world.tick(round_id, seconds=1) == ["HoldoutOpened", "EvaluationFinished"]
+    for command in (("ranking",), ("round", "bundle", "--out", tmp_path / "early.zip")):
+        refused(acclimate(*command, round_id, "--server", world.url, "--json"), "phase_wrong")
+    refused(acclimate("round", "publish", round_id, "--keys", b, "--json"), "phase_wrong")
+    value = done(acclimate("round", "publish", round_id, "--keys", me, "--json")).json
+    assert kinds(world, round_id)[-1] == "RankingPublished"
+    assert done(acclimate("round", "publish", round_id, "--keys", me, "--json")).json == value
+
+    document = done(acclimate("ranking", round_id, "--server", world.url, "--json")).json
+    assert digests.of_json(document) == value["digest"]
+    assert "majority (baseline)" in done(acclimate("ranking", round_id, "--server", world.url)).out
+    bundle = tmp_path / "bundle.zip"
+    done(acclimate("round", "bundle", round_id, "--out", bundle, "--server", world.url))
+    with actors.Client(world.url) as client:
+        vkey = client.server()["log"]
+        (tmp_path / "r.tlog-proof").write_text(client.proof(value["index"]))
+        (tmp_path / "first.tlog-proof").write_text(client.proof(0))
+    report = done(acclimate("verify", bundle, "--log-key", vkey, "--json")).json
+    assert report["round"] == round_id
+    for receipt in ("r", "first"):
+        ran = acclimate("receipt", "verify", tmp_path / f"{receipt}.tlog-proof", "--bundle", bundle)
+        assert "NOT CHECKED  whose log" in done(ran).out
+        assert "ok           bundle" in ran.out
 
 
 def test_a_closed_round_is_voided_with_its_custodians_only(acclimate: Run, world: World, tmp_path: Path) -> None:

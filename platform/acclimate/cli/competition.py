@@ -14,7 +14,7 @@ from acclimate_competitions.errors import Refusal
 
 app = typer.Typer(
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
     help="Build a competition's splits, check its folder, show its definition.",
 )
 
@@ -22,8 +22,8 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.
 
 
 @app.command(
-    epilog="Examples: `acclimate competition build digits --out digits-data`, or your own folder: "
-    "`acclimate competition build ./my-competition --out my-data`"
+    epilog="Example: acclimate competition build digits --out digits-data, or your own folder: "
+    "acclimate competition build ./my-competition --out my-data"
 )
 def build(
     slug: Annotated[str, typer.Argument(help="A competition that comes with Acclimate, or a folder with a build.py.")],
@@ -38,7 +38,7 @@ def build(
     _print_checked(result, as_json=as_json)
 
 
-@app.command(epilog="Example: `acclimate competition check digits-data`")
+@app.command(epilog="Example: acclimate competition check digits-data")
 def check(
     folder: Annotated[Path, typer.Argument(help="A built competition: competition.toml, splits/, tokenizer.json.")],
     as_json: _Json = False,
@@ -47,7 +47,7 @@ def check(
     _print_checked(checked(folder), as_json=as_json)
 
 
-@app.command(epilog="Example: `acclimate competition show digits`")
+@app.command(epilog="Example: acclimate competition show digits")
 def show(
     folder: Annotated[str, typer.Argument(help="A folder, or a competition that comes with Acclimate.")],
     as_json: _Json = False,

@@ -4,13 +4,11 @@ Exit codes: 0 done; 1 refused (error, hint, no traceback) or checked and found w
 exception that is no refusal is a fault of ours and shows its traceback.
 """
 
-import importlib
-import importlib.util
 import sys
 
 import typer
 
-from acclimate.cli import custodian, receipts, register, rounds, server, submit
+from acclimate.cli import competition, custodian, demo, receipts, register, rounds, server, submit, verify
 from acclimate.cli.output import complain, say
 from acclimate.cli.status import status
 from acclimate_competitions.errors import Refusal
@@ -55,13 +53,9 @@ app.command("invite")(server.invite)
 app.command("api")(server.api)
 app.command("dispatch")(server.dispatch)
 app.command("mlflow")(server.mlflow)
-for _name in ("competition", "verify", "demo"):
-    if importlib.util.find_spec(f"acclimate.cli.{_name}"):
-        _module = importlib.import_module(f"acclimate.cli.{_name}")
-        if hasattr(_module, "app"):
-            app.add_typer(_module.app, name=_name)
-        else:
-            app.command(_name)(getattr(_module, _name))
+app.add_typer(competition.app, name="competition", short_help="Build, check and show competitions.")
+app.command("verify", short_help="Verify a round from its bundle alone, offline.")(verify.verify)
+app.command("demo", short_help="Play a whole blind round on this machine.")(demo.demo)
 
 
 def run() -> None:

@@ -25,9 +25,9 @@ def register(
     renew: Annotated[bool, typer.Option("--renew", help="Get a new token for the account; the old one ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make keys and an account; its token is kept in DIR/account.json.
+    """Make keys and an account at a server.
 
-    The key signs what the account does; the token opens the server's routes. Entrants need no invitation.
+    The token is shown once, and kept in DIR/account.json. The key signs what the account does; the token opens the server's routes. Entrants need no invitation.
 
     Example: acclimate register --server https://rounds.example.org --name ada --keys ./ada
     """

@@ -74,10 +74,9 @@ def dispatch(data: DataFolder = None, stop_with_stdin: StopWithStdin = False) ->
 
     Example: acclimate dispatch --data /srv/acclimate
     """
-    need("all", "sqlalchemy", "torch", "transformers")
-    from acclimate import config
+    need("all", "sqlalchemy", "torch", "transformers", "mlflow")
+    from acclimate import config, publisher
     from acclimate import dispatch as dispatcher
-    from acclimate import publisher
 
     settings = config.load(data)
     if settings.runner == "ray":

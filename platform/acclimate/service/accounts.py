@@ -95,7 +95,7 @@ def _use(tx: Tx, invitation: str | None, *, role: str, by: str) -> None:
         raise Refusal(
             "invitation_invalid",
             f"an account of role {role} needs an unused invitation for this role",
-            hint="ask whoever runs the server: acclimate server invite",
+            hint=f"whoever runs the server makes one: acclimate invite --role {role}",
         )
 
 
