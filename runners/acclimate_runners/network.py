@@ -103,7 +103,7 @@ def build(config: Mapping[str, Any], *, max_length: int) -> Any:
     made = getattr(found, config_class)(
         **architectures.effective(config), attn_implementation="eager" if max_length <= EAGER_UP_TO else "sdpa"
     )
-    return getattr(found, model_class)(made).float()
+    return getattr(found, model_class)(made).float().eval()
 
 
 def load(files: Mapping[str, Path], rules: Rules, *, max_length: int, tokenizer: str | None = None) -> Network:
