@@ -2,18 +2,13 @@
 
 import base64
 import hashlib
-import hmac
-import io
-import itertools
 import json
 import resource
 import secrets
 import signal
 import subprocess
 import sys
-import tarfile
 import zlib
-from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acclimate import archive, blocks, custody, rows, sealing
+from acclimate import archive, blocks, custody, sealing
 from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 
@@ -389,231 +384,6 @@ def test_the_cipher_vectors_of_wycheproof_hold(tmp_path, case):
             list(sealing._decrypt(path, key, context, state=state))
         # Only a key of another length is no refusal: ours has 32 bytes always.
         assert isinstance(caught.value, Refusal) == (len(key) == 32)
-
-
-# ---- archive -------------------------------------------------------------------------------------------------------
-
-
-def members(tmp_path, names):
-    files = {}
-    for i, name in enumerate(names):
-        files[name] = tmp_path / f"source-{i}"
-        files[name].write_bytes(secrets.token_bytes(i * 400))
-    return files
-
-
-def test_the_archive_is_what_tar_writes_and_reads(tmp_path):
-    files = members(tmp_path, ["b.parquet", "a.parquet", "blobs/" + "0" * 64, "B.parquet2"])
-    data = b"".join(archive.write(files, bytes(range(32))))
-    expected = io.BytesIO()
-    with tarfile.open(fileobj=expected, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, content in [("row_key", bytes(range(32))), *((n, files[n].read_bytes()) for n in sorted(files))]:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    assert data == expected.getvalue()[: len(data)]
-    assert not any(expected.getvalue()[len(data) :])
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        assert tar.getnames() == ["row_key", *sorted(files)]
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.integers(1, 2000), st.lists(st.sampled_from(["a", "b/c", "b/d", "z.parquet", "Q-_.9"]), unique=True))
-def test_an_archive_is_extracted_from_pieces_of_any_size(tmp_path_factory, step, names):
-    folder = tmp_path_factory.mktemp("archive")
-    files = members(folder, names)
-    data = b"".join(archive.write(files, bytes(32)))
-    row_key, found = archive.extract((data[i : i + step] for i in range(0, len(data), step)), folder / "out")
-    assert (row_key, found) == (bytes(32), sorted(names))
-    assert all((folder / "out" / name).read_bytes() == path.read_bytes() for name, path in files.items())
-
-
-def tar_with(*infos, first=True):
-    """What tarfile writes for members (name, attributes), up to two zero blocks."""
-    data, length = io.BytesIO(), 0
-    with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, changes in [("row_key", {"size": 32})] * first + list(infos):
-            info = tarfile.TarInfo(name)
-            for key, value in changes.items():
-                setattr(info, key, value)
-            tar.addfile(info, io.BytesIO(b"d" * info.size))
-            length += 512 + -(-info.size // 512) * 512
-    return data.getvalue()[:length] + bytes(1024)
-
-
-HOSTILE = {
-    "traversal": tar_with(("../x", {})),
-    "inner traversal": tar_with(("a/../../x", {})),
-    "absolute": tar_with(("/tmp/x", {})),
-    "dot": tar_with(("./x", {})),
-    "blank": tar_with(("a b", {})),
-    "backslash": tar_with(("a\\b", {})),
-    "symlink": tar_with(("x", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"})),
-    "hard link": tar_with(("x", {"type": tarfile.LNKTYPE, "linkname": "row_key"})),
-    "device": tar_with(("x", {"type": tarfile.CHRTYPE})),
-    "folder": tar_with(("x", {"type": tarfile.DIRTYPE})),
-    "mode": tar_with(("x", {"mode": 0o4755})),
-    "owner": tar_with(("x", {"uname": "root"})),
-    "time": tar_with(("x", {"mtime": 1})),
-    "twice": tar_with(("x", {}), ("x", {})),
-    "order": tar_with(("y", {}), ("x", {})),
-    "case": tar_with(("X", {}), ("x", {})),
-    "file and folder": tar_with(("x", {}), ("x/y", {})),
-    "folder and file by case": tar_with(("X/y", {}), ("x", {})),
-    "second key": tar_with(("row_key", {"size": 32})),
-    "no key": tar_with(("x", {}), first=False),
-    "nothing": b"",
-    "no end": tar_with(("x", {}))[:-1024],
-    "half an end": tar_with(("x", {}))[:-512],
-    "more after the end": tar_with(("x", {})) + b"\0",
-    "cut": tar_with(("x", {"size": 600}))[: 1024 + 512 + 100],
-}
-
-
-def test_the_plain_archive_of_these_cases_is_accepted(tmp_path):
-    assert archive.extract([tar_with(("x", {}), ("y", {"size": 600}))], tmp_path)[1] == ["x", "y"]
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_archive_is_refused_and_writes_nothing_outside(tmp_path, name):
-    inside = tmp_path / "deep" / "inside"
-    inside.mkdir(parents=True)
-    with pytest.raises(Refusal) as caught:
-        archive.extract([HOSTILE[name]], inside)
-    assert caught.value.code == "seal_mismatch"
-    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["inside"]
-
-
-@settings(deadline=None, max_examples=150)
-@given(st.integers(0, 10**9))
-def test_a_flipped_bit_in_an_archive_changes_a_member_or_is_refused(tmp_path_factory, place):
-    folder = tmp_path_factory.mktemp("archive")
-    good = tar_with(("x", {"size": 100}), ("y", {"size": 600}))
-    raw = bytearray(good)
-    bit = place % (len(raw) * 8)
-    raw[bit // 8] ^= 1 << bit % 8
-    try:
-        row_key, names = archive.extract([bytes(raw)], folder / "out")
-    except Refusal as refusal:
-        assert refusal.code == "seal_mismatch"
-    else:  # whatever is accepted is written again as the same bytes
-        assert b"".join(archive.write({name: folder / "out" / name for name in names}, row_key)) == raw
-
-
-# ---- rows ----------------------------------------------------------------------------------------------------------
-
-
-def written(tmp_path, columns, **options):
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table(columns), path, **options)
-    return [text.decode() for text in rows.texts(path)]
-
-
-def test_each_kind_of_value_has_its_text(tmp_path):
-    moment = datetime(2027, 3, 1, 12, 30, 0, 250_000, tzinfo=UTC)
-    columns = {
-        "z": pa.array(['a\n"\\\u001f€😀{}', None]),
-        "bool": pa.array([True, None]),
-        "int": pa.array([2**53 - 1, -(2**53) + 1]),
-        "unsigned": pa.array([0, 255], pa.uint8()),
-        "double": pa.array([0.1, 1e21]),
-        "single": pa.array([0.1, None], pa.float32()),
-        "bytes": pa.array([b"\x00\xff", b""]),
-        "time": pa.array([moment, moment.replace(microsecond=0)], pa.timestamp("us", "UTC")),
-        "zoned": pa.array([moment, None], pa.timestamp("ns", "Asia/Kathmandu")),
-        "day": pa.array([date(2027, 3, 1), None]),
-        "list": pa.array([[1, None], None], pa.list_(pa.int32())),
-        "empty": pa.array([[], [[["x"], []]]], pa.list_(pa.list_(pa.list_(pa.string())))),
-        "struct": pa.array([{"b": 1, "a": [0.5]}, None]),
-        "word": pa.array(["x", "y"]).dictionary_encode(),
-        "nothing": pa.nulls(2),
-    }
-    first, second = written(tmp_path, columns)
-    assert first == (
-        '{"bool":true,"bytes":"AP8=","day":"2027-03-01","double":"0.1","empty":[],"int":9007199254740991,"list":[1,null],'
-        '"nothing":null,"single":"0.10000000149011612","struct":{"a":["0.5"],"b":1},"time":"2027-03-01T12:30:00.25Z","unsigned":0,'
-        '"word":"x","z":"a\\n\\"\\\\\\u001f€😀{}","zoned":"2027-03-01T12:30:00.25Z"}'
-    )
-    assert second == (
-        '{"bool":null,"bytes":"","day":null,"double":"1e+21","empty":[[["x"],[]]],"int":-9007199254740991,"list":null,'
-        '"nothing":null,"single":null,"struct":null,"time":"2027-03-01T12:30:00Z","unsigned":255,"word":"y","z":null,"zoned":null}'
-    )
-    assert all(digests.canonical(digests.parse_canonical(text.encode())) == text.encode() for text in (first, second))
-
-
-strings = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(strings, unique=True, min_size=1, max_size=4), st.data())
-def test_row_texts_are_the_canonical_json_of_their_values(tmp_path_factory, names, data):
-    values = st.none() | strings
-    lists = st.none() | st.lists(st.integers(-(2**53) + 1, 2**53 - 1) | st.none(), max_size=3)
-    count = data.draw(st.integers(1, 5))
-    columns = {}
-    for i, name in enumerate(names):
-        kind = pa.string() if i % 2 == 0 else pa.list_(pa.int64())
-        columns[name] = pa.array([data.draw(values if i % 2 == 0 else lists) for _ in range(count)], kind)
-    expected = [digests.canonical({name: columns[name][i].as_py() for name in names}).decode() for i in range(count)]
-    assert written(tmp_path_factory.mktemp("rows"), columns) == expected
-
-
-@pytest.mark.parametrize(
-    ("column", "why"),
-    [
-        (pa.array([float("nan")]), "a value is nan"),
-        (pa.array([float("inf")]), "a value is inf"),
-        (pa.array([2**53]), "beyond 2"),
-        (pa.array([2**64 - 1], pa.uint64()), "beyond 2"),
-        (pa.array([datetime(2027, 3, 1)], pa.timestamp("us")), "without a time zone"),  # noqa: DTZ001
-        (pa.array([1], pa.duration("s")), "values of type duration"),
-        (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), "values of type map"),
-        (pa.array([{"sha256": "x", "size": 1}]), "names no blob"),
-    ],
-)
-def test_a_value_that_json_can_not_say_is_refused_with_its_column(tmp_path, column, why):
-    with pytest.raises(Refusal, match=f"rows.parquet, column 'weight': .*{why}") as caught:
-        written(tmp_path, {"weight": column})
-    assert caught.value.code == "splits_invalid"
-
-
-def test_the_row_root_is_that_of_the_salted_rows_over_all_files(tmp_path):
-    files, row_key = holdout(tmp_path), secrets.token_bytes(32)
-    leaves = []
-    for index, text in enumerate(
-        itertools.chain(rows.texts(files["digit.parquet"]), rows.texts(files["parity.parquet"]))
-    ):
-        leaves.append(hmac.new(row_key, index.to_bytes(8, "big"), hashlib.sha256).digest() + text)
-    committed = rows.commit(files, row_key)
-    assert committed.root == digests.root_of_leaves(leaves) == sealing.row_root(files, row_key)
-    assert (committed.count, committed.counts) == (40, {"digit.parquet": 20, "parity.parquet": 20})
-    assert sealing.row_root(files, bytes(32)) != committed.root
-
-
-def test_the_row_root_is_of_values_and_not_of_parquet_bytes(tmp_path):
-    content, roots = table("x", 3000), set()
-    for i, options in enumerate(
-        [
-            {},
-            {"compression": "zstd"},
-            {"row_group_size": 7},
-            {"use_dictionary": False, "version": "1.0"},
-            {"data_page_size": 100},
-        ]
-    ):
-        pq.write_table(content, tmp_path / f"{i}.parquet", **options)
-        roots.add(sealing.row_root({"x.parquet": tmp_path / f"{i}.parquet"}, bytes(32)))
-    pq.write_table(content.select(["target", "example", "input"]), tmp_path / "order.parquet")
-    roots.add(sealing.row_root({"x.parquet": tmp_path / "order.parquet"}, bytes(32)))
-    assert len(roots) == 1
-    for other in (
-        content.slice(1),
-        content.take([1, 0, *range(2, 3000)]),
-        content.rename_columns(["example", "input", "label"]),
-    ):
-        pq.write_table(other, tmp_path / "other.parquet")
-        assert sealing.row_root({"x.parquet": tmp_path / "other.parquet"}, bytes(32)) not in roots
 
 
 def test_blobs_that_rows_name_are_sealed_with_them_and_others_refused(tmp_path):
