@@ -1,0 +1,299 @@
+"""The dispatcher over a real server, real store and real children: what it does, and what it does when it is killed."""
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import live as staging
+import pytest
+import tiny
+from live import Actor, Live, Staged
+from sqlalchemy import select
+
+import acclimate_runners
+from acclimate import stages as lifecycle
+from acclimate.dispatch import Dispatcher
+from acclimate.service import publish, release
+from acclimate.store import outbox, results, stages, submissions
+from acclimate_competitions import digests, tables
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase
+from acclimate_runners.local import LocalRunner
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Live]:
+    with staging.serve(tmp_path) as running:
+        yield running
+
+
+def dispatcher(live: Live, *, finish: Callable[[str], None] | None = None) -> Dispatcher:
+    return Dispatcher(
+        live.store,
+        live.store.blobs,
+        live.settings,
+        lambda: LocalRunner(live.settings.work, slots=2),
+        finish_round=finish,
+    )
+
+
+def step_until(running: Dispatcher, condition: Callable[[], bool], *, within: float = 120.0) -> None:
+    until = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < until, "it did not happen"
+        running.step()
+        time.sleep(0.05)
+
+
+def rows(live: Live, kind: str) -> list:
+    with live.store.snapshot() as tx:
+        return list(tx.execute(select(stages).where(stages.c.kind == kind)).all())
+
+
+def states(live: Live, kind: str) -> set[str]:
+    return {row.state for row in rows(live, kind)}
+
+
+def state_of(live: Live, submission: str) -> tuple[str, str]:
+    with live.store.snapshot() as tx:
+        row = tx.execute(select(submissions).where(submissions.c.id == submission)).one()
+        return row.state, row.reason
+
+
+def send(staged: Staged, name: str, *, seed: int, poisoned: bool = False) -> tuple[Actor, str]:
+    """A submission whose files are all there and which waits for its check."""
+    entrant = staging.enter(staged, staged.live.actor(name))
+    if poisoned:
+        tiny.model(staged.folder / f"model-{seed}", seed=seed, poisoned=True)
+    made, files = staging.commit(staged, entrant, seed=seed)
+    staging.send_files(entrant, made, files)
+    assert entrant.post(f"/v1/submissions/{made['submission']}/complete").json()["state"] == "checking"
+    return entrant, made["submission"]
+
+
+def give_shares(staged: Staged) -> None:
+    documents = staged.share_documents(staged.seal, staged.envelopes)
+    for index, custodian in list(enumerate(staged.live.custodians(), start=1))[:2]:
+        fields = {"seal": staged.seal["seal"], "index": index, "document": digests.of_bytes(documents[index])}
+        record = custodian.sign("ShareReleased", staged.round, **fields)
+        body = {"record": record, "document": base64.b64encode(documents[index]).decode()}
+        answer = custodian.post(f"{staged.path}/shares", body)
+        assert answer.status_code == 200, answer.text
+
+
+def children(mark: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            line = (folder / "cmdline").read_bytes().decode("utf-8", "replace")
+            dead = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+            if "acclimate_runners" in line and mark in line and not dead:
+                found.append(int(folder.name))
+    return found
+
+
+KILLED = """
+import sys, threading
+from datetime import datetime
+from pathlib import Path
+from acclimate import config
+from acclimate.dispatch import Dispatcher
+from acclimate.store import Store
+from acclimate_runners.local import LocalRunner
+settings = config.load(Path(sys.argv[1]), environ={})
+moment = datetime.fromisoformat(sys.argv[2])
+store = Store.open(settings, clock=lambda: moment)
+runner = lambda: LocalRunner(settings.work, slots=2)
+Dispatcher(store, store.blobs, settings, runner).run(threading.Event())
+"""
+
+
+def test_a_round_from_check_to_evaluation_with_a_dispatcher_that_is_killed(server: Live, tmp_path: Path) -> None:
+    staged, finished = staging.open_round(server, tmp_path), []
+    submitted = {name: send(staged, name, seed=seed)[1] for name, seed in {"ada": 1, "bea": 2}.items()}
+    _, bad = send(staged, "cal", seed=3, poisoned=True)
+    # 1. Checks: the models are loaded and run, the one with a NaN is refused with a reason its entrant can read.
+    with dispatcher(server, finish=finished.append) as first:
+        step_until(first, lambda: all(state_of(server, s)[0] != "checking" for s in [*submitted.values(), bad]))
+        assert {state_of(server, s)[0] for s in submitted.values()} == {"accepted"}
+        refused, reason = state_of(server, bad)
+        assert refused == "refused" and "NaN" in reason
+        assert [row.state for row in rows(server, "check")].count("committed") == 2
+        with pytest.raises(Refusal) as second:
+            dispatcher(server).__enter__()
+        assert second.value.code == "busy"
+    # 2. The round closes; a dispatcher of its own process begins to prepare, and is killed.
+    server.clock.set(staged.fields["closes"], seconds=61)
+    arguments = [str(server.settings.data), server.clock.now.isoformat()]
+    with subprocess.Popen([sys.executable, "-c", KILLED, *arguments], stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 60
+        while len(children(str(server.settings.work))) < 2:
+            assert time.monotonic() < until and process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert process.stderr is not None
+        said = [json.loads(line) for line in process.stderr.read().splitlines()]
+    assert [line["event"] for line in said].count("attempt started") == 2
+    assert states(server, "prepare") == {"running"} and server.phase(staged.round) == "closed"
+    until = time.monotonic() + 5
+    while children(str(server.settings.work)):
+        assert time.monotonic() < until, "a child outlived its dispatcher"
+        time.sleep(0.02)
+    # 3. The next one goes on: everything is prepared once, and nothing of the holdout is anywhere yet.
+    with dispatcher(server, finish=finished.append) as third:
+        assert states(server, "prepare") == {"pending"}
+        step_until(third, lambda: server.phase(staged.round) == "prepared")
+        plan = 2 * 2 * 3
+        assert len(rows(server, "prepare")) == plan and states(server, "prepare") == {"committed"}
+        with server.store.snapshot() as tx:
+            state = tx.round(staged.round)
+            assert len(state.prepared) == plan and release.holdout_files(tx, staged.round) == {}
+            documents = tx.execute(select(results.c.document).where(results.c.stage.in_(keys(server, "prepare"))))
+            prepared = list(documents.scalars())
+        assert {d["prepared"] for d in prepared} == {r["prepared"] for r in state.prepared.values()}
+        assert all(d["cost"]["steps"] == 6 and d["selection"]["task"] == d["task"] for d in prepared)
+        assert all(server.store.blobs.has(d["prepared"]) and server.store.blobs.has(d["log"]) for d in prepared)
+        # 4. Shares come, the holdout opens, everything is evaluated, direct and prepared.
+        give_shares(staged)
+        step_until(third, lambda: server.phase(staged.round) == "evaluated" and bool(finished))
+        assert states(server, "evaluate") == {"committed"} and len(rows(server, "evaluate")) == plan + 4
+        assert finished == [staged.round]
+    # 5. What was given to children had no answers; what was scored covers the whole holdout.
+    with server.store.snapshot() as tx:
+        state, files = tx.round(staged.round), release.holdout_files(tx, staged.round)
+        marks = tx.execute(select(outbox.c.payload, outbox.c.run)).all()
+    assert state.phase is Phase.EVALUATED and len(state.evaluated) == plan + 4
+    assert len(marks) == plan + plan + 4 + 1 and [run for payload, run in marks if payload["kind"] == "round"] == [
+        "done"
+    ]
+    seen = [table for table in job_inputs(server) if "example" in table.column_names]
+    holdout = set(tables.read(server.store.blobs.path(files["tint.parquet"])).column("example").to_pylist())
+    of_holdout = [table for table in seen if set(table.column("example").to_pylist()) == holdout]
+    assert of_holdout and all(table.column_names == ["example", "input"] for table in of_holdout)
+    ranking = publish.ranking(server.store, staged.round).document()
+    assert {entry["entrant"] for entry in ranking["ranking"]} == {"ada", "bea"}
+    assert all(entry["n"] == 24 for entry in ranking["ranking"])
+
+
+def keys(live: Live, kind: str) -> list[str]:
+    return [row.key for row in rows(live, kind)]
+
+
+def job_inputs(live: Live) -> list:
+    """Every table that any child of this server was given, by the jobs that lie in the attempts' folders."""
+    named = set()
+    for path in live.settings.work.rglob("job.json"):
+        for data in json.loads(path.read_text())["tasks"]:
+            named |= {data[name] for name in ("preparation", "validation", "holdout_inputs") if data[name]}
+    return [tables.read(live.store.blobs.path(digest)) for digest in sorted(named)]
+
+
+def test_work_that_nobody_waits_for_is_cancelled(server: Live, tmp_path: Path) -> None:
+    staged = staging.open_round(server, tmp_path)
+    ada, withdrawn = send(staged, "ada", seed=1)
+    _, late = send(staged, "bea", seed=2)
+    with dispatcher(server) as running:
+        step_until(running, lambda: states(server, "check") == {"running"} and len(children(str(tmp_path))) == 2)
+        # 1. An entrant withdraws while its model is being checked.
+        with server.store.snapshot() as tx:
+            commitment = tx.execute(select(submissions.c.commitment).where(submissions.c.id == withdrawn)).scalar_one()
+        request = ada.sign("SubmissionWithdrawn", staged.round, entrant="ada", commitment=commitment)
+        assert ada.post(f"{staged.path}/withdrawals", request).status_code == 200
+        # 2. The round closes, grace and all, while the other's is.
+        server.clock.set(staged.fields["closes"], seconds=61)
+        step_until(running, lambda: states(server, "check") == {"failed"}, within=20)
+        assert state_of(server, withdrawn)[0] == "withdrawn"
+        assert state_of(server, late)[0] == "forfeited" and "closed before" in state_of(server, late)[1]
+        assert children(str(tmp_path)) == []
+        # A round without entries has nothing to prepare.
+        step_until(running, lambda: server.phase(staged.round) == "prepared", within=20)
+
+
+def test_what_fails_again_and_again_is_blocked_until_someone_looks(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # No child can load torch in this much memory.
+    monkeypatch.setattr(tiny, "DEFINITION", tiny.DEFINITION.replace('memory = "2GiB"', 'memory = "64MiB"'))
+    staged = staging.open_round(server, tmp_path)
+    _, submission = send(staged, "ada", seed=1)
+    with dispatcher(server) as running:
+        step_until(running, lambda: states(server, "check") == {"blocked"})
+        (row,) = rows(server, "check")
+        assert row.attempts == 3 and "failed 3 times" in row.reason and "GiB are allowed" in row.reason
+        assert state_of(server, submission)[0] == "checking"
+        for _ in range(5):
+            running.step()
+        assert rows(server, "check") == [row]
+    with dispatcher(server) as again:
+        assert states(server, "check") == {"pending"}
+        step_until(again, lambda: states(server, "check") == {"running"})
+    assert states(server, "check") == {"pending"} and rows(server, "check")[0].attempts == 0
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["event"] for line in said].count("attempt failed") >= 3
+    assert any(line["event"] == "blocked" and line["hint"] for line in said)
+
+
+def test_a_round_of_other_code_is_left_alone(server: Live, tmp_path: Path) -> None:
+    staged = staging.open_round(server, tmp_path)
+    staging.submit_model(staged, staging.enter(staged, server.actor("ada")), seed=1)
+    server.clock.set(staged.fields["closes"], seconds=61)
+    # The same package with one file more: another version, which must not prepare what this one promised to.
+    package = shutil.copytree(Path(acclimate_runners.__file__).parent, tmp_path / "other" / "acclimate_runners")
+    (package / "more.py").write_text("# a change\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "other")}
+    arguments = [str(server.settings.data), server.clock.now.isoformat()]
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, *arguments], stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            said = json.loads(line)
+            assert said["event"] != "attempt started"
+            if said["event"] == "other code":
+                break
+        process.kill()
+    assert staged.fields["code"] in said["reason"] and states(server, "prepare") == {"pending"}
+
+
+def test_a_commit_is_for_the_attempt_that_holds_the_stage(server: Live, tmp_path: Path) -> None:
+    from acclimate import assignments, commits
+    from acclimate_runners.jobs import Outcome
+    from acclimate_runners.runner import Status
+
+    staged = staging.open_round(server, tmp_path)
+    send(staged, "ada", seed=1)
+    with server.store.snapshot() as tx:
+        (assignment,) = assignments.outstanding(tx, tx.round(staged.round), holdout_inputs={})
+    lifecycle.register(server.store, [assignment])
+    outcome = Outcome("refused", "no good", {}, {}, "cpu", {})
+    status = Status("done", outcome=outcome, log=digests.of_bytes(b""))
+    with pytest.raises(Refusal, match="no longer of attempt"):
+        commits.commit(server.store, None, assignment, status, holdout={})
+    with server.store.transaction() as tx:
+        assert lifecycle.claim(tx, assignment) == 1
+        assert lifecycle.claim(tx, assignment) is None
+
+
+def test_the_command_stops_when_told_and_gives_back_what_it_holds(tmp_path: Path) -> None:
+    environment = {**os.environ, "ACCLIMATE_RUNNER": "local"}
+    command = [sys.executable, "-m", "acclimate", "dispatch", "--data", str(tmp_path / "data")]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stderr is not None
+            lines = iter(process.stderr.readline, "")
+            said = [json.loads(next(lines))["event"]]
+            killer = threading.Timer(0.3, process.send_signal, [number])
+            killer.start()
+            said += [json.loads(line)["event"] for line in lines]
+            assert process.wait(20) == 0 and said[0] == "started" and said[-1] == "stopped"
+            killer.join()
