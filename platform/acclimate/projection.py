@@ -217,11 +217,15 @@ def whole(data: RoundData) -> Iterator[Planned]:
         yield _evaluate(data, group, stages.get((group.entrant, group.protocol, group.task, group.seed)))
 
 
-def selected(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The chosen candidate {lr, epoch, validation} of an element of Outcome.results["selections"]."""
-    choice, candidates = document["selected"], document["candidates"]
-    found: Mapping[str, Any] = choice if isinstance(choice, Mapping) else candidates[choice]
-    return found
+def selected(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The chosen candidate {lr, epoch, validation} of an element of Outcome.results["selections"]; None: all diverged."""
+    choice: Mapping[str, Any] | None = document["selected"]
+    if choice is None:
+        return None
+    found: list[Mapping[str, Any]] = [
+        c for c in document["candidates"] if (c["lr"], c["epoch"]) == (choice["lr"], choice["epoch"])
+    ]
+    return found[0] if found else choice
 
 
 # ---- the runs of each role -----------------------------------------------------------------------------------------
@@ -318,17 +322,19 @@ def _stage(data: RoundData, stage: StageData, **parts: Any) -> Planned:
 
 def _select(data: RoundData, stage: StageData) -> Planned:
     choice = selected(stage.document)
-    metrics: list[tuple[str, Any, int]] = [("valid/nll", choice["validation"], 0)]
+    metrics: list[tuple[str, Any, int]] = [("valid/nll", choice.get("validation"), 0)] if choice else []
     for candidate in stage.document["candidates"]:
         metrics.append((f"valid/{_candidate(candidate)}/nll", candidate["validation"], 0))
+    metrics += [(f"cost/{name}", value, 0) for name, value in stage.document.get("cost", {}).items()]
     return _stage(
         data,
         stage,
-        tags={"outcome": "done"},
+        tags={"outcome": "done" if choice else "failed", "reason": None if choice else "every candidate diverged"},
         params=_choice_params(choice) | {"seed": str(data.competition.preparation.selection.seed)},
         metrics=_finite(metrics),
         inputs=_public(data, stage.task),
         artifacts={"candidates.json": _json(stage.document["candidates"])},
+        failed=choice is None,
     )
 
 
@@ -336,7 +342,8 @@ def _prepare(data: RoundData, stage: StageData, choice: Mapping[str, Any] | None
     document, recipe = stage.document, data.competition.preparation
     failed = document.get("failed")
     losses = document.get("losses") or []
-    metrics: list[tuple[str, Any, int]] = [("train/loss", loss, step) for step, loss in _thinned(losses)]
+    curve = list(zip(document.get("loss_steps") or range(1, len(losses) + 1), losses, strict=True))
+    metrics: list[tuple[str, Any, int]] = [("train/loss", loss, step) for step, loss in _thinned(curve)]
     metrics += [("valid/nll", document.get("validation"), 0)]
     metrics += [(f"cost/{name}", value, 0) for name, value in document.get("cost", {}).items()]
     return _stage(
@@ -345,10 +352,11 @@ def _prepare(data: RoundData, stage: StageData, choice: Mapping[str, Any] | None
         tags={
             "outcome": "failed" if failed else "done",
             "reason": failed["reason"][:1000] if failed else None,
+            "note": (document.get("note") or "")[:1000],
             "prepared_digest": document.get("prepared"),
         },
         params={"epochs": str(recipe.epochs), "global_batch": str(recipe.global_batch), "seed": str(stage.seed)}
-        | (_choice_params(choice) if choice is not None else {}),
+        | _choice_params(choice),
         metrics=_finite(metrics),
         inputs=_public(data, stage.task),
         artifacts={},
@@ -439,8 +447,8 @@ def _public(data: RoundData, task: str) -> tuple[Input, ...]:
 
 
 def _cost(data: RoundData, entrant: str) -> tuple[tuple[str, float, int], ...]:
-    """What all preparations of an entry cost together."""
-    costs = [s.document.get("cost", {}) for s in data.stages if s.kind == "prepare" and s.entrant == entrant]
+    """What the selections and preparations of an entry cost together."""
+    costs = [s.document.get("cost", {}) for s in data.stages if s.kind != "evaluate" and s.entrant == entrant]
     names = sorted({name for cost in costs for name in cost})
     return _finite((f"cost/{name}", math.fsum(cost.get(name) or 0.0 for cost in costs), 0) for name in names)
 
@@ -449,7 +457,9 @@ def _candidate(candidate: Mapping[str, Any]) -> str:
     return "base" if candidate["lr"] is None else f"lr-{digests.number(candidate['lr'])}-epoch-{candidate['epoch']}"
 
 
-def _choice_params(choice: Mapping[str, Any]) -> dict[str, str]:
+def _choice_params(choice: Mapping[str, Any] | None) -> dict[str, str]:
+    if choice is None:
+        return {}
     lr = "none" if choice["lr"] is None else digests.number(choice["lr"])
     return {"selected": _candidate(choice), "lr": lr, "epoch": str(choice["epoch"])}
 
@@ -461,13 +471,12 @@ def _finite(metrics: Iterable[tuple[str, Any, int]]) -> tuple[tuple[str, float, 
     )
 
 
-def _thinned(losses: list[float]) -> list[tuple[int, float]]:
+def _thinned(curve: list[tuple[int, float | None]]) -> list[tuple[int, float | None]]:
     """Evenly drawn points (step, loss) of a curve, first and last included."""
-    last = len(losses) - 1
+    last = len(curve) - 1
     if last < CURVE_POINTS:
-        return list(enumerate(losses))
-    steps = [round(point * last / (CURVE_POINTS - 1)) for point in range(CURVE_POINTS)]
-    return [(step, losses[step]) for step in steps]
+        return curve
+    return [curve[round(point * last / (CURVE_POINTS - 1))] for point in range(CURVE_POINTS)]
 
 
 def _json(value: Any) -> bytes:

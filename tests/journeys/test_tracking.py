@@ -24,7 +24,9 @@ BASELINE = "untrained"
 SKILL = {"amber-fox": 0.8, "blue-whale": 0.65, "crammer": 0.4, "untrained": 0.1}
 
 
-def made(*, entrants: dict[str, float], examples: int, losses: int, failed: str | None = None) -> RoundData:
+def made(
+    *, entrants: dict[str, float], examples: int, losses: int, failed: str | None = None, diverged: str = ""
+) -> RoundData:
     """A round as the platform would hand it over, with scores by the real metrics and the real ranking."""
     competition = definition.load(definition.shipped("digits"))
     draw = Random(7)
@@ -59,13 +61,19 @@ def made(*, entrants: dict[str, float], examples: int, losses: int, failed: str 
                 "at": AT + timedelta(seconds=number),
                 **environment,
             }
-            document: dict[str, Any] = {"task": task.name, "candidates": candidates, "selected": best}
+            # As the runner writes it: the choice without its loss; None where all diverged.
+            chosen = None if (name, task.name) == (diverged, "digit") else {"lr": best["lr"], "epoch": best["epoch"]}
+            cost = {"tokens": 182400, "steps": 2 * losses, "seconds": 2.5, "flops": 3e9}
+            document: dict[str, Any] = {"task": task.name, "candidates": candidates, "selected": chosen, "cost": cost}
             stages.append(
                 StageData("select", digest("s", name, task.name), seed=None, protocol=None, document=document, **base)
             )
             ready: list[int | None] = [None]
             for seed in competition.preparation.seeds:
                 document = {"task": task.name, "seed": seed, "losses": [2.3 * 0.97**step for step in range(losses)]}
+                document |= {"loss_steps": list(range(1, losses + 1)), "base": False, "note": ""}
+                if chosen is None:
+                    document |= {"losses": [2.3, None], "loss_steps": [1, 2], "base": True, "note": "it diverged"}
                 document |= {"validation": best["validation"] + 0.01, "prepared": digest("p", name, task.name, seed)}
                 document |= {"cost": {"tokens": 91200, "steps": losses, "seconds": 1.25, "flops": 1.5e9}}
                 if (name, task.name, seed) == (failed, "prime", 13):
@@ -169,7 +177,7 @@ def uri(tmp_path: Path, empty_store: Path) -> str:
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     folder = tmp_path_factory.mktemp("mlflow")
-    data = made(entrants=SKILL, examples=60, losses=230, failed="crammer")
+    data = made(entrants=SKILL, examples=60, losses=230, failed="crammer", diverged="blue-whale")
     found = Published(f"sqlite:///{folder / 'mlflow.db'}", folder / "mlartifacts", data, data.competition)
     before = replace(data, scores=None, ranking=None, holdout={}, targets={})
     tracking.publish_preparations(found.uri, found.artifacts, before)
@@ -277,7 +285,7 @@ def test_runs_carry_tags_inputs_and_artifacts(published: Published):
     assert sorted(file.path for file in client.list_artifacts(parent.info.run_id)) == [
         "environment.json", "manifest.json", "recipe.json",
     ]  # fmt: skip
-    assert parent.data.metrics["cost/tokens"] == 12 * 91200
+    assert parent.data.metrics["cost/tokens"] == 12 * 91200 + 4 * 182400
 
 
 def test_a_long_curve_is_thinned_and_a_failure_is_shown(published: Published):
@@ -285,15 +293,31 @@ def test_a_long_curve_is_thinned_and_a_failure_is_shown(published: Published):
 
     client = MlflowClient(published.uri)
     experiment = client.get_experiment_by_name("acclimate/digits/2027-1")
-    (failed,) = client.search_runs([experiment.experiment_id], "tags.`acclimate.outcome` = 'failed'")
+    query = "tags.`acclimate.role` = 'prepare' and tags.`acclimate.outcome` = 'failed'"
+    (failed,) = client.search_runs([experiment.experiment_id], query)
     assert (failed.info.status, failed.data.tags["acclimate.reason"]) == ("FAILED", "the loss became NaN at step 3")
     (done, *_) = client.search_runs(
         [experiment.experiment_id], "tags.`acclimate.role` = 'prepare' and metrics.`cost/steps` > 0"
     )
     steps = [point.step for point in client.get_metric_history(done.info.run_id, "train/loss")]
-    assert (len(steps), min(steps), max(steps)) == (200, 0, 229)
+    assert (len(steps), min(steps), max(steps)) == (200, 1, 230)
     frame = tracking.preparations(*published.where)
     assert list(frame[frame["outcome"] == "failed"]["entrant"]) == ["crammer"]
+
+
+def test_a_diverged_selection_is_no_number(published: Published):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(published.uri)
+    experiment = client.get_experiment_by_name("acclimate/digits/2027-1")
+    mine = "tags.`acclimate.entrant` = 'blue-whale' and tags.`acclimate.task` = 'digit' and tags.`acclimate.role` = "
+    (select,) = client.search_runs([experiment.experiment_id], mine + "'select'")
+    assert (select.info.status, select.data.tags["acclimate.reason"]) == ("FAILED", "every candidate diverged")
+    assert "valid/nll" not in select.data.metrics
+    assert "selected" not in select.data.params
+    (prepared, *_) = client.search_runs([experiment.experiment_id], mine + "'prepare'")
+    assert prepared.data.tags["acclimate.note"] == "it diverged"
+    assert [point.step for point in client.get_metric_history(prepared.info.run_id, "train/loss")] == [1]
 
 
 def test_scores_and_examples_agree_with_the_table(published: Published):
