@@ -236,8 +236,9 @@ def zip_(folder: Path, file: Path) -> Path:
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.draft")
     try:
         with zipfile.ZipFile(draft, "x", zipfile.ZIP_STORED) as archive:
-            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-                member = zipfile.ZipInfo(path.relative_to(folder).as_posix(), _EPOCH)
+            files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+            for name, path in sorted(files.items()):
+                member = zipfile.ZipInfo(name, _EPOCH)
                 member.create_system, member.external_attr = 3, 0o100644 << 16
                 member.file_size = path.stat().st_size
                 with path.open("rb") as source, archive.open(member, "w") as sink:

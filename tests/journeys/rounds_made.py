@@ -374,9 +374,8 @@ def prepare_all(made: Made) -> None:
 def release(made: Made) -> None:
     for index, name in ((1, "custodian-a"), (3, "custodian-c")):
         digest = custody.document_digest(made.documents[index])
-        made.signed(
-            "ShareReleased", {"seal": made.seal["seal"], "index": index, "document": digest}, by=name, keep=True
-        )
+        fields = {"seal": made.seal["seal"], "index": index, "document": digest}
+        made.signed("ShareReleased", fields, by=name, keep=index == 3)
     secret = custody.recover([custody.parse_document(made.documents[i]) for i in (1, 3)])
     opened = sealing.open_(
         made.folder / "holdout.sealed", secret, made.folder / "opened", round_id=made.round, fields=made.seal

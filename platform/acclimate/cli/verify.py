@@ -82,7 +82,7 @@ def _line(check: "Check") -> str:
         status = typer.style(status, fg=_COLOURS[check.status], bold=check.status == "FAILED")
     meaning, where = _plain(check.meaning), _plain(check.where)
     said = f"{where}: {meaning}" if check.status == "FAILED" else f"{meaning} ({where})" if where else meaning
-    return f"{check.number:>2}  {status}  {check.name}: {said}"
+    return f"{check.number:>2}  {status} {check.name}: {said}"
 
 
 def _colourful() -> bool:

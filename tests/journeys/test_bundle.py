@@ -1,0 +1,161 @@
+"""The bundle that the server writes is the one that the auditor reads, and the same bytes each time."""
+
+import shutil
+import zipfile
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pytest
+import rounds_made
+from sqlalchemy import insert
+
+from acclimate import bundle, config, store, verify
+from acclimate.store import Store
+from acclimate_competitions import definition, digests, records, tables
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.records import format_time
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> rounds_made.Made:
+    return rounds_made.make(tmp_path_factory.mktemp("round"))
+
+
+@pytest.fixture(scope="module")
+def full(made: rounds_made.Made, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    opened = Store.open(config.load(tmp_path_factory.mktemp("server") / "data", environ={}))
+    fill(opened, made)
+    yield opened
+    opened.close()
+
+
+def fill(target: Store, made: rounds_made.Made, *, entries: int | None = None) -> None:
+    """Put a made round into a store, as if a server had taken it in."""
+    blobs = target.blobs
+    for path in [p for p in made.folder.rglob("*") if p.is_file()]:
+        blobs.put(path)
+    for data in (rounds_made.DEFINITION.encode(), digests.canonical(made.ranking)):
+        blobs.put_bytes(data)
+    parsed = [(index, data, records.parse(data)) for index, data in enumerate(made.entries[:entries])]
+    with target.transaction() as tx:
+
+        def add(table: object, **row: object) -> None:
+            tx.execute(insert(table), row)
+
+        for index, data, record in parsed:
+            add(store.log_entries, index=index, round=record.round, type=record.type, data=data)
+        for size, note in made.notes.items():
+            add(store.log_checkpoints, size=size, note=note, at=format_time(made.now))
+        now = format_time(made.now)
+        for name, role in (("organizer", "organizer"), *((entrant, "entrant") for entrant in rounds_made.SKILL)):
+            key = {"ed25519": rounds_made.public(name), "token_hash": digests.of_bytes(name.encode())}
+            add(store.accounts, id=name, role=role, created=now, **key)
+        defined = {"definition": digests.of_bytes(rounds_made.DEFINITION.encode()), "created": now}
+        add(store.rounds, id=made.round, competition="marbles", name="2027-1", owner="organizer", **defined)
+        seal = {"header": made.seal, "envelopes": [], "received": now}
+        add(store.seals, seal=made.seal["seal"], round=made.round, kind="real", **seal)
+        for index in (1, 3):
+            add(store.share_documents, seal=made.seal["seal"], index=index, document=made.documents[index])
+        files = {
+            f"{task}.parquet": digests.of_file(made.folder / "opened" / f"{task}.parquet") for task in rounds_made.TASKS
+        }
+        add(store.openings, round=made.round, files=files, at=now)
+        for row in made.submissions:
+            given = {name: row[name] for name in ("entrant", "nonce", "manifest", "commitment")}
+            indices = {"committed_index": row["committed"], "accepted_index": row["index"]}
+            rest = {"owner": row["entrant"], "acceptance": {}, "state": "accepted", "created": now}
+            add(store.submissions, id=str(row["index"]), round=made.round, **given, **indices, **rest)
+        evaluations(target, made, add)
+
+
+def evaluations(target: Store, made: rounds_made.Made, add: object) -> None:
+    """A stage and a result for each evaluation: its part of the score table."""
+    newest = {row["entrant"]: str(row["index"]) for row in made.submissions}
+    for name in made.predictions:
+        entrant, stage = name.removeprefix("predictions/").removesuffix(".parquet").split("/")
+        protocol, task, seed = stage.split("-")
+        table = made.scores[entrant]
+        mine = pc.and_(pc.equal(table["protocol"], protocol), pc.equal(table["task"], task))
+        if seed != "none":
+            mine = pc.and_(mine, pc.equal(table["seed"], int(seed)))
+        path = made.folder / "part.parquet"
+        tables.write(table.filter(mine), path)
+        place = {"task": task, "seed": None if seed == "none" else int(seed), "protocol": protocol}
+        key = digests.of_bytes(name.encode())
+        add(
+            store.stages,
+            key=key,
+            round=made.round,
+            kind="evaluate",
+            submission=newest[entrant],
+            state="committed",
+            **place,
+        )
+        add(store.results, stage=key, document={"scores": target.blobs.put(path)}, at=format_time(made.now))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_written_bundle_verifies(full: Store, made: rounds_made.Made, tmp_path: Path) -> None:
+    path = bundle.write(full, full.blobs, made.round, tmp_path / "bundle")
+    report = verify.verify(path, log_key=made.signer.vkey)
+    assert [check for check in report.checks if check.status == "FAILED"] == []
+    assert {check.name for check in report.checks if check.status == "NOT CHECKED"} == {
+        "time, split view",
+        "honest preparation",
+        "re-run",
+    }
+    assert [item.name for item in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_it_is_the_bundle_that_the_protocol_describes(full: Store, made: rounds_made.Made, tmp_path: Path) -> None:
+    """Byte for byte what another hand wrote after the protocol's table, but for receipts by a later checkpoint."""
+    written = contents(bundle.write(full, full.blobs, made.round, tmp_path / "bundle"))
+    by_hand = contents(made.write(tmp_path / "by-hand"))
+    assert set(written) == set(by_hand)
+    different = {name for name in written if written[name] != by_hand[name]}
+    assert {name.split("/")[0] for name in different} == {"receipts", "MANIFEST"}
+
+
+def test_written_twice_it_is_the_same_bytes_also_after_the_log_went_on(
+    full: Store, made: rounds_made.Made, tmp_path: Path
+) -> None:
+    first = contents(bundle.write(full, full.blobs, made.round, tmp_path / "bundle"))
+    zipped = bundle.zip_(tmp_path / "bundle", tmp_path / "first.zip").read_bytes()
+    with full.transaction() as tx:
+        other = dict(rounds_made.defined_fields(made), name="later", closes="2027-03-31T00:00:00.000001Z")
+        tx.append(records.sign("RoundDefined", "", other, key=rounds_made.key("organizer")))
+    again = bundle.write(full, full.blobs, made.round, tmp_path / "bundle")
+    assert contents(again) == first
+    assert bundle.zip_(again, tmp_path / "second.zip").read_bytes() == zipped
+    assert verify.verify(tmp_path / "second.zip").exit_code == 0
+    with zipfile.ZipFile(tmp_path / "second.zip") as archive:
+        assert archive.namelist() == sorted(first)
+
+
+def test_a_round_that_is_not_evaluated_has_no_bundle(made: rounds_made.Made, tmp_path: Path) -> None:
+    opened = Store.open(config.load(tmp_path / "data", environ={}))
+    fill(opened, made, entries=30)
+    with pytest.raises(Refusal) as refused:
+        bundle.write(opened, opened.blobs, made.round, tmp_path / "bundle")
+    opened.close()
+    assert refused.value.code == "phase_wrong"
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_nothing_half_written_is_left_where_a_blob_is_missing(made: rounds_made.Made, tmp_path: Path) -> None:
+    opened = Store.open(config.load(tmp_path / "data", environ={}))
+    fill(opened, made)
+    shutil.copytree(made.folder / "predictions", tmp_path / "kept")
+    opened.blobs.path(digests.of_file(tmp_path / "kept" / "bea" / "direct-size-none.parquet")).unlink()
+    with pytest.raises(Refusal) as refused:
+        bundle.write(opened, opened.blobs, made.round, tmp_path / "out" / "bundle")
+    opened.close()
+    assert refused.value.code == "blob_unknown"
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_made_definition_is_a_valid_one() -> None:
+    assert definition.parse(rounds_made.DEFINITION.encode()).ranking.baselines == ("majority", "untrained")
