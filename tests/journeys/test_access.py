@@ -1,0 +1,307 @@
+"""Who may call what: every route × every kind of caller, and nothing outside the table."""
+
+import base64
+import subprocess
+import sys
+import threading
+
+import live
+import pytest
+from fastapi.routing import APIRoute
+from starlette.routing import Route
+
+from acclimate.api import access
+from acclimate.api.app import create_app
+from acclimate.service import accounts
+
+ROLES = ("anonymous", "organizer", "entrant", "custodian", "analyst")
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    """An open round; a second organizer, entrant and custodian who have nothing to do with it; a committed submission."""
+    folder = tmp_path_factory.mktemp("access")
+    with live.serve(folder) as served:
+        staged = live.open_round(served, folder)
+        ada = live.enter(staged, served.actor("ada"))
+        made, _ = live.commit(staged, ada, seed=1)
+        served.actor("other-organizer", "organizer")
+        served.actor("other-custodian", "custodian")
+        served.actor("bea")
+        served.actor("analyst", "analyst")
+        yield staged, made["submission"]
+
+
+def caller(staged, role):
+    names = {"organizer": "other-organizer", "custodian": "other-custodian", "entrant": "bea", "analyst": "analyst"}
+    served = staged.live
+    return served.stranger() if role == "anonymous" else served.actor(names[role], role)
+
+
+def address(path, staged, submission):
+    named = {
+        "{round_id}": staged.round,
+        "{submission}": submission,
+        "{digest}": "sha256:" + "0" * 64,
+        "{name:path}": "tokenizer.json",
+        "{index}": "0",
+    }
+    for name, value in named.items():
+        path = path.replace(name, value)
+    return path + (
+        "?start=0&end=1" if path.endswith("entries") else "?first=0&second=1" if "consistency" in path else ""
+    )
+
+
+def test_every_route_has_a_row_and_every_row_a_route(stage):
+    app_routes = {
+        (method, route.path)
+        for route in create_app(stage[0].live.settings).routes
+        if isinstance(route, Route | APIRoute)
+        for method in route.methods - {"HEAD"}
+    }
+    assert app_routes == set(access.ACCESS)
+
+
+def test_a_route_without_a_row_is_not_built():
+    with pytest.raises(KeyError):
+        access.Guarded("/v1/forgotten", lambda: None, methods=["GET"])
+
+
+def test_every_route_but_the_description_asks_the_table(stage):
+    for route in create_app(stage[0].live.settings).routes:
+        assert isinstance(route, access.Guarded) or route.path == "/v1/openapi.json", route.path
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(("method", "path"), sorted(access.ACCESS))
+def test_a_role_that_the_table_does_not_name_is_refused_before_the_body_is_read(stage, method, path, role):
+    staged, submission = stage
+    answer = caller(staged, role).http.request(method, address(path, staged, submission), content=b"{not json")
+    allowed = role in access.ACCESS[method, path].roles
+    if allowed:
+        # Whatever it answers, it is about the request, or about whose the round or submission is.
+        assert answer.status_code != 401
+        assert answer.status_code < 500
+    else:
+        problem = answer.json()
+        assert answer.status_code == (401 if role == "anonymous" else 403), answer.text
+        assert problem["code"] == ("token_invalid" if role == "anonymous" else "role_missing")
+        assert (answer.headers.get("WWW-Authenticate") == "Bearer") == (role == "anonymous")
+
+
+@pytest.mark.parametrize("token", ["acc_unknown", "a b", "acc_" + "x" * 5000, "häß"])
+def test_an_unknown_token_is_refused_even_where_none_is_needed(stage, token):
+    http = stage[0].live.anyone()
+    answer = http.get("/v1/rounds", headers={"Authorization": b"Bearer " + token.encode()})
+    assert (answer.status_code, answer.json()["code"]) == (401, "token_invalid")
+    answer = http.get("/v1/rounds", headers={"Authorization": "Basic YTpi"})
+    assert (answer.status_code, answer.json()["code"]) == (401, "token_invalid")
+
+
+# ---- whose it is ---------------------------------------------------------------------------------------------------
+
+
+def test_another_organizer_has_no_say_in_the_round(stage):
+    staged, _ = stage
+    other = staged.live.actor("other-organizer", "organizer")
+    sign = lambda kind, **fields: other.sign(kind, staged.round, **fields)  # noqa: E731
+    envelope = {"index": 1, "to": "custodian-a", "main": "", "backup": None}
+    tries = {
+        "seal": {"record": sign("HoldoutSealed", **staged.seal), "envelopes": [envelope]},
+        "rehearsal": {"fields": staged.seal, "envelopes": [envelope]},
+        "extension": sign("ClosingExtended", closes=staged.fields["closes_latest"]),
+        "void": sign("RoundVoided", reason="I dislike it"),
+        "entrants": sign("EntrantRegistered", entrant="untrained", ed25519=other.public, conflicts=["baseline"]),
+        "ranking": {
+            "record": sign("RankingPublished", ranking=staged.seal["seal"], policy=staged.fields["policy"], reason=""),
+            "ranking": {},
+        },
+    }
+    for name, body in tries.items():
+        answer = other.post(f"{staged.path}/{name}", body)
+        assert (answer.status_code, answer.json()["code"]) == (403, "role_missing"), (name, answer.text)
+    assert other.get(f"{staged.path}/envelopes").json()["code"] == "role_missing"
+
+
+def test_a_stolen_organizers_token_neither_seals_nor_voids_nor_extends(stage):
+    staged, _ = stage
+    served = staged.live
+    thief = served.stranger("organizer", "organizer")
+    thief.http.headers["Authorization"] = f"Bearer {served.organizer().token}"
+    for name, kind, fields in (
+        ("extension", "ClosingExtended", {"closes": staged.fields["closes_latest"]}),
+        ("void", "RoundVoided", {"reason": "mine"}),
+    ):
+        answer = thief.post(f"{staged.path}/{name}", thief.sign(kind, staged.round, **fields))
+        assert (answer.status_code, answer.json()["code"]) == (403, "signature_invalid"), answer.text
+    forged = served.organizer().sign("ClosingExtended", staged.round, closes=staged.fields["closes_latest"])
+    forged["fields"]["closes"] = staged.fields["closes"].replace("12:00", "12:01")
+    answer = thief.post(f"{staged.path}/extension", forged)
+    assert (answer.status_code, answer.json()["code"]) == (403, "signature_invalid"), answer.text
+
+
+def test_a_custodian_of_another_round_gets_nothing(stage):
+    staged, _ = stage
+    other = staged.live.actor("other-custodian", "custodian")
+    share = staged.seal["shares"][0]
+    document = base64.b64encode(b"{}").decode()
+    fields = {"seal": staged.seal["seal"], "index": 1}
+    tries = {
+        "rehearsal/shares": {"index": 1, "document": document},
+        "acknowledgements": other.sign("ShareAcknowledged", staged.round, **fields, commitment=share["commitment"]),
+        "shares": {
+            "record": other.sign("ShareReleased", staged.round, **fields, document=share["commitment"]),
+            "document": document,
+        },
+    }
+    for name, body in tries.items():
+        assert other.post(f"{staged.path}/{name}", body).json()["code"] == "role_missing", name
+    assert other.get(f"{staged.path}/envelopes").status_code == 403
+
+
+def test_a_custodian_sees_its_own_envelope_only_and_the_organizer_all(stage):
+    staged, _ = stage
+    for index, custodian in enumerate(staged.live.custodians(), start=1):
+        answer = custodian.get(f"{staged.path}/envelopes").json()
+        assert [e["index"] for kind in ("real", "rehearsal") for e in answer[kind]["envelopes"]] == [index, index]
+    answer = staged.live.organizer().get(f"{staged.path}/envelopes").json()
+    assert [e["index"] for e in answer["real"]["envelopes"]] == [1, 2, 3]
+
+
+def test_another_entrants_submission_does_not_exist(stage):
+    staged, submission = stage
+    bea = staged.live.actor("bea")
+    base = f"/v1/submissions/{submission}"
+    for answer in (
+        bea.get(base),
+        bea.post(f"{base}/complete"),
+        bea.put(f"{base}/files/sha256:{'0' * 64}", b"x"),
+        bea.get("/v1/submissions/nonsense"),
+        staged.live.actor("other-organizer", "organizer").get(base),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (404, "submission_unknown"), answer.text
+    assert staged.live.organizer().get(base).json()["entrant"] == "ada"
+
+
+def test_an_entrant_cannot_register_or_submit_for_another(stage):
+    staged, _ = stage
+    ada, bea = staged.live.actor("ada"), staged.live.actor("bea")
+    request = bea.sign("EntrantRegistered", staged.round, entrant="ada-2", ed25519=bea.public, conflicts=[])
+    assert bea.post(f"{staged.path}/entrants", request).json()["code"] == "signature_invalid"
+    body = live.submission(staged, bea, live.manifest(staged, "ada", live.model(staged, seed=1)))
+    assert bea.post(f"{staged.path}/submissions", body).json()["code"] == "signature_invalid"
+    # Signed by ada, sent by bea: ada's signature alone is not enough either.
+    body = live.submission(staged, ada, live.manifest(staged, "ada", live.model(staged, seed=2)))
+    assert bea.post(f"{staged.path}/submissions", body).json()["code"] == "signature_invalid"
+
+
+def test_whose_stage_it_is_is_hidden_until_the_close(stage):
+    from sqlalchemy import insert
+
+    from acclimate.store import stages
+
+    staged, submission = stage
+    row = {"key": "sha256:" + "a" * 64, "round": staged.round, "kind": "check", "submission": submission}
+    with staged.live.store.transaction() as tx:
+        tx.execute(insert(stages), {**row, "state": "failed", "reason": "ada's model is broken"})
+    for name, shown in (("ada", "ada"), ("bea", None), ("organizer", None)):
+        actor = staged.live.actors[name]
+        (found,) = actor.get(f"{staged.path}/stages").json()
+        assert (found["entrant"], found["reason"]) == (shown, "ada's model is broken" if shown else ""), name
+    assert staged.live.anyone().get(f"{staged.path}/stages").json()[0]["entrant"] is None
+
+
+# ---- accounts ------------------------------------------------------------------------------------------------------
+
+
+def test_an_invitation_works_once_and_for_its_role(stage):
+    served = stage[0].live
+    code = accounts.invite(served.store, "analyst")
+    for name, role, expected in (("a1", "custodian", 403), ("a1", "analyst", 201), ("a2", "analyst", 403)):
+        someone = served.stranger(name, role)
+        answer = someone.post("/v1/accounts", {**someone.registration(), "invitation": code})
+        assert answer.status_code == expected, answer.text
+    someone = served.stranger("a3", "organizer")
+    answer = someone.post("/v1/accounts", someone.registration())
+    assert (answer.status_code, answer.json()["code"]) == (403, "invitation_invalid")
+
+
+def test_one_invitation_used_by_many_at_once_makes_one_account(stage):
+    served = stage[0].live
+    code = accounts.invite(served.store, "analyst")
+    found = []
+
+    def register(name):
+        someone = served.stranger(name, "analyst")
+        found.append(someone.post("/v1/accounts", {**someone.registration(), "invitation": code}).status_code)
+
+    threads = [threading.Thread(target=register, args=(f"racer-{i}",)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [201] + [403] * 7
+
+
+def test_a_token_is_stored_as_a_hash_only_and_registering_again_ends_it(stage):
+    served = stage[0].live
+    cleo = served.actor("cleo")
+    assert cleo.token.startswith("acc_") and len(cleo.token) >= 47
+    for file in served.settings.data.glob("acclimate.db*"):
+        assert cleo.token.encode() not in file.read_bytes()
+    assert cleo.post("/v1/rounds", {}).status_code == 403
+    answer = served.anyone().post("/v1/accounts", json=cleo.registration())
+    assert answer.status_code == 201 and answer.json()["token"] != cleo.token
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert cleo.post("/v1/rounds", {}).json()["code"] == "token_invalid"
+
+
+def test_a_name_a_key_and_a_proof_belong_together(stage):
+    served = stage[0].live
+    dora = served.actor("dora")
+    thief = served.stranger("dora")
+    assert thief.post("/v1/accounts", thief.registration()).json()["code"] == "name_taken"
+    body = {**dora.registration(), "name": "dora-2"}
+    assert thief.post("/v1/accounts", body).json()["code"] == "signature_invalid"
+    twin = live.Actor("dora-2", "entrant", dora.key, thief.http)
+    assert thief.post("/v1/accounts", twin.registration()).json()["code"] == "conflict"
+    weak = {**thief.registration(), "name": "weak", "ed25519": "AQ" + "A" * 41 + "="}
+    assert thief.post("/v1/accounts", weak).json()["code"] == "key_refused"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("Team A", "team-a"), ("", ""), ("a" * 64, "a" * 63), ("-a", "a"), ("ä", "a"), ("a\u202eb", ""), ("=1+1", "1-1")],
+)
+def test_account_names_are_plain_ids(stage, name, hint):
+    someone = stage[0].live.stranger(name)
+    problem = someone.post("/v1/accounts", someone.registration()).json()
+    assert problem["code"] == "name_invalid", problem
+    assert hint in problem["hint"]
+
+
+# ---- what the API may hold -----------------------------------------------------------------------------------------
+
+
+def test_the_api_imports_no_heavy_library():
+    code = (
+        "import sys; import acclimate.api.server, acclimate.api.app;"
+        "print([m for m in ('ray', 'torch', 'transformers', 'mlflow', 'pandas') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_description_is_complete(stage):
+    described = stage[0].live.anyone().get("/v1/openapi.json").json()
+    found = {(m.upper(), p) for p, operations in described["paths"].items() for m in operations}
+    assert found == {(m, p.replace(":path", "")) for m, p in access.ACCESS} - {("GET", "/v1/openapi.json")}
+    for path, operations in described["paths"].items():
+        for method, operation in operations.items():
+            where = (method, path)
+            assert operation["summary"] and "Who: " in operation["description"], where
+            assert ("4XX" in operation["responses"]) and "security" in operation, where
+            good = [content for code, answer in operation["responses"].items() if code in ("200", "201")
+                    for content in answer["content"].values()]  # fmt: skip
+            assert any("example" in content for content in good), where
