@@ -353,12 +353,7 @@ def prepare_all(made: Made) -> None:
             "code": CODE,
             "hardware": "cpu/x86_64",
         }
-        fit = {
-            "prepared": digests.of_bytes(f"{row['entrant']} {task} {seed}".encode()),
-            "candidates": [{"lr": None, "epoch": 0, "validation": 1.5}, {"lr": 0.002, "epoch": 6, "validation": 0.5}],
-            "selected": {"lr": 0.002, "epoch": 6},
-            "cost": {"tokens": 4096, "steps": 12, "seconds": 1.25, "flops": 1e9},
-        }
+        fit = fit_of(row["entrant"], task, seed)
         failed = {"failed": {"reason": "out of memory", "log": digests.of_bytes(b"a log")}}
         missing = (row["entrant"], task, seed) == FAILED
         index = made.signed("ModelPrepared", {**fields, **(failed if missing else fit)}, by="evaluator")
@@ -369,6 +364,17 @@ def prepare_all(made: Made) -> None:
             {"entrant": row["entrant"], "task": task, "seed": seed, "recipe": fields["recipe"], **shown}
         )
     made.scheduled("PreparationFinished", {"count": len(leaves), "root": digests.root_of_leaves(leaves)})
+
+
+def fit_of(entrant: str, task: str, seed: int) -> dict:
+    """What a preparation gives: the rate is chosen by the validation score at the selection seed."""
+    validations = {(None, 0): 1.5, (0.002, 6): 0.5, (0.005, 6): 0.75}
+    return {
+        "prepared": digests.of_bytes(f"{entrant} {task} {seed}".encode()),
+        "candidates": [{"lr": lr, "epoch": epoch, "validation": v} for (lr, epoch), v in validations.items()],
+        "selected": {"lr": 0.002, "epoch": 6},
+        "cost": {"tokens": 4096, "steps": 12, "seconds": 1.25, "flops": 1e9},
+    }
 
 
 def release(made: Made) -> None:

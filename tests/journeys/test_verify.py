@@ -539,6 +539,18 @@ def test_an_entry_prepared_from_another_model_is_named(monkeypatch: pytest.Monke
     assert failed == {"prepared": "ModelPrepared of ada, tint, seed 11"}
 
 
+def test_a_rate_chosen_against_the_rule_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    honest = rounds_made.fit_of
+
+    def favoured(entrant: str, task: str, seed: int) -> dict:
+        fit = honest(entrant, task, seed)
+        return {**fit, "selected": {"lr": 0.005, "epoch": 6}} if entrant == "bea" else fit
+
+    monkeypatch.setattr(rounds_made, "fit_of", favoured)
+    failed = by_status(audit_of(rounds_made.make(tmp_path / "round"), tmp_path), "FAILED")
+    assert failed == {"selection": "ModelPrepared of bea, tint, seed 11"}
+
+
 def test_a_dealer_who_dealt_inconsistent_shares_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from acclimate import custody
 
@@ -685,13 +697,14 @@ def test_the_command_prints_numbered_lines_and_exits_0_or_1(
 
 
 def test_the_command_gives_json_and_refuses_its_own_misuse(honest: Path, tmp_path: Path) -> None:
-    done = run(str(honest), "--json")
-    assert done.returncode == 0
+    from typer.testing import CliRunner
+
+    from acclimate.cli.main import app
+
+    done = CliRunner().invoke(app, ["verify", str(honest), "--json"])
+    assert done.exit_code == 0
     document = json.loads(done.stdout)
     assert document["ok"] is True
     assert {"number", "name", "status", "meaning", "where"} == set(document["checks"][0])
     for arguments in ([str(tmp_path / "absent")], [str(honest), "--log-key", "k"], [str(honest), "--level", "moon"]):
-        done = run(*arguments)
-        assert done.returncode == 1
-        assert done.stderr.startswith("error: ")
-        assert "Traceback" not in done.stderr
+        assert isinstance(CliRunner().invoke(app, ["verify", *arguments]).exception, Refusal)

@@ -156,6 +156,13 @@ _SCORES = (
         scores.prepared,
     ),
     Rule(
+        "selection",
+        "scores",
+        "each learning rate was chosen by the recipe's rule from the validation scores in the log",
+        ("rules",),
+        scores.selection,
+    ),
+    Rule(
         "predictions",
         "scores",
         "they are those logged, one for every example of the holdout",
@@ -176,7 +183,7 @@ _SCORES = (
         "ranking",
         "scores",
         "ranking the recomputed scores by the committed policy gives ranking.json, digit for digit",
-        ("scores", "settings"),
+        ("scores", "majority", "settings"),
         scores.rank,
     ),
     Rule("published", "scores", "the organizer signed this ranking", ("ranking",), scores.published),
@@ -222,7 +229,7 @@ def recompute_scores(path: Path) -> pa.Table:
     Raises:
         Refusal: bundle_invalid, naming the check that FAILED on the way.
     """
-    with _recomputed(path, "scores") as audit:
+    with _recomputed(path, "majority") as audit:
         return pa.concat_tables(audit.scores[entrant] for entrant in sorted(audit.scores))
 
 
@@ -238,7 +245,7 @@ def recompute_ranking(path: Path) -> Ranking:
 
 @contextmanager
 def _recomputed(path: Path, last: str) -> Iterator[Audit]:
-    until = [rule for rule in CHECKS if rule.name in {"manifest"} | _closure({last, "majority"})]
+    until = [rule for rule in CHECKS if rule.name in {"manifest"} | _closure({last})]
     try:
         with _audit(path, log_key=None, witnesses=()) as audit:
             for check in _go_through(audit, until):

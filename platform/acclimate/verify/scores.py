@@ -1,6 +1,7 @@
 """The numbers: every score follows from logged predictions on the opened holdout, the ranking from the scores.
 
-1. prepared: every entry was prepared from the model it submitted; prepared.json says what the log says.
+1. prepared, selection: every entry was prepared from the model it submitted, its learning rate chosen by the rule; prepared.json
+   says what the log says.
 2. predictions: the bytes that ModelEvaluated names, one row for every example of the holdout.
 3. scores, majority: recomputed from predictions, holdout and public splits, and compared row by row.
 4. ranking: recomputed from the recomputed scores, and compared.
@@ -67,6 +68,32 @@ def _same_models(audit: Audit) -> None:
                 f"ModelPrepared of {entry.entrant}, {task}, seed {seed}",
                 f"its base is {record['base']}, the manifest's files give {submitted}",
             )
+
+
+def selection(audit: Audit) -> str:
+    """Of each entry and task, all candidates of the recipe are logged, and the selected one is the best by validation."""
+    recipe, entrants = audit.competition.preparation, {e.submission: e.entrant for e in audit.round.entries}
+    base = [(None, 0)] if "base" in recipe.selection.candidates else []
+    last = [(lr, recipe.epochs) for lr in recipe.lr_grid] if "last" in recipe.selection.candidates else []
+    logged: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for (submission, task, seed), record in audit.round.prepared.items():
+        if "failed" in record.fields:
+            continue
+        where = f"ModelPrepared of {entrants[submission]}, {task}, seed {seed}"
+        candidates = record["candidates"]
+        if [(c["lr"], c["epoch"]) for c in candidates] != base + last:
+            raise Failed(where, f"its candidates are {candidates}, the recipe has (lr, epoch) {base + last}")
+        if logged.setdefault((submission, task), candidates) != candidates:
+            raise Failed(where, "its candidates have other validation scores than under another seed")
+        # Lowest validation NLL; at a tie the lower rate, the model as submitted being 0; a diverged candidate has none.
+        best = min(
+            (c for c in candidates if c["validation"] is not None),
+            key=lambda c: (c["validation"], c["lr"] or 0.0),
+            default={"lr": None, "epoch": None},
+        )
+        if record["selected"] != {"lr": best["lr"], "epoch": best["epoch"]}:
+            raise Failed(where, f"it selected {record['selected']}, the rule selects {best}")
+    return f"{len(logged)} selections"
 
 
 # ---- predictions and scores ----------------------------------------------------------------------------------------
@@ -152,7 +179,7 @@ def _scored(audit: Audit, entrant: str) -> pa.Table:
 def majority(audit: Audit) -> str:
     """The scores of the null predictor follow from the public preparation splits and the holdout."""
     if MAJORITY not in audit.competition.ranking.baselines:
-        raise NotChecked("the definition names no baseline that predicts the majority")
+        return "the definition names no such baseline"
     seeds, cluster, parts = audit.competition.preparation.seeds, audit.competition.ranking.cluster, []
     for task in audit.competition.tasks:
         name = f"public/splits/{task.name}/preparation.parquet"
