@@ -383,7 +383,7 @@ def test_a_killed_sealing_goes_on_with_the_same_seal(acclimate: Run, world: Worl
 def test_status_says_what_is_missing_and_json_is_complete(acclimate: Run, world: World) -> None:
     round_id = new_round(acclimate, world, until="sealed")
     ran = done(acclimate("status", round_id[:-3], "--server", world.url))
-    assert "draft → [sealed] → open" in ran.out
+    assert "draft→[sealed]→open" in ran.out
     assert "shows the protocol, not blindness" in ran.out
     assert "must acknowledge their share" in ran.out
     assert ran.err == ""

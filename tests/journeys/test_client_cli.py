@@ -276,7 +276,7 @@ def test_a_table_lines_up() -> None:
 
 
 def test_the_present_phase_stands_in_brackets() -> None:
-    assert "sealed → [open] → closed" in status.phase_line("open")
+    assert "sealed→[open]→closed" in status.phase_line("open")
     assert "[voided]" in status.phase_line("voided")
 
 

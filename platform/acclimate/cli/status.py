@@ -57,25 +57,25 @@ def lines(state: dict[str, Any], stages: list[dict[str, Any]]) -> Iterator[str]:
     yield ""
     for name in ("opens", "closes", "release_by"):
         if state.get(name):
-            yield f"{name.replace('_', ' '):<12}{moments.show(parse_time(state[name]), now=now)}"
-    yield f"{'now':<12}{now:%Y-%m-%d %H:%M:%S} UTC, by the server's clock"
+            yield f"{name.replace('_', ' '):<14}{moments.show(parse_time(state[name]), now=now)}"
+    yield f"{'now':<14}{now:%Y-%m-%d %H:%M:%S} UTC, by the server's clock"
     yield ""
-    yield f"{'next':<12}{state['next']}"
+    yield f"{'next':<14}{state['next']}"
     for missing in state.get("waiting_for") or []:
-        yield f"{'missing':<12}{missing}"
+        yield f"{'missing':<14}{missing}"
     if state.get("problem"):
-        yield f"{'problem':<12}{state['problem']['sentence']}"
-    yield f"{'entries':<12}{_entries(state)}"
+        yield f"{'problem':<14}{state['problem']['sentence']}"
+    yield f"{'entries':<14}{_entries(state)}"
     yield from custodians(state)
     for kind in _work(stages):
-        yield f"{kind['kind']:<12}  {bar(kind['done'], kind['total'])}{_trouble(kind)}"
+        yield f"{kind['kind']:<14}{bar(kind['done'], kind['total'])}{_trouble(kind)}"
 
 
 def phase_line(phase: str) -> str:
     """All phases in order; the present one in brackets."""
     if phase == "voided":
-        return " → ".join((*PHASES[:1], "…", "[voided]"))
-    return " → ".join(f"[{name}]" if name == phase else name for name in PHASES)
+        return "→".join((*PHASES[:1], "…", "[voided]"))
+    return "→".join(f"[{name}]" if name == phase else name for name in PHASES)
 
 
 def custodians(state: dict[str, Any]) -> Iterator[str]:
@@ -84,7 +84,7 @@ def custodians(state: dict[str, Any]) -> Iterator[str]:
     for what in ("acknowledged", "released"):
         names = [person["name"] for person in people if person[what]]
         if names:
-            yield f"{what:<12}  {', '.join(names)} ({len(names)} of {len(people)}, {state['threshold']} open the seal)"
+            yield f"{what:<14}{', '.join(names)} ({len(names)} of {len(people)}, {state['threshold']} open the seal)"
 
 
 def bar(done: float, total: int) -> str:

@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 
 class Client:
-    """A connection to one server; close it, or use it as a context manager. Not to be shared between threads.
+    """A connection to one server; close it, or use it as a context manager.
 
     Args:
         url: where the server is, such as https://rounds.example.org.
