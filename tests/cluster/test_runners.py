@@ -1,30 +1,21 @@
-import importlib.util
 import os
+import pickle
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import tiny
 
 from acclimate_competitions import digests
 from acclimate_runners.blobs import FolderBlobs
 from acclimate_runners.cluster import RayRunner
 from acclimate_runners.local import LocalRunner
 from acclimate_runners.runner import Handle, Status
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "journeys" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tiny = load("tiny")
 
 
 def ended(handle: Handle, *, within: float = 60.0) -> Status:
@@ -127,6 +118,53 @@ def test_cancelling_and_closing_leave_no_process(prepared, tmp_path: Path) -> No
     again = LocalRunner(tmp_path / "work", slots=2)
     assert ended(again.start("one", job, blobs)).state == "done"
     again.close()
+
+
+FULL = """
+import pickle, sys, time
+from pathlib import Path
+from acclimate_runners.blobs import FolderBlobs
+from acclimate_runners.local import LocalRunner
+job, source, full, work = pickle.loads(Path(sys.argv[1]).read_bytes()), *(FolderBlobs(Path(p)) for p in sys.argv[2:4]), Path(sys.argv[4])
+from acclimate_runners import jobs
+for digest in jobs.inputs(job):
+    full.put(source.path(digest))
+filler = full.root / "filler"
+with filler.open("wb", buffering=0) as stream:
+    try:
+        while True:
+            stream.write(bytes(512))
+    except OSError:
+        pass
+runner = LocalRunner(work, slots=1)
+def ended():
+    handle = runner.start("n/1", job, full)
+    while (status := handle.poll()).state == "running":
+        time.sleep(0.02)
+    return status
+first = ended()
+print(first.state, first.code)
+filler.unlink()
+began = time.monotonic()
+second = ended()
+print(second.state, time.monotonic() - began < 1.0, all(map(full.has, second.outcome.files.values())))
+"""
+
+
+def test_a_full_disk_loses_nothing_and_what_was_done_is_not_done_again(prepared, tmp_path: Path) -> None:
+    _, blobs, job, _ = prepared
+    (tmp_path / "job").write_bytes(pickle.dumps(job))
+    (tmp_path / "full").mkdir()
+    mounted = f'mount -t tmpfs -o size=200k none "{tmp_path / "full"}" && exec "$@"'
+    unshared = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted, "sh"]
+    try:
+        subprocess.run([*unshared, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this machine lets nobody mount a small disk")
+    paths = [str(path) for path in (tmp_path / "job", blobs.root, tmp_path / "full", tmp_path / "work")]
+    command = [*unshared, sys.executable, "-c", FULL, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["failed", "no_space", "done", "True", "True"], done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,4 @@
-"""A tiny competition and tiny models for it, in the wire formats, without torch: what a test can prepare in a second.
-
-Tests load it by path (see `load` in them): there are no packages under tests/.
-"""
+"""A tiny competition and tiny models for it, in the wire formats, without torch: what a test can prepare in a second."""
 
 import json
 import random
