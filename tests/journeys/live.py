@@ -311,7 +311,7 @@ def model(staged: Staged, *, seed: int) -> dict[str, Path]:
     return {path.name: path for path in sorted(folder.iterdir())}
 
 
-def manifest(staged: Staged, entrant: str, files: dict[str, Path], **changes: Any) -> dict[str, Any]:
+def manifest(staged: Staged, entrant: str, paths: dict[str, Path], **changes: Any) -> dict[str, Any]:
     return {
         "v": 1,
         "round": staged.round,
@@ -319,7 +319,7 @@ def manifest(staged: Staged, entrant: str, files: dict[str, Path], **changes: An
         "title": "A tiny model",
         "kind": "hf-causal-lm",
         "files": [
-            {"name": name, "size": path.stat().st_size, "sha256": digests.of_file(path)} for name, path in files.items()
+            {"name": name, "size": path.stat().st_size, "sha256": digests.of_file(path)} for name, path in paths.items()
         ],
         "family": "",
         "base": None,

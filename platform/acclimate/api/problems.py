@@ -84,6 +84,8 @@ async def _malformed(request: Request, error: Exception) -> JSONResponse:
 
 
 def _line(item: Mapping[str, Any]) -> str:
+    if item["type"] == "json_invalid":
+        return f"body: not JSON, from character {item['loc'][-1]} on"
     where = ".".join(str(part) for part in item["loc"] if part not in ("body", "query", "path"))
     return f"{where or 'body'}: {item['msg']}"[:500]
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import func, insert, select
 
 from acclimate import custody, keys, sealing
 from acclimate.service import finding, names
@@ -210,7 +210,9 @@ def _keep_seal(
         raise Refusal(
             "conflict", f"another seal has the id {fields['seal']}", hint="a seal's id is drawn anew each time"
         )
-    row = {"seal": fields["seal"], "round": round_id, "kind": kind, "header": dict(fields), "received": timestamp(tx)}
+    number = tx.execute(select(func.count()).select_from(seals).where(seals.c.round == round_id)).scalar_one()
+    row = {"seal": fields["seal"], "round": round_id, "kind": kind, "header": dict(fields), "number": number}
+    row["received"] = timestamp(tx)
     tx.execute(insert(seals), {**row, "envelopes": [dict(envelope) for envelope in envelopes]})
 
 
@@ -226,7 +228,7 @@ def envelopes(store: Store, account: Account, given: str) -> dict[str, Any]:
         if not finding.is_owner(tx, state.id, account):
             mine = finding.custodian_index(state, account)
         found: dict[str, Any] = {"round": state.id, "real": None, "rehearsal": None}
-        for row in tx.execute(select(seals).where(seals.c.round == state.id).order_by(seals.c.received)):
+        for row in tx.execute(select(seals).where(seals.c.round == state.id).order_by(seals.c.number)):
             chosen = [envelope for envelope in row.envelopes if mine in (None, envelope["index"])]
             found[row.kind] = {"seal": row.seal, "fields": row.header, "envelopes": chosen, "succeeded": row.succeeded}
         return found

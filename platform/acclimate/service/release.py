@@ -80,7 +80,7 @@ def rehearsal_share(
 def newest_rehearsal(tx: Tx, round_id: str) -> Row[Any] | None:
     """The newest dummy seal of a round."""
     query = select(seals).where(seals.c.round == round_id, seals.c.kind == "rehearsal")
-    row: Row[Any] | None = tx.execute(query.order_by(seals.c.received.desc(), seals.c.seal)).first()
+    row: Row[Any] | None = tx.execute(query.order_by(seals.c.number.desc())).first()
     return row
 
 
