@@ -78,7 +78,8 @@ class Play:
         self.competition: Competition = definition.load(self.built)
         self.organizer = self._actor("organizer", "organizer")
         self.custodians = [self._actor(name, "custodian") for name in CUSTODIANS]
-        self.entrants = [self._actor(name, "entrant") for name in models]
+        # The organizer submits the baseline; it stands in the table without a rank.
+        self.entrants = {name: self.organizer if name == BASELINE else self._actor(name, "entrant") for name in models}
         self.id = ""
         self._told = 0
 
@@ -87,7 +88,7 @@ class Play:
 
     def _invite(self, role: str) -> str:
         line = demo_servers.command("invite", "--data", str(self.servers.data), "--role", role, "--json")
-        return str(json.loads(subprocess.run(line, stdout=subprocess.PIPE, check=True, text=True).stdout)["invitation"])
+        return str(json.loads(subprocess.run(line, capture_output=True, check=True, text=True).stdout)["invitation"])
 
     # ---- the round ---------------------------------------------------------------------------------------------------
 
@@ -191,7 +192,7 @@ class Play:
         """All entrants submit at once; the organizer extends, by a signed record, where the machine is too slow for the window."""
         with ThreadPoolExecutor(len(self.entrants)) as pool, _bar(self.console) as bar:
             task = bar.add_task("models accepted", total=len(self.entrants))
-            futures = [pool.submit(self._submit, actor) for actor in self.entrants]
+            futures = [pool.submit(self._submit, name, actor) for name, actor in self.entrants.items()]
             while not all(future.done() for future in futures):
                 time.sleep(LOOK)
                 state = self.round()
@@ -206,27 +207,28 @@ class Play:
             _all(futures)
         self.wait(Phase.OPEN)
 
-    def _submit(self, actor: Actor) -> None:
-        about = json.loads((self.data / "models" / actor.name / "entrant.json").read_text("utf-8"))
-        if actor.name not in self._entrants():
-            if actor.name == BASELINE:
-                organizer.enter_baseline(
-                    self.organizer.client, self.organizer.keys, self.id, name=actor.name, ed25519=actor.keys.public
-                )
+    def _submit(self, name: str, actor: Actor) -> None:
+        model = self.data / "models" / name
+        about = json.loads((model / "entrant.json").read_text("utf-8"))
+        baseline = name if name == BASELINE else ""
+        if name not in self._entrants():
+            if baseline:
+                organizer.enter_baseline(actor.client, actor.keys, self.id, name=name)
             else:
                 entrant.enter_round(actor.client, actor.keys, self.id)
         done = entrant.submit(
             actor.client,
             actor.keys,
             self.id,
-            self.data / "models" / actor.name,
+            model,
             title=about["title"],
             weights_after="publish",
             family=about["family"],
             released=about["released"],
+            baseline=baseline,
         )
         if done.state != "accepted":
-            raise Refusal("model_invalid", f"the model of {actor.name} was {done.state}: {done.reason}")
+            raise Refusal("model_invalid", f"the model of {name} was {done.state}: {done.reason}")
 
     def _entrants(self) -> set[str]:
         return set(rounds.fold(self.organizer.client.records(self.id), self.competition).entrants)
@@ -347,18 +349,18 @@ def play(data: Path, *, runner: str, say: Say, console: Console) -> Result:
         folder_ = data / "rounds" / state.id
         folder_.mkdir(parents=True, exist_ok=True)
         bundle = demo_outcome.fetch_bundle(anybody, state, folder_)
-        lap("download the bundle")
+        report = anybody.report(state.id, folder_ / "report.html")
+        lap("download bundle and report")
         log_key = custodian.pinned(show.custodians[0].keys, state.id).log
         verdict, line = demo_outcome.audit(bundle, log_key=log_key)
         lap("verify the bundle")
         demo_outcome.wait_for_tracking(anybody, state)
         lap("wait for MLflow")
     settings = load(data / "server")
-    crammed = (CRAMMER, CRAMMED)
     document = demo_outcome.describe(
-        state, show.competition, bundle, folder=folder_, tracking=settings.tracking, crammed=crammed
+        state, bundle, report=report, tracking=settings.tracking, crammed=(CRAMMER, CRAMMED)
     )
-    lap("stability and report")
+    lap("stability")
     (data / "timings.json").write_text(json.dumps(timings, indent=1) + "\n", "utf-8")
     return Result(
         document, len(show.competition.preparation.seeds), verdict, line, f"acclimate mlflow --data {data / 'server'}"
@@ -370,6 +372,6 @@ def _build(built: Path, say: Say) -> None:
         return
     say(f"building the competition {COMPETITION!r}: 1,797 handwritten digits, four questions about each")
     line = demo_servers.command("competition", "build", COMPETITION, "--out", str(built), "--json")
-    done = subprocess.run(line, stdout=subprocess.PIPE, check=False)
+    done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     if done.returncode != 0:
         raise Refusal("job_failed", f"building the competition {COMPETITION!r} failed")

@@ -7,10 +7,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from acclimate import demo_servers, report
+from acclimate import demo_servers
 from acclimate.client.connection import Client
 from acclimate_competitions import digests, stability
-from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
 from acclimate_competitions.records import format_time
@@ -51,51 +50,36 @@ def wait_for_tracking(client: Client, state: Round) -> None:
         time.sleep(0.3)
 
 
-def describe(
-    state: Round, competition: Competition, bundle: Path, *, folder: Path, tracking: str, crammed: tuple[str, str]
-) -> dict[str, Any]:
-    """Write the report, and give the demo's document.
+def describe(state: Round, bundle: Path, *, report: Path, tracking: str, crammed: tuple[str, str]) -> dict[str, Any]:
+    """The demo's document.
 
     Args:
         state: the published round.
-        competition: its definition.
         bundle: its bundle.
-        folder: where the report goes.
+        report: its report.
         tracking: MLflow's tracking URI.
         crammed: who crammed, and which task.
     """
     from acclimate import verify
 
     ranking = json.loads((bundle / "ranking.json").read_text("utf-8"))
+    tasks, policy = state.competition.tasks, state.competition.ranking
     entrants = [entry.entrant for entry in state.entries]
-    scores = verify.recompute_scores(bundle)
     steady = stability.of_round(
-        scores, tasks=competition.tasks, policy=competition.ranking, entrants=entrants
+        verify.recompute_scores(bundle), tasks=tasks, policy=policy, entrants=entrants
     ).document()
-    info = {
-        "competition": competition.title,
-        "round": state.id,
-        "data_is_public": competition.data_is_public,
-        "ranking digest": digests.of_json(ranking),
-        "closed": format_time(state.closed.at) if state.closed else "",
-        "log": state.defined["log"],
-    }
-    page = report.write(
-        folder / "report.html", title=f"{competition.title}: {state.id}", ranking=ranking, stability=steady, info=info
-    )
     name, task = crammed
     crammer = next(row for row in ranking["tasks"][task] if row["entrant"] == name)
     columns = ("entrant", "rank", "rank_low", "rank_high", "score", "se", "direct_rank", "direct_score")
-    agreement = ("direct", "prepared", "ceiling_direct", "ceiling_prepared")
     return {
         "round": state.id,
         "ranking": [{key: row[key] for key in columns} for row in ranking["ranking"]],
         "baselines": ranking["baselines"],
         "bundle": str(bundle),
-        "report": str(page),
+        "report": str(report),
         "tracking_uri": tracking,
         "phases": [{"phase": str(phase), "at": format_time(at)} for phase, at in state.phases],
-        "agreement": {key: steady["agreement"][key] for key in agreement},
+        "agreement": steady["agreement"],
         "crammer": {
             "entrant": name,
             "task": task,

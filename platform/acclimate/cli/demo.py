@@ -58,23 +58,24 @@ def show(result: Any, console: Console) -> None:
             str(row["rank"]),
             f"{row['rank_low']}–{row['rank_high']}",
             row["entrant"],
-            f"{row['score']:.3f}",
-            f"{row['se']:.3f}",
-            f"{row['direct_score']:.3f}",
+            _number(row["score"]),
+            _number(row["se"]),
+            _number(row["direct_score"]),
             str(row["direct_rank"]),
             str(seeds),
         )
     for row in document["baselines"]:
         table.add_row(
-            "–", "–", f"{row['entrant']} (baseline)", f"{row['score']:.3f}", "", f"{row['direct_score']:.3f}", "–", ""
+            "–", "–", f"{row['entrant']} (baseline)", f"{row['score']:.3f}", "", _number(row["direct_score"]), "–", ""
         )
     console.print(table)
     a = document["agreement"]
-    console.print(
-        "Agreement of the rankings between tasks (mean Kendall tau-b, with the ceiling that noise allows):\n"
-        f"  direct   {a['direct']:.2f} (ceiling {a['ceiling_direct']:.2f})\n"
-        f"  prepared {a['prepared']:.2f} (ceiling {a['ceiling_prepared']:.2f})"
-    )
+    console.print("Do the tasks agree about who is better? Mean Kendall tau-b between the tasks' rankings:")
+    for protocol in ("direct", "prepared"):
+        console.print(
+            f"  {protocol:8} {_tau(a[protocol])}   on half of the examples {_tau(a['half_' + protocol])}, "
+            f"of at most {_tau(a['ceiling_' + protocol])} (a task with itself)"
+        )
     c = document["crammer"]
     console.print(
         f"{c['entrant']} had crammed {c['task']}: rank {c['direct_rank']} on it by direct evaluation, "
@@ -87,3 +88,11 @@ def show(result: Any, console: Console) -> None:
     console.print(
         f"Auditor   {result.verdict_line}\n          verify it yourself: acclimate verify {document['bundle']}"
     )
+
+
+def _tau(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.2f}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
