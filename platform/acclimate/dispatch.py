@@ -128,7 +128,12 @@ class Dispatcher:
         Raises:
             Refusal: busy, no_space; what was not done is done in a later step.
         """
-        made = clockwork.tick(self._store, self._settings)
+        try:
+            made = clockwork.tick(self._store, self._settings)
+        except Refusal as refusal:
+            # What stops one transition must not keep finished work from being committed.
+            self._say_once("no transition", code=refusal.code, reason=refusal.sentence)
+            made = []
         for line in made:
             say("transition", made=line)
         settled = [self._settle(running) for running in list(self._running.values())]
