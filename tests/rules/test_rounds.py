@@ -1,0 +1,801 @@
+"""The state machine of a round: every transition and guard, and histories that nobody thought of."""
+
+import dataclasses
+import functools
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import pytest
+import rounds_made
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from rounds_made import DEFINITION, START, public
+
+from acclimate_competitions import definition, digests, records, rounds
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, Round, entries_root
+from acclimate_competitions.records import Record, format_time
+
+OPENS, CLOSES, LATEST = (START + timedelta(days=days) for days in (1, 30, 40))
+RELEASE_BY = START + timedelta(days=60)
+GRACE = timedelta(seconds=60)
+CUSTODIANS = ("custodian-a", "custodian-b", "custodian-c")
+TICK = timedelta(microseconds=1)
+SUBMITTING = {
+    "EntrantRegistered",
+    "SubmissionCommitted",
+    "SubmissionAccepted",
+    "SubmissionWithdrawn",
+    "ClosingExtended",
+}
+
+
+def digest(name: str) -> str:
+    return digests.of_bytes(name.encode())
+
+
+# Hypothesis asks for the same keys over and over.
+key = functools.cache(rounds_made.key)
+
+
+@functools.cache
+def competition(**changes: str) -> definition.Competition:
+    text = DEFINITION
+    for old, new in changes.items():
+        text = text.replace({"window": 'objection_window = "0s"'}[old], new)
+    return definition.parse(text.encode())
+
+
+def defined(rules: definition.Competition, **changes: object) -> dict:
+    return {
+        "competition": rules.slug,
+        "name": "2027-1",
+        "definition": rules.digest,
+        "files": {},
+        "recipe": rules.preparation.digest,
+        "scorer": rounds.scorer_digest(rules),
+        "policy": rules.ranking.digest,
+        "code": digest("code"),
+        "opens": format_time(OPENS),
+        "closes": format_time(CLOSES),
+        "closes_latest": format_time(LATEST),
+        "grace": 60,
+        "release_by": format_time(RELEASE_BY),
+        "k": 2,
+        "custodians": [{"name": n, "age": "age1", "ed25519": public(n), "backup": None} for n in CUSTODIANS],
+        "log": "log",
+        "witnesses": [],
+        "quorum": 0,
+        "organizer": {"ed25519": public("organizer")},
+        "evaluators": [public("evaluator")],
+        **changes,
+    }
+
+
+SEAL = {
+    "seal": digest("seal"),
+    "format": "acclimate/seal/v1",
+    "size": 100,
+    "ciphertext": digest("ciphertext"),
+    "block_root": digest("blocks"),
+    "rows": 10,
+    "row_root": digest("rows"),
+    "shares": [
+        {"index": i, "to": name, "commitment": digest(f"share {i}"), "envelope": digest(f"envelope {i}")}
+        for i, name in enumerate(CUSTODIANS, start=1)
+    ],
+}
+
+
+def signed(kind: str, fields: dict, *, at: datetime, by: str, round_id: str = "") -> Record:
+    request = records.sign(kind, round_id, fields, key=key(by))
+    return Record(kind, request["round"], at, fields, request["by"], request["sig"])
+
+
+@dataclass
+class Story:
+    """A round that is being told: its state, its log, the time."""
+
+    state: Round
+    log: list[tuple[int, Record]] = field(default_factory=list)
+    now: datetime = START
+
+    def tell(self, kind: str, fields: dict, *, by: str | None = None, at: datetime | None = None) -> "Story":
+        """One more record, or the refusal."""
+        at = at or self.now
+        plain = Record(kind, self.state.id, at, fields)
+        record = plain if by is None else signed(kind, fields, at=at, by=by, round_id=self.state.id)
+        index = len(self.log)
+        self.state = rounds.apply(self.state, record, index=index)
+        self.log.append((index, record))
+        self.now = max(self.now, at)
+        return self
+
+    # ---- one honest act each -----------------------------------------------------------------------------------
+
+    def seal(self, **changes: object) -> "Story":
+        return self.tell("HoldoutSealed", {**SEAL, **changes}, by="organizer")
+
+    def acknowledge(self, index: int, /, **changes: object) -> "Story":
+        fields = {"seal": SEAL["seal"], "index": index, "commitment": digest(f"share {index}"), **changes}
+        return self.tell("ShareAcknowledged", fields, by=CUSTODIANS[index - 1])
+
+    def open(self, at: datetime = OPENS) -> "Story":
+        return self.tell("RoundOpened", {"seal": SEAL["seal"]}, at=at)
+
+    def register(self, name: str, *, by: str = "", **changes: object) -> "Story":
+        conflicts = ["baseline"] if name in self.state.competition.ranking.baselines else []
+        fields = {"entrant": name, "ed25519": public(name), "conflicts": conflicts, **changes}
+        return self.tell("EntrantRegistered", fields, by=by or ("organizer" if conflicts else name))
+
+    def submission(self, kind: str, name: str, number: int, **options: object) -> "Story":
+        fields = {"entrant": name, "commitment": digest(f"{name} {number}")}
+        return self.tell(f"Submission{kind}", fields, **{"by": name, **options})
+
+    def submit(self, name: str, number: int) -> "Story":
+        return self.submission("Committed", name, number).submission("Accepted", name, number)
+
+    def close(self, at: datetime | None = None, **changes: object) -> "Story":
+        entries = self.state.frozen_entries()
+        fields = {"count": len(entries), "entries_root": entries_root(entries)}
+        fields["forfeited"] = list(self.state.outstanding)
+        earliest = self.state.last_acceptance if self.state.outstanding else self.state.closes
+        return self.tell("RoundClosed", {**fields, **changes}, at=at or max(self.now, earliest))
+
+    def prepare(self, plan_key: tuple, *, drop: str = "", by: str = "evaluator", **changes: object) -> "Story":
+        submission, task, seed = plan_key
+        fields = {"submission": submission, "task": task, "seed": seed, "recipe": self.state.defined["recipe"]}
+        fields |= {"base": digest(f"base {submission}"), "code": digest("code"), "hardware": "cpu"}
+        fields |= {"prepared": digest(f"{plan_key}"), "candidates": [], "selected": {"lr": 0.002, "epoch": 1}}
+        fields = {name: value for name, value in {**fields, **changes}.items() if name not in drop.split()}
+        return self.tell("ModelPrepared", fields, by=by)
+
+    def prepare_all(self) -> "Story":
+        for plan_key in self.state.preparation_plan():
+            if plan_key not in self.state.prepared:
+                self.prepare(plan_key)
+        return self
+
+    def finish(self, kind: str, **changes: object) -> "Story":
+        leaves = self.state.prepared_leaves if kind == "PreparationFinished" else self.state.evaluated_leaves
+        return self.tell(kind, {"count": len(leaves), "root": digests.root_of_leaves(leaves), **changes})
+
+    def release(self, index: int, /, **changes: object) -> "Story":
+        fields = {"seal": SEAL["seal"], "index": index, "document": digest(f"share {index}"), **changes}
+        return self.tell("ShareReleased", fields, by=CUSTODIANS[index - 1])
+
+    def open_holdout(self, **changes: object) -> "Story":
+        fields = {"key": digest("key"), "plaintext": digest("plaintext"), "row_root": SEAL["row_root"], **changes}
+        return self.tell("HoldoutOpened", fields)
+
+    def evaluate(self, plan_key: tuple, **changes: object) -> "Story":
+        submission, task, seed, protocol = plan_key
+        models = self.state.model_digests()
+        fields = {"submission": submission, "task": task, "seed": seed, "protocol": protocol}
+        fields |= {"prepared": models.get(plan_key, digest("?")), "predictions": digest(f"{plan_key}"), "count": 10}
+        return self.tell("ModelEvaluated", {**fields, **changes}, by="evaluator")
+
+    def evaluate_all(self) -> "Story":
+        for plan_key in self.state.evaluation_plan():
+            if plan_key not in self.state.evaluated:
+                self.evaluate(plan_key)
+        return self
+
+    def publish(self, kind: str = "RankingPublished", *, by: str = "organizer", **changes: object) -> "Story":
+        fields = {"ranking": digest("ranking"), "policy": self.state.defined["policy"], "reason": "first"}
+        return self.tell(kind, {**fields, **changes}, by=by)
+
+    def void(self, *, by: str = "organizer", approvals: tuple = (), at: datetime | None = None) -> "Story":
+        fields: dict = {"reason": "a mistake"}
+        given = [records.approve("RoundVoided", self.state.id, fields, by=public(by), key=key(a)) for a in approvals]
+        return self.tell("RoundVoided", {**fields, **({"approvals": given} if given else {})}, by=by, at=at)
+
+
+def begin(rules: definition.Competition | None = None, **changes: object) -> Story:
+    rules = rules or competition()
+    record = signed("RoundDefined", defined(rules, **changes), at=START, by="organizer")
+    return Story(rounds.begin(record, rules), [(0, record)])
+
+
+STEPS = {
+    Phase.SEALED: lambda story: story.seal(),
+    Phase.OPEN: lambda story: story.acknowledge(1).acknowledge(2).acknowledge(3).open(),
+    Phase.CLOSED: lambda story: story.register("ada").submit("ada", 1).register("bea").submit("bea", 1).close(),
+    Phase.PREPARED: lambda story: story.prepare_all().finish("PreparationFinished"),
+    Phase.RELEASED: lambda story: story.release(1).release(3),
+    Phase.OPENED: lambda story: story.open_holdout(),
+    Phase.EVALUATED: lambda story: story.evaluate_all().finish("EvaluationFinished"),
+    Phase.PUBLISHED: lambda story: story.publish(),
+}
+
+
+def until(phase: Phase, rules: definition.Competition | None = None) -> Story:
+    """An honest round up to a phase."""
+    story = begin(rules)
+    for reached, step in STEPS.items():
+        if story.state.phase is phase:
+            break
+        step(story)
+        assert story.state.phase is reached
+    if phase is Phase.VOIDED:
+        story = begin().void()
+    assert story.state.phase is phase
+    return story
+
+
+def refuses(expected: str, act: object, /, *arguments: object, **named: object) -> Refusal:
+    """The act is refused with this code, and changes nothing."""
+    story = act.__self__
+    before, length = story.state, len(story.log)
+    with pytest.raises(Refusal) as caught:
+        act(*arguments, **named)
+    assert caught.value.code == expected, caught.value
+    assert story.state is before and len(story.log) == length
+    return caught.value
+
+
+# ---- the table -----------------------------------------------------------------------------------------------------
+
+
+def test_the_phases_follow_each_other_in_the_order_of_the_protocol():
+    story = until(Phase.PUBLISHED)
+    assert [phase for phase, _ in story.state.phases] == [phase for phase in Phase if phase is not Phase.VOIDED]
+    assert [record.at for _, record in story.log] == sorted(record.at for _, record in story.log)
+    assert rounds.fold(story.log, competition()) == story.state
+
+
+def test_folding_parsed_bytes_gives_the_same_round():
+    story = until(Phase.PUBLISHED)
+    parsed = [(index, records.parse(record.encode())) for index, record in story.log]
+    assert rounds.fold(parsed, competition()) == story.state
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_every_record_that_a_phase_does_not_take_is_refused(phase):
+    story = until(phase)
+    for kind, (phases, _, _) in rounds.TABLE.items():
+        if phase in phases:
+            continue
+        late = kind in SUBMITTING and phase not in (Phase.DRAFT, Phase.SEALED, Phase.VOIDED)
+        refusal = refuses("round_closed" if late else "phase_wrong", story.tell, kind, {}, by=None)
+        if not late:
+            for allowed in rounds.allowed(phase):
+                assert allowed in refusal.sentence
+    refuses("phase_wrong", story.tell, "RoundDefined", {})
+
+
+def test_the_table_takes_what_the_protocol_says_and_nothing_else():
+    taken = {phase: set(rounds.allowed(phase)) for phase in Phase}
+    assert taken == {
+        Phase.DRAFT: {"HoldoutSealed", "RoundVoided"},
+        Phase.SEALED: {"ShareAcknowledged", "RoundOpened", "RoundVoided"},
+        Phase.OPEN: {*SUBMITTING, "ShareAcknowledged", "RoundClosed", "RoundVoided"},
+        Phase.CLOSED: {"ModelPrepared", "PreparationFinished", "RoundVoided"},
+        Phase.PREPARED: {"PreparationAudited", "ShareReleased", "RoundVoided"},
+        Phase.RELEASED: {"HoldoutOpened", "RoundVoided"},
+        Phase.OPENED: {"ModelEvaluated", "EvaluationFinished", "RoundVoided"},
+        Phase.EVALUATED: {"RankingPublished", "RoundVoided"},
+        Phase.PUBLISHED: {"RankingRevised"},
+        Phase.VOIDED: set(),
+    }
+
+
+@pytest.mark.parametrize("thief", ["ada", "organizer", "custodian-a", "evaluator", "stranger"])
+def test_only_who_may_sign_a_record_signs_it(thief):
+    owners = {
+        "HoldoutSealed": (Phase.DRAFT, SEAL, {"organizer"}),
+        "ShareAcknowledged": (
+            Phase.SEALED,
+            {"seal": SEAL["seal"], "index": 1, "commitment": digest("share 1")},
+            {"custodian-a"},
+        ),
+        "ClosingExtended": (Phase.OPEN, {"closes": format_time(LATEST)}, {"organizer"}),
+        "ShareReleased": (
+            Phase.PREPARED,
+            {"seal": SEAL["seal"], "index": 1, "document": digest("share 1")},
+            {"custodian-a"},
+        ),
+        "RankingPublished": (
+            Phase.EVALUATED,
+            {"ranking": digest("r"), "policy": competition().ranking.digest, "reason": ""},
+            {"organizer"},
+        ),
+        "RankingRevised": (
+            Phase.PUBLISHED,
+            {"ranking": digest("r"), "policy": competition().ranking.digest, "reason": "x"},
+            {"organizer"},
+        ),
+        "RoundVoided": (Phase.OPEN, {"reason": "x"}, {"organizer"}),
+    }
+    for kind, (phase, fields, may) in owners.items():
+        story = until(phase)
+        if thief in may:
+            story.tell(kind, fields, by=thief)
+        else:
+            refuses("signature_invalid", story.tell, kind, fields, by=thief)
+        # A good signature under other words is none.
+        (owner,) = may
+        record = signed(kind, fields, at=story.now, by=owner, round_id=story.state.id)
+        forged = dataclasses.replace(record, sig=signed("RoundVoided", {"reason": "y"}, at=START, by=owner).sig)
+        with pytest.raises(Refusal):
+            rounds.apply(until(phase).state, forged, index=99)
+    story = until(Phase.CLOSED)
+    if thief != "evaluator":
+        refuses("signature_invalid", story.prepare, story.state.preparation_plan()[0], by=thief)
+
+
+def test_a_record_of_another_round_is_refused():
+    story = until(Phase.DRAFT)
+    record = signed("HoldoutSealed", SEAL, at=START, by="organizer", round_id="marbles-2027-1-000000000000")
+    with pytest.raises(Refusal) as caught:
+        rounds.apply(story.state, record, index=1)
+    assert caught.value.code == "guard_failed"
+
+
+def test_a_fold_names_the_entry_that_the_rules_refuse():
+    story = until(Phase.OPEN)
+    wrong = story.log[-1][1]
+    with pytest.raises(Refusal) as caught:
+        rounds.fold([*story.log, (41, wrong)], competition())
+    assert "log entry 41" in caught.value.sentence
+    with pytest.raises(Refusal) as caught:
+        rounds.fold([], competition())
+    assert caught.value.code == "round_unknown"
+
+
+# ---- guards --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"definition": digest("other")}, "guard_failed"),
+        ({"competition": "other"}, "guard_failed"),
+        ({"recipe": digest("other")}, "guard_failed"),
+        ({"policy": digest("other")}, "guard_failed"),
+        ({"scorer": digest("other")}, "guard_failed"),
+        ({"opens": format_time(CLOSES)}, "guard_failed"),
+        ({"closes_latest": format_time(CLOSES - TICK)}, "guard_failed"),
+        ({"release_by": format_time(LATEST)}, "guard_failed"),
+        ({"k": 1}, "guard_failed"),
+        ({"grace": 61}, "guard_failed"),
+        ({"custodians": []}, "guard_failed"),
+        ({"evaluators": []}, "guard_failed"),
+        ({"evaluators": [public("organizer")]}, "guard_failed"),
+        ({"evaluators": [public("custodian-a")]}, "guard_failed"),
+        ({"organizer": {"ed25519": public("ada")}}, "signature_invalid"),
+        ({"evaluators": ["AQ" + "A" * 41 + "="]}, "key_refused"),
+    ],
+)
+def test_a_round_begins_by_its_definition(changes, code):
+    with pytest.raises(Refusal) as caught:
+        begin(**changes)
+    assert caught.value.code == code
+
+
+def test_a_round_begins_with_round_defined_only():
+    with pytest.raises(Refusal):
+        rounds.begin(signed("HoldoutSealed", SEAL, at=START, by="organizer", round_id="r"), competition())
+
+
+def test_a_seal_has_one_share_a_custodian_in_order():
+    story = begin()
+    a, b, c = SEAL["shares"]
+    for shares in ([a, b], [b, a, c], [a, b, c, c], [a, b, {**c, "to": "ada"}], [a, b, {**c, "index": 4}]):
+        refuses("guard_failed", story.seal, shares=shares)
+
+
+def test_a_share_is_acknowledged_by_its_custodian_for_what_was_sealed():
+    story = until(Phase.SEALED)
+    refuses("share_false", story.acknowledge, 1, commitment=digest("share 2"))
+    refuses("seal_mismatch", story.acknowledge, 1, seal=digest("other"))
+    refuses("signature_invalid", story.acknowledge, 1, index=2)
+    story.acknowledge(1).acknowledge(1)
+    assert story.state.acknowledged == {1}
+
+
+def test_a_round_opens_at_its_time_after_one_more_than_the_threshold_acknowledged():
+    story = until(Phase.SEALED).acknowledge(1).acknowledge(2)
+    refuses("guard_failed", story.open)
+    story.acknowledge(3)
+    refuses("too_early", story.open, OPENS - TICK)
+    refuses("seal_mismatch", story.tell, "RoundOpened", {"seal": digest("other")}, at=OPENS)
+    assert story.open().state.phase is Phase.OPEN
+
+
+def test_where_all_custodians_are_needed_all_must_acknowledge():
+    text = DEFINITION.replace("threshold = 2", "threshold = 3")
+    story = begin(definition.parse(text.encode()), k=3).seal().acknowledge(1).acknowledge(2)
+    refuses("guard_failed", story.open)
+    assert story.acknowledge(3).open().state.phase is Phase.OPEN
+
+
+def test_the_close_moves_later_only_never_beyond_the_latest():
+    story = until(Phase.OPEN)
+    for closes in (CLOSES, CLOSES - TICK, LATEST + TICK):
+        refuses("guard_failed", story.tell, "ClosingExtended", {"closes": format_time(closes)}, by="organizer")
+    late = {"by": "organizer", "at": CLOSES}
+    refuses("round_closed", story.tell, "ClosingExtended", {"closes": format_time(LATEST)}, **late)
+    story.tell("ClosingExtended", {"closes": format_time(LATEST)}, by="organizer", at=CLOSES - TICK)
+    refuses("too_early", story.close, at=LATEST - TICK)
+    assert story.close(at=LATEST).state.phase is Phase.CLOSED
+
+
+@pytest.mark.parametrize(("at", "taken"), [(CLOSES - TICK, True), (CLOSES, False), (CLOSES + TICK, False)])
+def test_the_deadline_is_half_open(at, taken):
+    for act in (
+        lambda story: story.tell("EntrantRegistered", {"entrant": "bea", "ed25519": public("bea"), "conflicts": []},
+                                 by="bea", at=at),
+        lambda story: story.submission("Committed", "ada", 2, at=at),
+        lambda story: story.submission("Accepted", "ada", 2, at=at),
+        lambda story: story.submission("Withdrawn", "ada", 1, at=at),
+    ):  # fmt: skip
+        story = until(Phase.OPEN).register("ada").submit("ada", 1)
+        if taken:
+            act(story)
+        else:
+            with pytest.raises(Refusal) as caught:
+                act(story)
+            assert caught.value.code == "round_closed"
+            assert format_time(CLOSES) in caught.value.sentence and format_time(at) in caught.value.sentence
+
+
+@pytest.mark.parametrize(("at", "taken"), [(CLOSES + GRACE - TICK, True), (CLOSES + GRACE, False)])
+def test_what_was_committed_may_be_accepted_within_the_grace(at, taken):
+    story = until(Phase.OPEN).register("ada").submission("Committed", "ada", 1)
+    refuses("too_early", story.close, at=CLOSES)
+    if not taken:
+        refuses("round_closed", story.submission, "Accepted", "ada", 1, at=at)
+        story.close(at=at)
+        assert story.state.closed["forfeited"] == [digest("ada 1")] and story.state.entries == ()
+    else:
+        story.submission("Accepted", "ada", 1, at=at).close(at=at)
+        assert [entry.entrant for entry in story.state.entries] == ["ada"]
+
+
+def test_an_entrant_registers_once_with_its_own_key():
+    story = until(Phase.OPEN).register("ada")
+    refuses("conflict", story.register, "ada")
+    refuses("conflict", story.register, "ada-2", ed25519=public("ada"), by="ada")
+    refuses("guard_failed", story.register, "bea", by="organizer")
+    refuses("signature_invalid", story.register, "bea", by="cleo")
+    refuses("key_refused", story.register, "bea", ed25519="AQ" + "A" * 41 + "=", by="organizer")
+
+
+def test_baselines_are_those_of_the_definition_and_the_organizers():
+    story = until(Phase.OPEN)
+    refuses("guard_failed", story.register, "untrained", by="untrained")
+    refuses("guard_failed", story.register, "ada", conflicts=["baseline"], by="organizer")
+    refuses("guard_failed", story.register, "untrained", conflicts=[])
+    assert story.register("untrained").state.baselines == {"untrained"}
+
+
+def test_a_submission_is_committed_and_accepted_once_by_its_entrant():
+    story = until(Phase.OPEN).register("ada").register("bea")
+    refuses("entrant_unknown", story.submission, "Committed", "cleo", 1)
+    refuses("signature_invalid", story.submission, "Committed", "ada", 1, by="bea")
+    story.submission("Committed", "ada", 1)
+    refuses("conflict", story.submission, "Committed", "ada", 1)
+    stolen = {"entrant": "bea", "commitment": digest("ada 1")}
+    refuses("conflict", story.tell, "SubmissionCommitted", stolen, by="bea")
+    refuses("signature_invalid", story.tell, "SubmissionAccepted", stolen, by="bea")
+    refuses("submission_unknown", story.tell, "SubmissionWithdrawn", stolen, by="bea")
+    story.submission("Accepted", "ada", 1)
+    refuses("conflict", story.submission, "Accepted", "ada", 1)
+    story.submission("Withdrawn", "ada", 1)
+    refuses("conflict", story.submission, "Withdrawn", "ada", 1)
+    story.submission("Committed", "bea", 1).submission("Withdrawn", "bea", 1)
+    refuses("conflict", story.submission, "Accepted", "bea", 1)
+    assert story.state.frozen_entries() == () and story.state.outstanding == ()
+
+
+def test_the_last_accepted_submission_that_stands_is_the_entry():
+    story = until(Phase.OPEN).register("bea").register("ada")
+    story.submission("Committed", "ada", 1).submit("ada", 2).submission("Accepted", "ada", 1)
+    story.submit("bea", 1).submit("bea", 2).submission("Withdrawn", "bea", 2)
+    story.close()
+    assert [(e.entrant, e.commitment) for e in story.state.entries] == [
+        ("ada", digest("ada 1")),
+        ("bea", digest("bea 1")),
+    ]
+
+
+def test_a_close_says_what_the_log_says():
+    story = until(Phase.OPEN).register("ada").submit("ada", 1).submission("Committed", "ada", 2)
+    for changes in ({"count": 2}, {"entries_root": digest("x")}, {"forfeited": []}, {"forfeited": [digest("x")]}):
+        refuses("guard_failed", story.close, **changes)
+
+
+def test_a_preparation_is_of_the_plan_by_the_rounds_own_recipe_and_code():
+    story = until(Phase.CLOSED)
+    first, *_ = plan = story.state.preparation_plan()
+    assert len(plan) == 2 * 2 * 3
+    refuses("guard_failed", story.prepare, (first[0], first[1], 99))
+    refuses("guard_failed", story.prepare, (0, first[1], first[2]))
+    refuses("guard_failed", story.prepare, first, recipe=digest("other"))
+    refuses("guard_failed", story.prepare, first, code=digest("other"))
+    failed = {"reason": "out of memory", "log": digest("log")}
+    refuses("record_invalid", story.prepare, first, failed=failed)
+    refuses("record_invalid", story.prepare, first, drop="prepared")
+    refuses("record_invalid", story.prepare, first, drop="prepared candidates selected")
+    story.prepare(first)
+    refuses("conflict", story.prepare, first)
+    refuses("guard_failed", story.prepare, plan[1], base=digest("another model"))
+    story.prepare(plan[1], drop="prepared candidates selected", failed=failed)
+    assert len(story.state.prepared) == 2
+
+
+def test_preparation_is_finished_when_every_entry_has_an_outcome():
+    story = until(Phase.CLOSED)
+    plan = story.state.preparation_plan()
+    for number, plan_key in enumerate(plan):
+        refuses("guard_failed", story.finish, "PreparationFinished")
+        story.prepare(plan_key) if number else story.prepare(
+            plan_key, drop="prepared candidates selected", failed={"reason": "r", "log": digest("l")}
+        )
+    refuses("guard_failed", story.finish, "PreparationFinished", count=len(plan) - 1)
+    refuses("guard_failed", story.finish, "PreparationFinished", root=digest("x"))
+    story.finish("PreparationFinished")
+    failed = plan[0]
+    assert (*failed, "prepared") not in story.state.evaluation_plan()
+    assert (failed[0], failed[1], None, "direct") in story.state.evaluation_plan()
+
+
+def test_preparation_is_finished_after_the_objection_window():
+    story = until(Phase.CLOSED, competition(window='objection_window = "2h"')).prepare_all()
+    ends = story.now + timedelta(hours=2)
+    story.now = ends - TICK
+    refuses("too_early", story.finish, "PreparationFinished")
+    story.now = ends
+    assert story.finish("PreparationFinished").state.phase is Phase.PREPARED
+
+
+def test_a_round_without_entries_goes_its_way():
+    story = until(Phase.OPEN).close().finish("PreparationFinished").release(1).release(2).open_holdout()
+    assert story.finish("EvaluationFinished").publish().state.phase is Phase.PUBLISHED
+
+
+def test_nothing_is_released_before_the_preparation_is_finished():
+    for phase in (Phase.DRAFT, Phase.SEALED, Phase.OPEN, Phase.CLOSED):
+        refuses("phase_wrong", until(phase).release, 1)
+    story = until(Phase.CLOSED).prepare_all()
+    refuses("phase_wrong", story.release, 1)
+
+
+def test_a_release_is_of_the_own_committed_share():
+    story = until(Phase.PREPARED)
+    refuses("share_false", story.release, 1, document=digest("share 2"))
+    refuses("seal_mismatch", story.release, 1, seal=digest("other"))
+    refuses("signature_invalid", story.release, 1, index=2)
+    story.release(1).release(1)
+    assert story.state.phase is Phase.PREPARED and story.state.released == {1: digest("share 1")}
+    assert story.release(2).state.phase is Phase.RELEASED
+
+
+def test_an_audit_is_signed_by_a_second_operator():
+    story = until(Phase.PREPARED)
+    fields = {"job": digest("job"), "agrees": True, "tolerance": "0"}
+    refuses("signature_invalid", story.tell, "PreparationAudited", fields, by="evaluator")
+    assert story.tell("PreparationAudited", fields, by="auditor").state.audited == 1
+
+
+def test_what_is_opened_is_what_was_sealed():
+    refuses("seal_mismatch", until(Phase.RELEASED).open_holdout, row_root=digest("other"))
+
+
+def test_an_evaluation_is_of_the_plan_with_the_logged_model():
+    story = until(Phase.OPENED)
+    first, *_ = plan = story.state.evaluation_plan()
+    assert len(plan) == 2 * 2 + 2 * 2 * 3
+    refuses("guard_failed", story.evaluate, (*first[:3], "prepared"))
+    refuses("guard_failed", story.evaluate, (99, *first[1:]))
+    refuses("guard_failed", story.evaluate, first, prepared=digest("another model"))
+    refuses("guard_failed", story.finish, "EvaluationFinished")
+    story.evaluate(first)
+    refuses("conflict", story.evaluate, first)
+    story.evaluate_all()
+    refuses("guard_failed", story.finish, "EvaluationFinished", count=0)
+    assert story.finish("EvaluationFinished").state.phase is Phase.EVALUATED
+
+
+def test_a_ranking_is_by_the_rounds_policy_and_revised_with_a_reason():
+    story = until(Phase.EVALUATED)
+    refuses("guard_failed", story.publish, policy=digest("other"))
+    story.publish(reason="")
+    refuses("guard_failed", story.publish, "RankingRevised", reason="")
+    story.publish("RankingRevised", ranking=digest("second"), reason="a wrong label")
+    assert [ranking for ranking, _ in story.state.rankings] == [digest("ranking"), digest("second")]
+
+
+def test_voiding_needs_a_reason_and_after_the_close_k_custodians():
+    refuses("guard_failed", until(Phase.OPEN).tell, "RoundVoided", {"reason": ""}, by="organizer")
+    for phase in (Phase.CLOSED, Phase.PREPARED, Phase.RELEASED, Phase.OPENED, Phase.EVALUATED):
+        story = until(phase)
+        for approvals in ((), ("custodian-a",), ("custodian-a", "custodian-a"), ("custodian-a", "ada")):
+            refuses("guard_failed", story.void, approvals=approvals)
+        assert story.void(approvals=("custodian-a", "custodian-c")).state.phase is Phase.VOIDED
+    for phase in (Phase.DRAFT, Phase.SEALED, Phase.OPEN):
+        assert until(phase).void().state.phase is Phase.VOIDED
+
+
+def test_an_approval_of_another_reason_is_none():
+    story = until(Phase.CLOSED)
+    other = {"reason": "another"}
+    given = [
+        records.approve("RoundVoided", story.state.id, other, by=public("organizer"), key=key(name))
+        for name in CUSTODIANS
+    ]
+    fields = {"reason": "a mistake", "approvals": given}
+    refuses("signature_invalid", story.tell, "RoundVoided", fields, by="organizer")
+
+
+def test_failed_custody_lets_the_organizer_void_alone():
+    for phase, at, taken in (
+        (Phase.PREPARED, RELEASE_BY - TICK, False),
+        (Phase.PREPARED, RELEASE_BY, True),
+        (Phase.CLOSED, RELEASE_BY, True),
+        (Phase.OPENED, RELEASE_BY, False),
+    ):
+        story = until(phase)
+        if taken:
+            assert story.void(at=at).state.phase is Phase.VOIDED
+        else:
+            refuses("guard_failed", story.void, at=at)
+
+
+told_until = functools.cache(until)
+
+# ---- histories -----------------------------------------------------------------------------------------------------
+
+NAMES = st.sampled_from(["ada", "bea", "untrained"])
+NUMBERS = st.integers(1, 3)
+INDEX = st.integers(1, 3)
+SIGNERS = st.sampled_from([None, "ada", "bea", "organizer", "custodian-a", "custodian-b", "evaluator"])
+MOMENTS = st.sampled_from([OPENS - TICK, OPENS, CLOSES - TICK, CLOSES, CLOSES + GRACE, LATEST, RELEASE_BY])
+
+
+class Histories(RuleBasedStateMachine):
+    """Everybody tries anything at any time; what the rules take must still be a fair round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.story = begin()
+
+    @initialize(phase=st.sampled_from([p for p in Phase if p is not Phase.VOIDED]))
+    def an_honest_beginning(self, phase):
+        told = told_until(phase)
+        self.story = dataclasses.replace(told, log=list(told.log))
+
+    def attempt(self, act: object, *arguments: object, **named: object) -> None:
+        try:
+            act(*arguments, **named)
+        except Refusal:
+            pass
+
+    @rule(moment=MOMENTS)
+    def time_passes(self, moment):
+        self.story.now = max(self.story.now, moment)
+
+    @rule()
+    def the_honest_next_step(self):
+        phases = list(STEPS)
+        position = 0 if self.story.state.phase is Phase.DRAFT else phases.index(self.story.state.phase) + 1 \
+            if self.story.state.phase in phases else len(phases)  # fmt: skip
+        if position < len(phases):
+            self.attempt(STEPS[phases[position]], self.story)
+
+    @rule(name=NAMES, number=NUMBERS, kind=st.sampled_from(["Committed", "Accepted", "Withdrawn"]), by=SIGNERS)
+    def somebody_submits(self, name, number, kind, by):
+        self.attempt(self.story.submission, kind, name, number, **({"by": by} if by else {}))
+
+    @rule(name=NAMES, by=SIGNERS)
+    def somebody_registers(self, name, by):
+        self.attempt(self.story.register, name, by=by or "")
+
+    @rule(closes=MOMENTS)
+    def the_organizer_extends(self, closes):
+        self.attempt(self.story.tell, "ClosingExtended", {"closes": format_time(closes)}, by="organizer")
+
+    @rule(index=INDEX, early=st.booleans())
+    def a_custodian_acts(self, index, early):
+        self.attempt(self.story.release if early else self.story.acknowledge, index)
+
+    @rule()
+    def the_server_opens(self):
+        self.attempt(self.story.open, self.story.now)
+
+    @rule()
+    def the_server_closes(self):
+        self.attempt(self.story.close, self.story.now)
+
+    @rule(kind=st.sampled_from(["PreparationFinished", "EvaluationFinished"]))
+    def the_server_finishes(self, kind):
+        self.attempt(self.story.finish, kind)
+
+    @rule()
+    def the_server_opens_the_holdout(self):
+        self.attempt(self.story.open_holdout)
+
+    @rule(choice=st.integers(0, 100))
+    def the_evaluator_prepares(self, choice):
+        if plan := self.story.state.preparation_plan():
+            self.attempt(self.story.prepare, plan[choice % len(plan)])
+
+    @precondition(lambda self: self.story.state.phase is Phase.OPENED)
+    @rule(choice=st.integers(0, 100))
+    def the_evaluator_evaluates(self, choice):
+        if plan := self.story.state.evaluation_plan():
+            self.attempt(self.story.evaluate, plan[choice % len(plan)])
+
+    @rule(by=SIGNERS)
+    def somebody_publishes(self, by):
+        self.attempt(self.story.publish, by=by or "organizer")
+
+    @precondition(lambda self: len(self.story.log) > 12)
+    @rule(approvals=st.sampled_from([(), ("custodian-a",), ("custodian-a", "custodian-b")]))
+    def the_organizer_voids(self, approvals):
+        self.attempt(self.story.void, approvals=approvals)
+
+    @invariant()
+    def the_round_is_fair(self):
+        told = [record for _, record in self.story.log]
+        check_fair(told, self.story.state)
+
+    def teardown(self):
+        assert rounds.fold(self.story.log, competition()) == self.story.state
+
+
+def check_fair(told: list[Record], state: Round) -> None:
+    """What must hold of any accepted history, said without looking at the rules' own code."""
+    place = {record.type: position for position, record in reversed(list(enumerate(told)))}
+
+    def order(*kinds: str) -> None:
+        found = [place[kind] for kind in kinds if kind in place]
+        assert found == sorted(found), kinds
+        present = [kind in place for kind in kinds]
+        assert present == sorted(present, reverse=True), kinds
+
+    order("RoundDefined", "HoldoutSealed", "RoundOpened", "RoundClosed", "PreparationFinished", "ShareReleased",
+          "HoldoutOpened", "EvaluationFinished", "RankingPublished")  # fmt: skip
+    closes, released, standing = CLOSES, set(), {}
+    for position, record in enumerate(told):
+        if record.type in SUBMITTING:
+            assert place["RoundOpened"] < position < place.get("RoundClosed", len(told))
+            committed = record.type == "SubmissionAccepted" and any(
+                r.type == "SubmissionCommitted" and r["commitment"] == record["commitment"] for r in told[:position]
+            )
+            assert OPENS <= record.at < (closes + GRACE if committed else closes)
+        if record.type == "ClosingExtended":
+            closes = records.parse_time(record["closes"])
+            assert closes <= LATEST
+        if record.type == "SubmissionAccepted":
+            standing.setdefault(record["entrant"], {})[record["commitment"]] = position
+        if record.type == "SubmissionWithdrawn":
+            standing.get(record["entrant"], {}).pop(record["commitment"], None)
+        if record.type == "RoundClosed":
+            assert record.at >= closes
+            last = {name: max(found.values()) for name, found in standing.items() if found}
+            assert {entry.entrant: entry.submission for entry in state.entries} == last
+            assert record["count"] == len(last)
+        if record.type == "ModelPrepared":
+            assert place["RoundClosed"] < position < place.get("PreparationFinished", len(told))
+        if record.type == "ShareReleased":
+            assert place["PreparationFinished"] < position
+            released.add(record["index"])
+        if record.type == "HoldoutOpened":
+            assert len(released) >= 2
+        if record.type == "ModelEvaluated":
+            assert place["HoldoutOpened"] < position
+        if record.type == "RoundVoided":
+            assert position == len(told) - 1
+    finished = {(r["submission"], r["task"], r["seed"]) for r in told if r.type == "ModelPrepared"}
+    if "PreparationFinished" in place:
+        assert len(finished) == len(state.entries) * 6
+    assert sum(r.type == "ModelPrepared" for r in told) == len(finished)
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
