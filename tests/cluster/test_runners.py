@@ -185,6 +185,7 @@ def cluster():
 @pytest.mark.filterwarnings("default")
 def test_ray_gives_the_same_bytes_and_survives_its_nodes(prepared, cluster, tmp_path: Path) -> None:
     made, nodes = cluster
+    attempts = f"{tmp_path}/work/attempts"
     _, blobs, job, local = prepared
     before = signal.getsignal(signal.SIGTERM)
     runner = RayRunner(tmp_path / "work", made.address, resources={"seat": 1})
@@ -200,26 +201,26 @@ def test_ray_gives_the_same_bytes_and_survives_its_nodes(prepared, cluster, tmp_
         # 2. An attempt that runs is found by its name, not started again.
         second = runner.start("sha256:f/1", endless, blobs)
         wait_until(lambda: first.poll().step > 0 and second.poll().step > 0)
-        assert len(children("sha256-f-1")) == 1
+        assert len(children(f"{attempts}/sha256-f-1")) == 1
         # 3. An actor that is killed takes its child along, and both handles say so.
         lost = runner.start("sha256:1/1", endless, blobs)
-        os.kill(parent_of(children("sha256-f-1")[0]), signal.SIGKILL)
+        os.kill(parent_of(children(f"{attempts}/sha256-f-1")[0]), signal.SIGKILL)
         assert "actor is gone" in ended(first).reason and ended(second).state == "failed"
-        wait_until(lambda: not children("sha256-f-1"), within=5)
+        wait_until(lambda: not children(f"{attempts}/sha256-f-1"), within=5)
         # 4. Cancelling ends actor and child.
         cancelled = runner.start("sha256:2/1", endless, blobs)
-        wait_until(lambda: children("sha256-2-1") and children("sha256-1-1"))
+        wait_until(lambda: children(f"{attempts}/sha256-2-1") and children(f"{attempts}/sha256-1-1"))
         cancelled.cancel()
         assert cancelled.poll().code == "cancelled"
-        wait_until(lambda: not children("sha256-2-1"), within=10)
+        wait_until(lambda: not children(f"{attempts}/sha256-2-1"), within=10)
         # 5. A node that goes away takes its attempt along.
         for node in nodes:
             made.remove_node(node, allow_graceful=False)
         assert "actor is gone" in ended(lost).reason
-        wait_until(lambda: not children("sha256-1-1"), within=10)
+        wait_until(lambda: not children(f"{attempts}/sha256-1-1"), within=10)
     finally:
         runner.close()
-    assert children("sha256-") == []
+    assert children(f"{attempts}/sha256-") == []
 
 
 def parent_of(pid: int) -> int:
