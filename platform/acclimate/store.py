@@ -92,7 +92,7 @@ seals = Table(
     Column("kind", String(16), nullable=False),  # real | rehearsal
     Column("header", JSON, nullable=False),  # the fields of HoldoutSealed
     Column("envelopes", JSON, nullable=False),  # [{index, to, main, backup}], age files as base64
-    Column("number", Integer, nullable=False),  # of the round's seals, in the order they came
+    Column("number", Integer, nullable=False, default=0),  # of the round's seals, in the order they came
     Column("received", String(27), nullable=False),
     Column("succeeded", String(27)),  # rehearsal only: when the dummy was opened
 )
