@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -107,8 +108,10 @@ def competition(folder: Path) -> Competition:
     (folder / "competition.toml").write_text(DEFINITION, "utf-8")
     write_tokenizer(folder / "tokenizer.json")
     for task, answers in TASKS.items():
+        # Drawn without repetition: no input stands in two splits.
+        drawn = iter(draw.sample(list(product(range(8), repeat=3)), 44))
         for split, count in {"preparation": 24, "validation": 8, "holdout": 12}.items():
-            marbles = [[draw.randrange(8) for _ in range(3)] for _ in range(count)]
+            marbles = [next(drawn) for _ in range(count)]
             rows = {
                 "example": [f"{task}-{split}-{i}" for i in range(count)],
                 "input": [" ".join(f"m{m}" for m in marble) + f" m{i % 8}" for i, marble in enumerate(marbles)],
