@@ -8,6 +8,7 @@ looks to the right of an answer.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -147,13 +148,17 @@ def pack(prompts_: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *,
     return Packed(inputs, labels, lengths)
 
 
+@lru_cache(maxsize=64)
 def order(rows: int, *, seed: int, epoch: int) -> Integers:
     """The order in which an epoch visits its rows: a pure function of (rows, seed, epoch).
 
     Sorting raw draws of PCG64, whose stream numpy promises to keep, stays the same over versions of numpy; its shuffles don't.
     """
     draws = np.random.PCG64([seed, epoch]).random_raw(rows)
-    return np.argsort(draws, kind="stable").astype(np.int64)
+    found = np.argsort(draws, kind="stable").astype(np.int64)
+    # Kept for the epoch's other steps, so nobody may change it.
+    found.flags.writeable = False
+    return found
 
 
 def steps(rows: int, *, epochs: int, global_batch: int) -> int:
@@ -164,7 +169,7 @@ def steps(rows: int, *, epochs: int, global_batch: int) -> int:
 def batch_of_step(step: int, *, rows: int, global_batch: int, seed: int) -> Integers:
     """Row numbers of the batch of a step, counted from 0: the step's number is the whole position."""
     epoch, part = divmod(step, -(-rows // global_batch))
-    return order(rows, seed=seed, epoch=epoch)[part * global_batch : (part + 1) * global_batch]
+    return order(rows, seed=seed, epoch=epoch)[part * global_batch : (part + 1) * global_batch].copy()
 
 
 def batches(lengths: Integers, *, budget: int = BATCH_TOKENS) -> list[Integers]:
