@@ -42,7 +42,7 @@ class Sequencer:
             last = tx.execute(select(log_checkpoints).order_by(log_checkpoints.c.size.desc()).limit(1)).one_or_none()
         self._read()
         if last is not None:
-            signed = log.open_checkpoint(last.note, self._signer.verifier).checkpoint
+            signed = self._own(last.note)
             if signed.size > len(self._tree) or self._tree.root(signed.size) != signed.root:
                 raise Refusal(
                     "log_inconsistent",
@@ -54,8 +54,18 @@ class Sequencer:
         self.advance()
         self._thread.start()
 
+    def _own(self, note: str) -> log.Checkpoint:
+        try:
+            return log.open_checkpoint(note, self._signer.verifier).checkpoint
+        except Refusal as refusal:
+            raise Refusal(
+                "log_inconsistent",
+                f"the stored log was signed by another key or under another origin than {self._signer.vkey}: {refusal}",
+                hint="put keys/log.pem and the setting `origin` back: a log keeps both for good",
+            ) from refusal
+
     def close(self) -> None:
-        """Stop, after signing what is there."""
+        """Stop."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -2,10 +2,15 @@
 
 import base64
 import contextlib
+import io
 import random
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+import zipfile
 from collections import Counter
 
 import httpx
@@ -101,6 +106,11 @@ def test_a_round_from_draft_to_published(served, tmp_path):
     assert (status["entries"], status["ranking"]) == (3, digests.of_bytes(answer.content))
     report = anyone.get(f"{staged.path}/report")
     assert report.status_code == 200 and "ada" in report.text
+    bundle = anyone.get(f"{staged.path}/bundle")
+    with zipfile.ZipFile(io.BytesIO(bundle.content)) as archive:
+        assert archive.read("ranking.json") == answer.content
+    assert anyone.get(f"{staged.path}/bundle").content == bundle.content
+    assert all(path.is_file() for path in (served.settings.reports / staged.round).iterdir())
     check_the_log(staged)
 
 
@@ -995,3 +1005,40 @@ def test_a_submission_that_waits_is_not_touched_by_a_second_answer_of_the_check(
     assert submit.accept(served.store, made["submission"])["state"] == "refused"
     with pytest.raises(Refusal):
         submit.accept(served.store, "nothing")
+
+
+def test_the_process_says_where_it_listens_and_ends_when_asked(tmp_path):
+    code = (
+        "import sys, pathlib; from acclimate import config; from acclimate.api import server;"
+        "server.serve(config.load(pathlib.Path(sys.argv[1]), environ={}, given={'port': 0}))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "data")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        url = line.split(" on ")[1].split(" ")[0]
+        wait_for(lambda: _answers(url), seconds=20)
+        process.send_signal(signal.SIGTERM)
+        rest, errors = process.communicate(timeout=20)
+    assert (rest, errors) == ("", "")
+    assert process.returncode in (0, -signal.SIGTERM)
+    assert (tmp_path / "data" / "VERSION").read_text() == "1\n"
+
+
+def _answers(url):
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
+    return False
+
+
+def test_a_taken_port_is_a_refusal(served):
+    from acclimate.api import server
+
+    port = int(served.url.rpartition(":")[2])
+    with pytest.raises(Refusal) as caught:
+        server.listen("127.0.0.1", port)
+    assert caught.value.code == "config_invalid"
+    with pytest.raises(Refusal):
+        server.listen("nowhere.invalid", 0)

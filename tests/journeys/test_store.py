@@ -6,6 +6,7 @@ import sqlite3
 import stat
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import rounds_made
@@ -372,6 +373,18 @@ def test_a_log_that_was_changed_is_never_signed(store, settings, request_, chang
     refused("log_inconsistent", Sequencer(store, signer).start)
 
 
+def test_a_log_keeps_its_key_and_origin(store, settings, request_):
+    with store.transaction() as tx:
+        tx.append(request_)
+    first = Sequencer(store, identity.load(settings).signer)
+    first.start()
+    first.close()
+    renamed = identity.load(config.load(settings.data, environ={"ACCLIMATE_ORIGIN": "other.example.org/log"}))
+    assert "origin" in refused("log_inconsistent", Sequencer(store, renamed.signer).start).hint
+    (settings.keys / "log.pem").unlink()
+    refused("log_inconsistent", Sequencer(store, identity.load(settings).signer).start)
+
+
 def test_the_sequencer_signs_by_itself(store, settings, request_):
     sequencer = Sequencer(store, identity.load(settings).signer)
     sequencer.start()
@@ -398,3 +411,12 @@ def test_a_clock_that_jumps_back_does_not_reopen_a_closed_round(store, clock, re
     with store.transaction() as tx:
         _, record = tx.append(records.sign("RoundDefined", "", fields, key=rounds_made.key("organizer")))
     assert record.at == START + timedelta(days=40)
+
+
+def test_every_setting_is_documented_with_its_default():
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text("utf-8")
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    assert set(rows) == {"data", *config.SETTINGS}
+    for name, setting in config.SETTINGS.items():
+        default = str(setting.default(Path("DATA")))
+        assert f"| `{default}` |" in rows[name] and setting.meaning.split(":")[0] in rows[name].replace("`", ""), name

@@ -1,5 +1,6 @@
 """Routes about rounds that read: where a round stands, its files, records, stages, results."""
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -138,8 +139,9 @@ def bundle(round_id: RoundId, here: Here, account: AnyCaller) -> FileResponse:
     def make(services: Services, name: str, out: Path) -> None:
         from acclimate import bundle as bundles
 
-        folder = bundles.write(services.store, services.store.blobs, name, out.with_suffix(".folder"))
-        bundles.zip_(folder, out)
+        with tempfile.TemporaryDirectory(dir=out.parent) as work:
+            folder = bundles.write(services.store, services.store.blobs, name, Path(work) / "bundle")
+            bundles.zip_(folder, out)
 
     return _made(here, account, round_id, "bundle.zip", make, media="application/zip")
 

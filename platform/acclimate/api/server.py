@@ -48,12 +48,15 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         Refusal: config_invalid, where host or port can't be used.
     """
+    listener: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
+        if listener is not None:
+            listener.close()
         raise Refusal(
             "config_invalid",
             f"can't listen on {host}:{port}: {error.strerror or error}",
