@@ -82,23 +82,8 @@ def create(
     nonce, manifest = opening
     with store.transaction() as tx:
         state = finding.find(tx, given)
-        # 1
-        finding.require_kind(committed, "SubmissionCommitted", state)
-        finding.require_kind(accepted, "SubmissionAccepted", state)
-        fields = committed["fields"]
-        if accepted["fields"] != fields or accepted["by"] != committed["by"]:
-            raise Refusal("record_invalid", "SubmissionCommitted and SubmissionAccepted say different things")
-        _require_entrant(tx, state, account, committed)
-        covered = records.statement("SubmissionAccepted", state.id, fields, by=accepted["by"])
-        records.check_signature(accepted["by"], accepted["sig"], covered, what="SubmissionAccepted")
-        # 2
-        opened = decode(nonce, what="nonce", length=32) + digests.canonical(dict(manifest))
-        if digests.of_bytes(opened) != fields["commitment"]:
-            raise Refusal(
-                "manifest_invalid",
-                f"nonce and manifest give {digests.of_bytes(opened)}, committed was {fields['commitment']}",
-                hint="the commitment is sha256(nonce ‖ canonical JSON of the manifest)",
-            )
+        # 1, 2
+        fields = _committed(tx, state, account, (committed, accepted), opening=opening)
         # 3
         query = select(submissions).where(
             submissions.c.round == state.id, submissions.c.commitment == fields["commitment"]
@@ -131,6 +116,37 @@ def create(
             tx, state.id, fields["entrant"], submission=row["id"], quota=state.competition.submission.per_entrant
         )
         return {**_created(tx, _row(tx, row["id"])), "new": True}
+
+
+def _committed(
+    tx: Tx,
+    state: Round,
+    account: Account,
+    requests: tuple[Mapping[str, Any], Mapping[str, Any]],
+    *,
+    opening: tuple[str, Mapping[str, Any]],
+) -> Mapping[str, Any]:
+    """The fields that both requests sign, once steps 1 and 2 of `create` have passed."""
+    committed, accepted = requests
+    # 1
+    finding.require_kind(committed, "SubmissionCommitted", state)
+    finding.require_kind(accepted, "SubmissionAccepted", state)
+    fields: Mapping[str, Any] = committed["fields"]
+    if accepted["fields"] != fields or accepted["by"] != committed["by"]:
+        raise Refusal("record_invalid", "SubmissionCommitted and SubmissionAccepted say different things")
+    _require_entrant(tx, state, account, committed)
+    covered = records.statement("SubmissionAccepted", state.id, fields, by=accepted["by"])
+    records.check_signature(accepted["by"], accepted["sig"], covered, what="SubmissionAccepted")
+    # 2
+    nonce, manifest = opening
+    found = digests.of_bytes(decode(nonce, what="nonce", length=32) + digests.canonical(dict(manifest)))
+    if found != fields["commitment"]:
+        raise Refusal(
+            "manifest_invalid",
+            f"nonce and manifest give {found}, committed was {fields['commitment']}",
+            hint="the commitment is sha256(nonce ‖ canonical JSON of the manifest)",
+        )
+    return fields
 
 
 def _require_entrant(tx: Tx, state: Round, account: Account, request: Mapping[str, Any]) -> None:
