@@ -26,6 +26,9 @@ NO_LOGLIKELIHOODS = "no log-likelihoods"
 WRONG_LENGTH = "wrong number of log-likelihoods"
 NOT_FINITE = "a log-likelihood is not a finite number"
 
+MAJORITY = "majority"
+"""The null predictor's name: it answers with the most frequent target of the preparation split. No entrant may take it."""
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -238,9 +241,9 @@ def majority_scores(
     examples, targets, clusters = _holdout(holdout, task, cluster)
     scored = score_choice(task, targets=targets, loglikelihoods=[guess] * len(targets))
     table = _Rows(task, examples, clusters)
-    table.add("majority", "direct", None, scored)
+    table.add(MAJORITY, "direct", None, scored)
     for seed in seeds:
-        table.add("majority", "prepared", seed, scored)
+        table.add(MAJORITY, "prepared", seed, scored)
     return table.table()
 
 

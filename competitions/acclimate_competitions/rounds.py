@@ -15,6 +15,7 @@ from typing import Any
 from acclimate_competitions import digests, records
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.phases import Phase, Round, Submission, entries_root
 from acclimate_competitions.records import Record, parse_time
 
@@ -165,6 +166,7 @@ def _register(state: Round, record: Record, index: int) -> Round:
     _require(name not in state.entrants, f"entrant {name!r} is registered already", "conflict")
     _require(key not in state.entrants.values(), "this key is registered by another entrant", "conflict")
     organizer = record.by == state.defined["organizer"]["ed25519"]
+    _require(name != MAJORITY, f"{MAJORITY!r} is the null predictor, which has no model", "name_taken")
     baseline = "baseline" in record["conflicts"]
     _require(
         baseline == (name in state.competition.ranking.baselines),

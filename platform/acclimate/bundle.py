@@ -20,6 +20,7 @@ from acclimate.service import publish, release
 from acclimate.store import Store, Tx, log_checkpoints, submissions
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import Record
 from acclimate_runners.blobs import FolderBlobs
@@ -205,7 +206,7 @@ def _write_numbers(writer: _Writer, store: Store, tx: Tx, state: Round) -> None:
         writer.table(f"scores/{entrant}.parquet", parts)
     majority = publish.majority(store, state, release.holdout_files(tx, state.id))
     if majority:
-        writer.table(f"scores/{publish.MAJORITY}.parquet", majority)
+        writer.table(f"scores/{MAJORITY}.parquet", majority)
     if state.rankings:
         writer.blob("ranking.json", state.rankings[-1][0])
     else:

@@ -12,6 +12,7 @@ from acclimate.service.submit import answer
 from acclimate.store import Store, Tx, results, stages, submissions
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import format_time
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from acclimate_competitions.ranking import Ranking
 
-MAJORITY = "majority"
 _SCORED = frozenset({Phase.EVALUATED, Phase.PUBLISHED})
 
 

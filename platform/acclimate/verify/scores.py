@@ -19,10 +19,8 @@ from acclimate.verify.audit import Audit
 from acclimate.verify.report import Failed, NotChecked
 from acclimate_competitions import digests, metrics, ranking, tables
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.phases import EvaluationKey, Round
-
-MAJORITY = "majority"
-
 
 # ---- what was prepared ---------------------------------------------------------------------------------------------
 
