@@ -5,7 +5,7 @@ DATA ?= demo-data
 VENV := .venv
 BIN := $(VENV)/bin
 # uv takes the same local wheels that pip would (PIP_FIND_LINKS is pip's own variable).
-UV := UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/uv pip install --quiet
+UV := UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/uv pip install --quiet --compile-bytecode
 
 .PHONY: demo test test-all check bench install format clean
 

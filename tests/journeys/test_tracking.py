@@ -16,9 +16,6 @@ from acclimate_competitions import definition, digests, metrics, ranking, tables
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 
-# MLflow 3.17 on SQLAlchemy 2.1.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning")
-
 AT = datetime(2027, 4, 1, 12, tzinfo=UTC)
 BASELINE = "untrained"
 SKILL = {"amber-fox": 0.8, "blue-whale": 0.65, "crammer": 0.4, "untrained": 0.1}

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,11 +23,7 @@ from acclimate_competitions import definition, rounds
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 
-pytestmark = [
-    # MLflow 3.17 on SQLAlchemy 2.1.
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning"),
-    pytest.mark.timeout(600),
-]
+pytestmark = pytest.mark.timeout(600)
 
 ENTRANTS = {"ada": 1, "bela": 2, "celik-team": 3, "dora": 4}
 WINDOW = timedelta(seconds=15)
@@ -46,8 +43,8 @@ class Played:
 
 
 class Stage:
-    def __init__(self, where: Path, servers: demo_servers.Servers) -> None:
-        self.where, self.servers = where, servers
+    def __init__(self, where: Path, servers: demo_servers.Servers, connections: ExitStack) -> None:
+        self.where, self.servers, self.open = where, servers, connections
         self.built = where / "competition"
         tiny.competition(self.built)
         toml = self.built / "competition.toml"
@@ -65,7 +62,7 @@ class Stage:
             code = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["invitation"]
         with connection.Client(self.servers.url) as visitor:
             account = folder.register_account(visitor, own, name=name, role=role, invitation=code)
-        return account.connect(), own
+        return self.open.enter_context(account.connect()), own
 
     def state(self, client: connection.Client) -> Round:
         self.servers.check()
@@ -86,8 +83,8 @@ class Stage:
 
 
 def play(where: Path, runner: str) -> Played:
-    with demo_servers.Servers(where / "server", runner=runner) as servers:
-        stage = Stage(where, servers)
+    with demo_servers.Servers(where / "server", runner=runner) as servers, ExitStack() as connections:
+        stage = Stage(where, servers, connections)
         boss, boss_keys = stage.actor("organizer", "organizer")
         custodians = [stage.actor(f"custodian-{letter}", "custodian") for letter in "abc"]
         people = {name: stage.actor(name, "entrant") for name in ENTRANTS}
