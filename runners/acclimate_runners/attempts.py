@@ -9,11 +9,13 @@ import re
 import shutil
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import isolation, jobs
 from acclimate_runners.jobs import Job, Outcome
+from acclimate_runners.nursery import Nursery
 from acclimate_runners.runner import BlobAccess, Status
 
 
@@ -25,11 +27,15 @@ class Attempt:
         job: what to do.
         blobs: where inputs come from and outputs go.
         work: folder for all attempts of this machine.
+        nursery: where its child is forked.
         devices: GPUs that the child may use.
     """
 
-    def __init__(self, name: str, job: Job, blobs: BlobAccess, *, work: Path, devices: str = "") -> None:
+    def __init__(
+        self, name: str, job: Job, blobs: BlobAccess, *, work: Path, nursery: Nursery, devices: str = ""
+    ) -> None:
         self.name, self._job, self._blobs, self._devices = name, job, blobs, devices
+        self._nursery = nursery
         self._folder = work / "attempts" / re.sub(r"[^A-Za-z0-9._-]", "-", name)
         self._stop = threading.Event()
         self._child: isolation.Child | None = None
@@ -99,7 +105,8 @@ class Attempt:
                 if self._stop.is_set():
                     return Status("failed", reason="cancelled", code="cancelled")
             limits, threads = self._job.limits, self._job.recipe.threads
-            self._child = isolation.spawn(folder, limits=limits, threads=threads, devices=self._devices)
+            fork = partial(self._nursery.start, stop=self._stop)
+            self._child = isolation.spawn(folder, limits=limits, threads=threads, devices=self._devices, fork=fork)
             ended = self._child.supervise(self._stop)
             outcome = jobs.read_outcome(folder)
             if outcome is None:

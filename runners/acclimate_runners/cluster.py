@@ -20,10 +20,13 @@ from typing import Any
 
 from acclimate_runners.attempts import Attempt
 from acclimate_runners.jobs import Job
+from acclimate_runners.nursery import Nursery
 from acclimate_runners.runner import BlobAccess, Status
 
 NAMESPACE = "acclimate"
 _PATIENCE = 10.0
+_LINGER = 20.0
+"""Seconds that a machine's fork-server outlives its last attempt."""
 _OBJECT_STORE = 80 << 20
 """Bytes of Ray's object store; files go through blobs, so this is close to the least that Ray takes."""
 
@@ -32,7 +35,10 @@ class Attendant:
     """The actor: one attempt and its child, on the machine that Ray chose."""
 
     def __init__(self, name: str, job: Job, blobs: BlobAccess, workdir: Path) -> None:
-        self._attempt = Attempt(name, job, blobs, work=workdir, devices=os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        # An actor lives for one attempt, so the actors of a machine share their imports.
+        nursery = Nursery(shared=workdir, linger=_LINGER)
+        self._attempt = Attempt(name, job, blobs, work=workdir, nursery=nursery, devices=devices)
         # The attempt's thread lives as long as its child, whatever Ray does with its own threads.
         self._attempt.start()
 

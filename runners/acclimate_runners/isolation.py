@@ -32,10 +32,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from acclimate_runners.jobs import Limits
 
@@ -108,8 +108,29 @@ def environment(folder: Path, *, threads: int, devices: str = "") -> dict[str, s
 PROGRAM = ("-m", "acclimate_runners")
 
 
+class Process(Protocol):
+    """A child that is not a plain subprocess.Popen (nursery.py); its number stays its own until wait() has returned."""
+
+    pid: int
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+    returncode: int | None
+
+    def exited(self) -> bool:
+        """Whether it has ended; doesn't reap it."""
+
+    def wait(self) -> int:
+        """Exit status, or the signal's number negated, as Popen gives it."""
+
+
 def spawn(
-    folder: Path, *, limits: Limits, threads: int, devices: str = "", program: Sequence[str] = PROGRAM
+    folder: Path,
+    *,
+    limits: Limits,
+    threads: int,
+    devices: str = "",
+    program: Sequence[str] = PROGRAM,
+    fork: Callable[..., Process | None] | None = None,
 ) -> "Child":
     """Start `python -m acclimate_runners FOLDER`, which confines itself before it reads anything.
 
@@ -122,24 +143,29 @@ def spawn(
         threads: of the numeric libraries.
         devices: GPUs that it may use; empty for none.
         program: what Python runs with the folder and the arguments that `confine` needs.
+        fork: tried first for a child without GPUs that runs the usual program: the same child, sooner.
     """
     read_end, write_end = os.pipe()
     memory = 0 if devices else limits.memory + _HEADROOM
+    variables = environment(folder, threads=threads, devices=devices)
+    process: subprocess.Popen[bytes] | Process | None = None
     # -P keeps the current folder off the module path, where a folder named `platform` would hide the standard library's.
     command = [sys.executable, "-P", *program, str(folder)]
     command += ["--parent", str(os.getpid()), "--progress", str(write_end), "--memory", str(memory)]
     try:
-        process = subprocess.Popen(
+        if fork is not None and program == PROGRAM and not devices:
+            process = fork(folder, environment=variables, memory=memory, words=write_end)
+        process = process or subprocess.Popen(
             command,
             cwd=folder,
-            env=environment(folder, threads=threads, devices=devices),
+            env=variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             pass_fds=(write_end,),
         )
-    except OSError:
+    except BaseException:
         os.close(read_end)
         raise
     finally:
@@ -156,7 +182,9 @@ class Child:
         isolation: what it said it is kept from; None before it said anything.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes]", words: IO[bytes], *, folder: Path, limits: Limits) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes] | Process", words: IO[bytes], *, folder: Path, limits: Limits
+    ) -> None:
         self.pid = process.pid
         self.progress = Progress()
         self.isolation: Isolation | None = None
@@ -196,6 +224,8 @@ class Child:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _exited(self) -> bool:
+        if not isinstance(self._process, subprocess.Popen):
+            return self._process.exited()
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _read(self, selector: selectors.BaseSelector, timeout: float) -> None:
@@ -306,12 +336,18 @@ def confine(*, parent: int, memory: int) -> Isolation:
     network = "none" if _leave_network() else "open"
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     # 4. Death with the parent: from the kernel, and by the end of file on standard input.
+    told = die_with(parent)
+    threading.Thread(target=_die_at_end_of_file, daemon=True).start()
+    return Isolation(network, parent_death=told)
+
+
+def die_with(parent: int) -> bool:
+    """Ask the kernel to kill this process when its parent dies; says whether it will."""
     told = _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         # It died before the kernel was asked.
         os._exit(1)
-    threading.Thread(target=_die_at_end_of_file, daemon=True).start()
-    return Isolation(network, parent_death=told)
+    return told
 
 
 def _die_at_end_of_file() -> None:

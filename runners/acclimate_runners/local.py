@@ -5,9 +5,12 @@ from pathlib import Path
 
 from acclimate_runners.attempts import Attempt
 from acclimate_runners.jobs import Job
+from acclimate_runners.nursery import Nursery
 from acclimate_runners.runner import BlobAccess
 
 _PATIENCE = 10.0
+_NURSERY = Nursery()
+"""Of this process: runners that come after one another use the same imports."""
 
 
 class LocalRunner:
@@ -28,7 +31,7 @@ class LocalRunner:
         running = self._attempts.get(name)
         if running is not None and running.poll().state == "running":
             return running
-        attempt = Attempt(name, job, blobs, work=self._workdir)
+        attempt = Attempt(name, job, blobs, work=self._workdir, nursery=_NURSERY)
         self._attempts = {n: a for n, a in self._attempts.items() if a.poll().state == "running"} | {name: attempt}
         attempt.start()
         return attempt

@@ -94,8 +94,8 @@ def test_a_refused_model_is_an_outcome_and_a_broken_job_is_not(prepared, tmp_pat
     files = {name: blobs.put(path) for name, path in poisoned.items()}
     runner = LocalRunner(tmp_path / "work", slots=2)
     refused = runner.start("refused", replace(job, model=replace(job.model, files=files)), blobs)
-    limits = replace(job.limits, wall_seconds=0.2)
-    slow = runner.start("slow", replace(job, limits=limits), blobs)
+    limits, recipe = replace(job.limits, wall_seconds=0.2), replace(job.recipe, epochs=50_000)
+    slow = runner.start("slow", replace(job, limits=limits, recipe=recipe), blobs)
     gone = runner.start("gone", replace(job, tokenizer=digests.of_bytes(b"never stored")), blobs)
     refused_status, slow_status, gone_status = ended(refused), ended(slow), ended(gone)
     assert refused_status.state == "done" and refused_status.outcome is not None
@@ -107,8 +107,9 @@ def test_a_refused_model_is_an_outcome_and_a_broken_job_is_not(prepared, tmp_pat
 
 def test_cancelling_and_closing_leave_no_process(prepared, tmp_path: Path) -> None:
     _, blobs, job, _ = prepared
+    endless = replace(job, recipe=replace(job.recipe, epochs=50_000))
     runner = LocalRunner(tmp_path / "work", slots=2)
-    handles = [runner.start(name, job, blobs) for name in ("one", "two")]
+    handles = [runner.start(name, endless, blobs) for name in ("one", "two")]
     wait_until(lambda: len(children(str(tmp_path))) == 2)
     handles[0].cancel()
     assert ended(handles[0]).code == "cancelled"
@@ -204,7 +205,7 @@ def test_ray_gives_the_same_bytes_and_survives_its_nodes(prepared, cluster, tmp_
         assert len(children(f"{attempts}/sha256-f-1")) == 1
         # 3. An actor that is killed takes its child along, and both handles say so.
         lost = runner.start("sha256:1/1", endless, blobs)
-        os.kill(parent_of(children(f"{attempts}/sha256-f-1")[0]), signal.SIGKILL)
+        os.kill(owner_of(children(f"{attempts}/sha256-f-1")[0]), signal.SIGKILL)
         assert "actor is gone" in ended(first).reason and ended(second).state == "failed"
         wait_until(lambda: not children(f"{attempts}/sha256-f-1"), within=5)
         # 4. Cancelling ends actor and child.
@@ -223,5 +224,13 @@ def test_ray_gives_the_same_bytes_and_survives_its_nodes(prepared, cluster, tmp_
     assert children(f"{attempts}/sha256-") == []
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+def owner_of(pid: int) -> int:
+    """The process that holds the other end of a child's standard input; its parent may be a fork-server."""
+    pipe = Path(f"/proc/{pid}/fd/0").readlink()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(folder.name) != pid and any(file.readlink() == pipe for file in (folder / "fd").iterdir()):
+                return int(folder.name)
+        except OSError:
+            continue
+    raise AssertionError(f"nobody holds the pipe of {pid}")

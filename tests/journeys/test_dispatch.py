@@ -101,6 +101,27 @@ def children(mark: str) -> list[int]:
     return found
 
 
+@contextlib.contextmanager
+def holding(mark: str) -> Iterator[set[int]]:
+    """Stop each child as it comes: a tiny model's would have ended before anything is done to it. Yields their process ids."""
+    held, over = set[int](), threading.Event()
+
+    def hold() -> None:
+        while not over.wait(0.005):
+            for pid in set(children(mark)) - held:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+                    held.add(pid)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        yield held
+    finally:
+        over.set()
+        thread.join()
+
+
 KILLED = """
 import sys, threading
 from datetime import datetime
@@ -135,12 +156,15 @@ def test_a_round_from_check_to_evaluation_with_a_dispatcher_that_is_killed(serve
     server.clock.set(staged.fields["closes"], seconds=61)
     arguments = [str(server.settings.data), server.clock.now.isoformat()]
     with subprocess.Popen([sys.executable, "-c", KILLED, *arguments], stderr=subprocess.PIPE, text=True) as process:
-        until = time.monotonic() + 60
-        while len(children(str(server.settings.work))) < 2:
-            assert time.monotonic() < until and process.poll() is None
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        try:
+            with holding(str(server.settings.work)) as held:
+                until = time.monotonic() + 60
+                while len(held) < 2:
+                    assert time.monotonic() < until and process.poll() is None
+                    time.sleep(0.02)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
         assert process.stderr is not None
         said = [json.loads(line) for line in process.stderr.read().splitlines()]
     assert [line["event"] for line in said].count("attempt started") == 2
@@ -203,7 +227,9 @@ def test_work_that_nobody_waits_for_is_cancelled(server: Live, tmp_path: Path) -
     ada, withdrawn = send(staged, "ada", seed=1)
     _, late = send(staged, "bea", seed=2)
     with dispatcher(server) as running:
-        step_until(running, lambda: states(server, "check") == {"running"} and len(children(str(tmp_path))) == 2)
+        with holding(str(tmp_path)) as held:
+            step_until(running, lambda: len(held) == 2)
+        assert states(server, "check") == {"running"}
         # 1. An entrant withdraws while its model is being checked.
         with server.store.snapshot() as tx:
             commitment = tx.execute(select(submissions.c.commitment).where(submissions.c.id == withdrawn)).scalar_one()
