@@ -51,14 +51,7 @@ LINGER = 60.0
 """Seconds without a child after which a server ends."""
 _PATIENCE = 60.0
 _LOOK = 0.1
-_MODULES = (
-    "acclimate_runners.__main__",
-    "jinja2",
-    "pyarrow.dataset",
-    "safetensors.torch",
-    "tokenizers",
-    "torch.profiler",
-)
+_MODULES = "acclimate_runners.__main__ jinja2 pyarrow.dataset safetensors.torch tokenizers torch.profiler"
 _log = logging.getLogger(__name__)
 
 
@@ -83,7 +76,7 @@ class Forked:
         self._status.settimeout(timeout)
         with contextlib.suppress(TimeoutError):
             self.pid = int(self._status.recv(16) or b"0")
-            if not self.pid:
+            if self.pid <= 0:
                 raise ConnectionResetError("it ended or could not fork")
         return self.pid > 0
 
@@ -102,11 +95,6 @@ class Forked:
         self.returncode = -signal.SIGKILL if self._code is None else self._code
         self._status.close()
         return self.returncode
-
-    def give_up(self) -> None:
-        """Close all ends: whatever came of it dies."""
-        for end in (self._status, self.stdin, self.stdout):
-            end.close()
 
 
 class Nursery:
@@ -193,32 +181,28 @@ class Nursery:
             self._launch("shared", listener, environment)
         except OSError:
             listener.close()
-        made.settimeout(_PATIENCE)
-        made.connect(name)
-        if _user(made) != os.geteuid():
-            raise PermissionError("another user holds its name")
+        try:
+            made.settimeout(_PATIENCE)
+            made.connect(name)
+            if _user(made) != os.geteuid():
+                raise PermissionError("another user holds its name")
+        except OSError:
+            made.close()
+            raise
         return made
 
     def _launch(self, kind: str, end: socket.socket, environment: Mapping[str, str]) -> None:
         command = [sys.executable, "-P", "-m", "acclimate_runners.nursery", kind, str(end.fileno()), str(os.getpid())]
         # Room for the title of a child.
         command += [str(self._linger), " " * 1024]
-        nothing = subprocess.DEVNULL
+        files: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        files["pass_fds"] = (end.fileno(),)
 
         def keep() -> None:
             # This thread lives as long as the server, whose parent-death signal follows it, and reaps the server.
             with contextlib.suppress(OSError):
                 with end:
-                    process = subprocess.Popen(
-                        command,
-                        cwd="/",
-                        env=environment,
-                        stdin=nothing,
-                        stdout=nothing,
-                        stderr=nothing,
-                        start_new_session=True,
-                        pass_fds=(end.fileno(),),
-                    )
+                    process = subprocess.Popen(command, cwd="/", env=environment, start_new_session=True, **files)
                 process.wait()
 
         threading.Thread(target=keep, name="nursery", daemon=True).start()
@@ -237,17 +221,18 @@ def _ask(connection: socket.socket, request: bytes, words: int, stop: threading.
             if time.monotonic() > until:
                 raise TimeoutError("it does not answer")
     except BaseException:
-        forked.give_up()
+        # Whatever comes of it dies.
+        for end in (status, forked.stdin, forked.stdout):
+            end.close()
         raise
     return forked
 
 
 def _possible() -> bool:
-    try:
+    with contextlib.suppress(AttributeError, OSError):
         os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):
-        return False
-    return sys.platform == "linux"
+        return sys.platform == "linux"
+    return False
 
 
 def _user(connection: socket.socket) -> int:
@@ -283,19 +268,18 @@ class _Server:
         data, given = b"", list[int]()
         with contextlib.suppress(OSError):
             data, given, _, _ = socket.recv_fds(connection, 1 << 16, 4)
-        if not data:
+        if not data or len(given) != 4:
             self._selector.unregister(connection)
             connection.close()
-            return
-        status = socket.socket(fileno=given.pop())
-        status.setblocking(False)
-        try:
-            # There can only be the end of file to read: an owner that no longer waits gets no child.
-            status.recv(1)
-        except BlockingIOError:
-            self._fork(json.loads(data), given, status)
         else:
-            status.close()
+            status = socket.socket(fileno=given.pop())
+            status.setblocking(False)
+            try:
+                # There can only be the end of file to read: an owner that no longer waits gets no child.
+                status.recv(1)
+                status.close()
+            except BlockingIOError:
+                self._fork(json.loads(data), given, status)
         for descriptor in given:
             os.close(descriptor)
 
@@ -307,9 +291,8 @@ class _Server:
             status.close()
             return
         if pid == 0:
-            _become(request, given, server)
+            _become(request, given, server, status)
         self._children += 1
-        _tell(status, pid)
         process, gone = os.pidfd_open(pid), set[str]()
 
         def on_event(what: object) -> None:
@@ -319,8 +302,10 @@ class _Server:
                 assert found is not None
                 _tell(status, found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
             elif "process" not in gone:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
+                # The process too, as it may lead no group yet.
+                for kill in (os.killpg, os.kill):
+                    with contextlib.suppress(ProcessLookupError):
+                        kill(pid, signal.SIGKILL)
             gone.add("process" if what == process else "owner")
             if len(gone) == 2:
                 os.waitpid(pid, 0)
@@ -337,13 +322,14 @@ def _tell(status: socket.socket, number: int) -> None:
         status.send(str(number).encode())
 
 
-def _become(request: dict[str, Any], given: list[int], server: int) -> NoReturn:
+def _become(request: dict[str, Any], given: list[int], server: int, told: socket.socket) -> NoReturn:
     """In the fork: be what `python -m acclimate_runners FOLDER` is, started by the server."""
     status = 1
     try:
-        # 1. A session of its own, and four files; first out of the way of each other. The server's objects stay referenced by its
-        # frames, so that none is collected and closes a number that is another file's by then.
+        # 1. A session of its own, of which the owner hears only now that it can kill the group; and four files, first out of the way
+        # of each other. The server's objects stay referenced by its frames, so none closes a number that is another file's by then.
         os.setsid()
+        _tell(told, os.getpid())
         stdin, stdout, words = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in given)
         for number, descriptor in enumerate((stdin, stdout, stdout, words)):
             os.dup2(descriptor, number)
@@ -387,7 +373,7 @@ def main(kind: str, descriptor: int, parent: int, linger: float) -> None:
         os._exit(0)
     from acclimate_runners import evaluation, network
 
-    for name in (evaluation.__name__, *_MODULES):
+    for name in (evaluation.__name__, *_MODULES.split()):
         import_module(name)
     for module, *classes in network._CLASSES.values():
         for name in classes:

@@ -171,7 +171,7 @@ def running_again(folder: Path, made, nursery: Nursery):
 
 
 PROBE = """
-import json, os, sys, tempfile
+import json, os, socket, sys, tempfile
 from acclimate_runners import __main__ as program, nursery
 def main(arguments):
     print(json.dumps([dict(os.environ), os.getcwd(), tempfile.gettempdir(), arguments]))
@@ -179,7 +179,7 @@ def main(arguments):
 program.main, folder = main, sys.argv[1]
 tempfile.gettempdir()
 os.environ["ACCLIMATE_TOKEN"] = "acc_secret"
-nursery._become({"folder": folder, "environment": {"TMPDIR": folder, "A": "b"}, "memory": 5}, [0, 1, 2], 4)
+nursery._become({"folder": folder, "environment": {"TMPDIR": folder, "A": "b"}, "memory": 5}, [0, 1, 2], 4, socket.socketpair()[0])
 """
 
 
@@ -223,7 +223,22 @@ def test_ends_of_children_are_reported_and_nothing_is_left(tmp_path: Path, made,
     threading.Timer(0.2, stop.set).start()
     cancelled = start(laid_out(tmp_path / "cancelled", made, **endless(made)), new, stop)
     assert cancelled.supervise(stop) == Ended("cancelled") and time.monotonic() - began < 2
-    # 5. No zombie, no file left in the server.
+    # 5. Killed the moment it is there, and let go of without a word.
+    for number in range(5):
+        began = time.monotonic()
+        hasty = start(laid_out(tmp_path / f"hasty-{number}", made, **endless(made)), nursery)
+        assert hasty.supervise(stop) == Ended("cancelled") and time.monotonic() - began < 2
+    (words, told), dropped = os.pipe(), laid_out(tmp_path / "dropped", made, **endless(made))
+    variables = isolation.environment(dropped[0], threads=1)
+    forked = nursery.start(dropped[0], environment=variables, memory=0, words=told, stop=threading.Event())
+    assert forked is not None
+    forked._status.close()
+    wait_until(lambda: gone(forked.pid), within=5)
+    for end_ in (forked.stdin, forked.stdout):
+        end_.close()
+    os.close(words)
+    os.close(told)
+    # 6. No zombie, no file left in the server.
     wait_until(lambda: not children_of(server), within=5)
     assert len(list(Path(f"/proc/{server}/fd").iterdir())) <= 5
 
