@@ -28,6 +28,9 @@ test: install
 test-all: install
 	$(BIN)/python -m pytest -m "not gpu" --timeout 1800
 
+bench: install
+	$(BIN)/python tests/benchmarks/measure.py
+
 check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -49,10 +49,9 @@ def demo(
 def show(result: Any, console: Console) -> None:
     """Print the result for people: ranking, agreement, the crammer, where everything is, the auditor's verdict."""
     document = result.document
-    seeds = result.seeds
     table = Table(title=f"Ranking of {document['round']}", title_justify="left")
-    for name in ("rank", "interval", "entrant", "prepared", "± se", "direct", "direct rank", "seeds"):
-        table.add_column(name, justify="left" if name == "entrant" else "right")
+    for name in ("rank", "interval", "entrant", "prepared", "± se", "direct", "was", "seeds"):
+        table.add_column(name, justify="left" if name == "entrant" else "right", no_wrap=True)
     for row in document["ranking"]:
         table.add_row(
             str(row["rank"]),
@@ -62,32 +61,32 @@ def show(result: Any, console: Console) -> None:
             _number(row["se"]),
             _number(row["direct_score"]),
             str(row["direct_rank"]),
-            str(seeds),
+            str(result.seeds),
         )
     for row in document["baselines"]:
-        table.add_row(
-            "–", "–", f"{row['entrant']} (baseline)", f"{row['score']:.3f}", "", _number(row["direct_score"]), "–", ""
-        )
+        table.add_row("–", "–", row["entrant"], _number(row["score"]), "–", _number(row["direct_score"]), "–", "–")
     console.print(table)
+    lines = [
+        "interval: ranks that the data can't rule out, 95 %, all at once · was: rank as submitted · –: baseline, unranked",
+        "",
+    ]
     a = document["agreement"]
-    console.print("Do the tasks agree about who is better? Mean Kendall tau-b between the tasks' rankings:")
+    lines.append("Do the tasks agree about who is better? Mean Kendall tau-b between the tasks' rankings:")
     for protocol in ("direct", "prepared"):
-        console.print(
-            f"  {protocol:8} {_tau(a[protocol])}   on half of the examples {_tau(a['half_' + protocol])}, "
-            f"of at most {_tau(a['ceiling_' + protocol])} (a task with itself)"
+        half, ceiling = _tau(a["half_" + protocol]), _tau(a["ceiling_" + protocol])
+        lines.append(
+            f"  {protocol:9}{_tau(a[protocol])}   (by half of the examples {half}; a task with itself, by halves: {ceiling})"
         )
     c = document["crammer"]
-    console.print(
-        f"{c['entrant']} had crammed {c['task']}: rank {c['direct_rank']} on it by direct evaluation, "
-        f"{c['prepared_rank']} once all were prepared alike."
+    lines.append(
+        f"{c['entrant']} had crammed {c['task']}: rank {c['direct_rank']} on it as submitted, "
+        f"rank {c['prepared_rank']} once all were prepared alike."
     )
-    console.print(
-        f"Report    {document['report']}\nBundle    {document['bundle']}\nMLflow    {document['tracking_uri']}"
-    )
-    console.print(f"See it    {result.mlflow_command}")
-    console.print(
-        f"Auditor   {result.verdict_line}\n          verify it yourself: acclimate verify {document['bundle']}"
-    )
+    lines += ["", f"report   {document['report']}", f"bundle   {document['bundle']}"]
+    lines += [f"MLflow   {document['tracking_uri']}", f"         {result.mlflow_command}"]
+    lines += [f"auditor  {result.verdict_line}", f"         acclimate verify {document['bundle']}"]
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
 
 
 def _tau(value: float | None) -> str:
