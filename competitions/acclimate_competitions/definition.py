@@ -116,7 +116,7 @@ class Policy:
     """`[ranking]`: everything that turns per-example scores into the ranking."""
 
     aggregate: Literal["mean"]
-    missing: Literal["worst", "exclude", "fail"]
+    missing: Literal["worst", "exclude"]
     ties: Ties
     interval: Interval
     cluster: str | None
@@ -413,7 +413,7 @@ def _preparation(table: Table) -> Recipe:
         lr_grid=table.list_("lr_grid", float),
         selection=Selection(
             metric=selection.word("metric", ("nll",), default="nll"),
-            seed=selection.integer("seed", 0),
+            seed=selection.integer("seed", 0, most=_LARGEST_SEED),
             candidates=selection.words("candidates", ("base", "last"), default=("base", "last")),
         ),
         seeds=table.list_("seeds", int),
@@ -433,6 +433,8 @@ def _preparation(table: Table) -> Recipe:
     for index, seed in enumerate(recipe.seeds):
         if seed < 0:
             table.problem("seeds", f"= {seed}: must not be negative", index=index)
+        elif seed > _LARGEST_SEED:
+            table.problem("seeds", f"= {seed}: must be at most {_LARGEST_SEED}", index=index)
         elif selection.good("seed") and seed == recipe.selection.seed:
             table.problem("seeds", f"= {seed} is the selection seed: reporting seeds must be others", index=index)
     if table.good("seeds") and len(recipe.seeds) < 3:
@@ -451,7 +453,7 @@ def _ranking(table: Table) -> Policy:
             default="mean",
             designed=("mean_rank", "casp", "win_rate", "bradley_terry", "test_then_rank"),
         ),
-        missing=table.word("missing", ("worst", "exclude", "fail"), default="worst"),
+        missing=table.word("missing", ("worst", "exclude"), default="worst", designed=("fail",)),
         ties=Ties(
             method=ties.word("method", ("shared",), default="shared"),
             tolerance=ties.number("tolerance", 0.0),
@@ -459,8 +461,8 @@ def _ranking(table: Table) -> Policy:
         interval=Interval(
             kind=interval.word("kind", ("simultaneous", "marginal"), default="simultaneous"),
             level=interval.number("level", 0.95, above=0, below=1),
-            draws=interval.integer("draws", 10_000, least=100, most=10_000_000),
-            seed=interval.integer("seed", 1),
+            draws=interval.integer("draws", 10_000, least=100, most=100_000),
+            seed=interval.integer("seed", 1, most=_LARGEST_SEED),
         ),
         cluster=table.text("cluster", _NONE),
         baselines=table.names("baselines", ()),
@@ -471,6 +473,7 @@ def _ranking(table: Table) -> Policy:
 
 
 _NONE: Any = None
+_LARGEST_SEED = 2**32 - 1  # what every generator takes, with room for a step's number beside it
 
 
 def _compute(table: Table) -> Compute:

@@ -26,6 +26,9 @@ NO_LOGLIKELIHOODS = "no log-likelihoods"
 WRONG_LENGTH = "wrong number of log-likelihoods"
 NOT_FINITE = "a log-likelihood is not a finite number"
 
+OWN_FAULTS = frozenset({NO_LOGLIKELIHOODS, WRONG_LENGTH, NOT_FINITE})
+"""Reasons that lie with the model: it was asked and gave nothing usable. NO_PREDICTION does not: nobody asked it."""
+
 MAJORITY = "majority"
 """The null predictor's name: it answers with the most frequent target of the preparation split. No entrant may take it."""
 

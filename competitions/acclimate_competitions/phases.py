@@ -4,10 +4,12 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from acclimate_competitions import digests
 from acclimate_competitions.definition import Competition
+from acclimate_competitions.ledger import Ledger
 from acclimate_competitions.records import Record, parse_time
 
 
@@ -35,6 +37,11 @@ class Submission:
     committed: int | None
     accepted: int | None = None
     withdrawn: bool = False
+
+    @property
+    def order(self) -> int:
+        """Its place among the entrant's submissions: the log index of the commitment, else of the acceptance."""
+        return self.committed if self.committed is not None else self.accepted or 0
 
 
 @dataclass(frozen=True)
@@ -65,10 +72,13 @@ class Round:
         closes: the closing time in force (ClosingExtended moves it).
         acknowledged: share indices whose custodian could decrypt.
         entrants: entrant id -> public key.
+        unranked: entrants that declared a conflict of interest, and baselines.
         submissions: commitment -> Submission.
         entries: what RoundClosed froze, by entrant id.
-        prepared, evaluated: the terminal records by key.
-        prepared_leaves, evaluated_leaves: those records' bytes in log order, for the roots.
+        preparations: every preparation that must end in a ModelPrepared record, known from RoundClosed; the values say nothing.
+        bases: submission -> digest of the model that its preparations started from.
+        models: every evaluation to be made -> digest of the model that it must use; known from PreparationFinished.
+        prepared, evaluated: the terminal records by key, in log order.
         released: share index -> digest of the share document.
         rankings: (ranking digest, reason), the newest last.
     """
@@ -82,16 +92,17 @@ class Round:
     acknowledged: frozenset[int] = frozenset()
     entrants: Mapping[str, str] = field(default_factory=dict)
     baselines: frozenset[str] = frozenset()
+    unranked: frozenset[str] = frozenset()
     submissions: Mapping[str, Submission] = field(default_factory=dict)
     closed: Record | None = None
     entries: tuple[Entry, ...] = ()
-    prepared: Mapping[PreparationKey, Record] = field(default_factory=dict)
-    prepared_leaves: tuple[bytes, ...] = ()
-    audited: int = 0
+    preparations: Mapping[PreparationKey, None] = field(default_factory=dict)
+    bases: Mapping[int, str] = field(default_factory=dict)
+    prepared: Ledger[PreparationKey, Record] = field(default_factory=Ledger)
+    models: Mapping[EvaluationKey, str] = field(default_factory=dict)
     released: Mapping[int, str] = field(default_factory=dict)
     opened: Record | None = None
-    evaluated: Mapping[EvaluationKey, Record] = field(default_factory=dict)
-    evaluated_leaves: tuple[bytes, ...] = ()
+    evaluated: Ledger[EvaluationKey, Record] = field(default_factory=Ledger)
     rankings: tuple[tuple[str, str], ...] = ()
     phases: tuple[tuple[Phase, datetime], ...] = ()
 
@@ -125,37 +136,62 @@ class Round:
         """The moment before which the close must not come while commitments are outstanding."""
         return self.closes + self.grace
 
+    @cached_property
+    def prepared_leaves(self) -> tuple[bytes, ...]:
+        """The bytes of the ModelPrepared records, in log order."""
+        return tuple(record.encode() for record in self.prepared.values())
+
+    @cached_property
+    def evaluated_leaves(self) -> tuple[bytes, ...]:
+        """The bytes of the ModelEvaluated records, in log order."""
+        return tuple(record.encode() for record in self.evaluated.values())
+
+    def forfeited(self) -> dict[str, Any]:
+        """Count and root of the outstanding commitments, as RoundClosed names them."""
+        leaves = [commitment.encode() for commitment in self.outstanding]
+        return {"count": len(leaves), "root": digests.root_of_leaves(leaves)}
+
     def frozen_entries(self) -> tuple[Entry, ...]:
-        """Each entrant's last accepted submission that stands, by entrant id; what RoundClosed freezes."""
+        """What RoundClosed freezes, by entrant id: of each entrant's accepted submissions that stand, the one committed last.
+
+        Not the one accepted last: how fast checks run must not decide which submission counts.
+        """
         last: dict[str, Entry] = {}
         standing = (s for s in self.submissions.values() if s.accepted is not None and not s.withdrawn)
-        for s in sorted(standing, key=lambda s: s.accepted or 0):
+        for s in sorted(standing, key=lambda s: s.order):
             assert s.accepted is not None
             last[s.entrant] = Entry(s.entrant, s.accepted, s.commitment)
         return tuple(last[name] for name in sorted(last))
 
     def preparation_plan(self) -> tuple[PreparationKey, ...]:
         """Every (submission, task, seed) that must end in a ModelPrepared record."""
-        seeds = self.competition.preparation.seeds
-        return tuple((e.submission, t.name, s) for e in self.entries for t in self.competition.tasks for s in seeds)
+        return tuple(self.preparations)
 
     def evaluation_plan(self) -> tuple[EvaluationKey, ...]:
         """Every (submission, task, seed, protocol) to evaluate: all direct ones, and each preparation that did not fail."""
-        direct: list[EvaluationKey] = [
-            (e.submission, t.name, None, "direct") for e in self.entries for t in self.competition.tasks
-        ]
-        ready = [
-            key for key in self.preparation_plan() if key in self.prepared and "failed" not in self.prepared[key].fields
-        ]
-        return tuple(direct + [(submission, task, seed, "prepared") for submission, task, seed in ready])
+        return tuple(self.models)
 
-    def model_digests(self) -> dict[EvaluationKey, str]:
+    def model_digests(self) -> Mapping[EvaluationKey, str]:
         """The digest of the model that each evaluation of the plan must use."""
-        bases = {submission: record["base"] for (submission, _, _), record in self.prepared.items()}
-        return {
-            key: bases[key[0]] if key[2] is None else self.prepared[(key[0], key[1], key[2])]["prepared"]
-            for key in self.evaluation_plan()
+        return self.models
+
+    def planned_preparations(self, entries: Iterable[Entry]) -> dict[PreparationKey, None]:
+        """The preparations of these entries, by entry, task and seed."""
+        tasks, seeds = self.competition.tasks, self.competition.preparation.seeds
+        return dict.fromkeys((e.submission, task.name, seed) for e in entries for task in tasks for seed in seeds)
+
+    def planned_evaluations(self) -> dict[EvaluationKey, str]:
+        """The evaluations that follow from the preparations' outcomes, with their models."""
+        models: dict[EvaluationKey, str] = {
+            (entry.submission, task.name, None, "direct"): self.bases[entry.submission]
+            for entry in self.entries
+            for task in self.competition.tasks
         }
+        for key in self.preparations:
+            record = self.prepared[key]
+            if "failed" not in record.fields:
+                models[*key, "prepared"] = record["prepared"]
+        return models
 
     def custodian_index(self, key: str | None) -> int | None:
         """The share index (from 1) of the custodian with this public key."""

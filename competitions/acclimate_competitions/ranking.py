@@ -6,8 +6,8 @@ order of summation shows. Rank and interval are of the prepared protocol; the di
 
 Missing scores, by policy:
     worst: an unscored example counts as the metric's worst value (an entrant lacks a score where the metric has none).
-    exclude: an unscored example is left out of the entrant's mean, and shows in `n`; a task without any leaves no score.
-    fail: any unscored example of a ranked entrant is a refusal.
+    exclude: an unscored example is left out of the entrant's mean, and shows in `n`; a task without any leaves no score. Where
+        the model itself is the reason (its numbers are none), the example counts as under `worst`: nobody abstains by NaN.
 An entrant without a score has score null and ranks after all others: one whose every preparation failed, under each policy.
 
 Uncertainty (design: cluster covariance of Miller; tasks are fixed, clusters and seeds random): with r_tc an entrant's sum over
@@ -19,7 +19,7 @@ applicable (0) to an entrant whose seeds all gave the same scores, since then th
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -66,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Baseline:
-    """One baseline: fields as of Row, without ranks."""
+    """One baseline, or entrant with a declared conflict of interest: fields as of Row, without ranks."""
 
     entrant: str
     score: float | None
@@ -105,7 +105,14 @@ class Ranking:
         return text(self.document())
 
 
-def rank(scores: pa.Table, *, tasks: Sequence[Task], policy: Policy, entrants: Sequence[str]) -> Ranking:
+def rank(
+    scores: pa.Table,
+    *,
+    tasks: Sequence[Task],
+    policy: Policy,
+    entrants: Sequence[str],
+    unranked: Collection[str] = frozenset(),
+) -> Ranking:
     """Rank entrants by a score table.
 
     Args:
@@ -113,21 +120,20 @@ def rank(scores: pa.Table, *, tasks: Sequence[Task], policy: Policy, entrants: S
         tasks: all tasks of the competition.
         policy: `[ranking]` of the definition.
         entrants: ids that must appear in the ranking, whether they have scores or not; baselines among them are unranked.
+        unranked: those of them that stand among the baselines too, as they declared a conflict of interest.
 
     Raises:
-        Refusal: scores_invalid, naming the row or, under the policy `fail`, all that is missing; definition_invalid, for
-            metrics that can't be averaged over tasks.
+        Refusal: scores_invalid, naming the row; definition_invalid, for metrics that can't be averaged over tasks.
     """
     _check_scale(tasks)
-    ranked = sorted(set(entrants) - set(policy.baselines))
-    book = read(scores, tasks=tasks, entrants=[*ranked, *policy.baselines])
-    if policy.missing == "fail":
-        _refuse_missing(book, ranked)
+    beside = sorted(set(policy.baselines) | set(entrants).intersection(unranked))
+    ranked = sorted(set(entrants).difference(beside))
+    book = read(scores, tasks=tasks, entrants=[*ranked, *beside])
     pool = np.isin(book.entrants, ranked)
     parts = {key: _Part.of(book, key, missing=policy.missing, pool=pool) for key in book.grids}
     names = [task.name for task in tasks]
     whole = _Standing(book, parts, policy, names)
-    baselines = tuple(whole.baseline(book.entrants.index(name)) for name in sorted(set(policy.baselines)))
+    baselines = tuple(whole.baseline(book.entrants.index(name)) for name in beside)
     alone = {name: _Standing(book, parts, policy, [name]).rows(ranked) for name in names}
     return Ranking(policy, whole.rows(ranked), baselines, alone)
 
@@ -201,23 +207,6 @@ def _check_scale(tasks: Sequence[Task]) -> None:
         )
 
 
-def _refuse_missing(book: Scores, ranked: Sequence[str]) -> None:
-    problems = []
-    for (protocol, task), grid in book.grids.items():
-        counts = np.isnan(grid.values).sum(axis=(1, 2))
-        total = grid.values.shape[1] * grid.values.shape[2]
-        for entrant, count in zip(book.entrants, counts.tolist(), strict=True):
-            if entrant in ranked and (count or not total):
-                problems.append(f"{entrant!r}, {protocol}, task {task!r}: {count} of {total} scores are missing")
-    if problems:
-        raise Refusal(
-            "scores_invalid",
-            f"the policy allows no missing score; {problems[0]}",
-            hint="evaluate again, or void the round",
-            problems=problems,
-        )
-
-
 @dataclass(frozen=True)
 class _Part:
     """One task under one protocol, with the policy applied; each field is by entrant.
@@ -241,12 +230,11 @@ class _Part:
         grid, worst = book.grids[key], metrics.metric_of(book.tasks[key[1]]).worst
         scored = ~np.isnan(grid.values)
         whole: Bools = np.asarray(scored.all(axis=(1, 2)))
-        values = grid.values
-        if missing == "worst":
-            values = np.where(scored, values, np.nan if worst is None else worst)
+        values, left_out = grid.counted(missing=missing, worst=worst)
         means = [_mean(rows) for rows in values]
-        if missing == "worst" and worst is None:
-            means = [mean if complete else None for mean, complete in zip(means, whole.tolist(), strict=True)]
+        if worst is None:  # what must count as the worst, and can't, leaves no score
+            lost = np.asarray((np.isnan(values) & ~left_out).any(axis=(1, 2))).tolist()
+            means = [None if gone else mean for mean, gone in zip(means, lost, strict=True)]
         under_all = scored.all(axis=1) & (scored.shape[1] > 0)
         return _Part(
             means,
@@ -314,7 +302,7 @@ class _Standing:
         low, high = [beaten + 1] * len(places), [len(places)] * len(places)
         for order, best, worst in zip(known, sets.low.tolist(), sets.high.tolist(), strict=True):
             # The set holds the point rank by construction, except where the tie tolerance reaches beyond the error.
-            low[order], high[order] = min(best, ranks[order]), max(worst + len(places) - beaten, ranks[order])
+            low[order], high[order] = min(best, ranks[order]), max(worst, ranks[order])
         tiers = _tiers([ranks[order] for order in known], sets.better)
         tier = [max(tiers, default=0) + 1] * len(places)
         for order, number in zip(known, tiers, strict=True):

@@ -10,6 +10,7 @@ A record is canonical JSON with `v` (1), `type`, `round` (absent in RoundDefined
 """
 
 import base64
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
         (
             "ModelPrepared",
             "submission task seed recipe base code hardware",
-            "prepared candidates selected cost failed",
+            "prepared candidates selected cost diverged failed",
             True,
         ),
         ("PreparationFinished", "count root", "", False),
@@ -84,9 +85,33 @@ def _form(value: object, form: str) -> bool:
             return isinstance(value, list) and all(isinstance(item, str) for item in value)
         case "object":
             return isinstance(value, dict)
+        case "words":
+            return isinstance(value, str) and bool(value.strip())
+        case "tally":
+            return _object(value, count="number", root="digest")
+        case "failure":
+            return _object(value, reason="words", log="digest")
+        case "choice or null":
+            return value is None or _object(value, lr="measure", epoch="number or null")
+        case "candidates":
+            parts = {"lr": "measure", "epoch": "number", "validation": "measure"}
+            return isinstance(value, list) and all(_object(item, **parts) for item in value)
+        case "measure":
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return math.isfinite(value)
+            return value is None
         case _:
             names = form.split()
             return isinstance(value, list) and all(isinstance(item, dict) and set(item) == set(names) for item in value)
+
+
+def _object(value: object, **parts: str) -> bool:
+    """Whether a value is an object of exactly these fields, each of its form."""
+    return (
+        isinstance(value, dict)
+        and set(value) == set(parts)
+        and all(_form(value[name], form) for name, form in parts.items())
+    )
 
 
 # What each field holds, where the rules rely on it: a name of _form, or the fields of the objects in a list.
@@ -94,13 +119,18 @@ _FORMS: dict[str, str] = {
     name: form
     for form, names in {
         "digest": "definition recipe scorer policy seal ciphertext block_root row_root commitment document entries_root root key"
-        " plaintext predictions ranking",
+        " plaintext predictions ranking prepared base code",
         "time": "opens closes closes_latest release_by",
         "number": "k quorum grace size rows index submission count",
         "number or null": "seed",
         "text": "competition name log entrant ed25519 task protocol reason format",
-        "texts": "witnesses evaluators conflicts forfeited",
-        "object": "files organizer",
+        "texts": "witnesses evaluators conflicts",
+        "object": "files organizer cost",
+        "words": "hardware diverged",
+        "tally": "forfeited",
+        "failure": "failed",
+        "choice or null": "selected",
+        "candidates": "candidates",
         "name age ed25519 backup": "custodians",
         "index to commitment envelope": "shares",
         "by sig": "approvals",
@@ -255,6 +285,11 @@ def _expected(form: str) -> str:
         "texts": "a list of texts",
         "object": "an object",
         "text": "text",
+        "words": "text that is not blank",
+        "tally": "an object of count and root",
+        "failure": "an object of reason (text that is not blank) and log (a digest)",
+        "choice or null": "an object of lr and epoch, or null",
+        "candidates": "a list of objects of lr, epoch, validation",
     }
     return known.get(form, f"a list of objects of {form.replace(' ', ', ')}")
 

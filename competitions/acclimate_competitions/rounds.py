@@ -61,6 +61,8 @@ def begin(record: Record, competition: Competition) -> Round:
         records.public_key(key)
     _require(len(set(keys)) == len(keys), "organizer, custodians and evaluators must have different keys")
     _require(bool(record["evaluators"]), "RoundDefined names no evaluator")
+    recipients = [text for c in custodians for text in (c["age"], c["backup"]) if text is not None]
+    _require(len(set(recipients)) == len(recipients), "custodians' age recipients, backups included, must be different")
     return Round(record.round, competition, record, Phase.DRAFT, closes, phases=((Phase.DRAFT, record.at),))
 
 
@@ -174,8 +176,12 @@ def _register(state: Round, record: Record, index: int) -> Round:
     )
     _require(baseline == organizer, "baselines, and only they, are registered by the organizer")
     _require(baseline or record.by == key, "an entrant registers its own key", "signature_invalid")
-    baselines = state.baselines | ({name} if baseline else set())
-    return replace(state, entrants={**state.entrants, name: key}, baselines=baselines)
+    return replace(
+        state,
+        entrants={**state.entrants, name: key},
+        baselines=state.baselines | ({name} if baseline else set()),
+        unranked=state.unranked | ({name} if record["conflicts"] else set()),
+    )
 
 
 def _commit(state: Round, record: Record, index: int) -> Round:
@@ -226,13 +232,16 @@ def _close(state: Round, record: Record, index: int) -> Round:
         record["count"] == len(entries), f"RoundClosed counts {record['count']} entries, the log has {len(entries)}"
     )
     _require(record["entries_root"] == entries_root(entries), "RoundClosed has another root of the entries")
-    _require(record["forfeited"] == list(state.outstanding), "RoundClosed lists other forfeited commitments")
-    return replace(state, phase=Phase.CLOSED, closed=record, entries=entries)
+    _require(
+        record["forfeited"] == state.forfeited(), "RoundClosed has another count or root of the forfeited commitments"
+    )
+    preparations = state.planned_preparations(entries)
+    return replace(state, phase=Phase.CLOSED, closed=record, entries=entries, preparations=preparations)
 
 
 def _prepare(state: Round, record: Record, index: int) -> Round:
     key = (record["submission"], record["task"], record["seed"])
-    _require(key in state.preparation_plan(), f"the plan has no preparation {key}")
+    _require(key in state.preparations, f"the plan has no preparation {key}")
     _require(key not in state.prepared, f"preparation {key} is in the log already", "conflict")
     _require(record["recipe"] == state.defined["recipe"], "prepared by another recipe")
     _require(record["code"] == state.defined["code"], "prepared by other code")
@@ -242,39 +251,32 @@ def _prepare(state: Round, record: Record, index: int) -> Round:
         "either failed, or prepared, candidates and selected",
         "record_invalid",
     )
-    bases = {r["base"] for (submission, _, _), r in state.prepared.items() if submission == key[0]}
-    _require(bases <= {record["base"]}, "one entry was prepared from two models")
-    return replace(
-        state,
-        prepared={**state.prepared, key: record},
-        prepared_leaves=(*state.prepared_leaves, record.encode()),
+    _require(
+        "failed" not in record.fields or "diverged" not in record.fields,
+        "a preparation that failed gave no model: `diverged` says why the base counts as prepared",
+        "record_invalid",
     )
+    base = state.bases.get(key[0])
+    _require(base in (None, record["base"]), "one entry was prepared from two models")
+    bases = state.bases if base is not None else {**state.bases, key[0]: record["base"]}
+    return replace(state, prepared=state.prepared.plus(key, record), bases=bases)
 
 
 def _finish_preparation(state: Round, record: Record, index: int) -> Round:
-    left = len(state.preparation_plan()) - len(state.prepared)
+    left = len(state.preparations) - len(state.prepared)
     _require(left == 0, f"{left} preparations have no outcome yet")
     _check_count_and_root(record, state.prepared_leaves)
     if state.prepared:
         window_ends = max(r.at for r in state.prepared.values()) + state.competition.round.objection_window
         if record.at < window_ends:
             raise Refusal("too_early", f"the objection window ends {records.format_time(window_ends)}")
-    return replace(state, phase=Phase.PREPARED)
-
-
-def _audit(state: Round, record: Record, index: int) -> Round:
-    _require(
-        record.by not in state.defined["evaluators"], "an audit is signed by a second operator", "signature_invalid"
-    )
-    return replace(state, audited=state.audited + 1)
+    return replace(state, phase=Phase.PREPARED, models=state.planned_evaluations())
 
 
 def _release(state: Round, record: Record, index: int) -> Round:
     share = _own_share(state, record)
     if record["document"] != share["commitment"]:
         raise Refusal("share_false", f"the share of {share['to']} does not match its commitment in the seal")
-    need = state.competition.round.audits
-    _require(state.audited >= need, f"{state.audited} drawn re-runs were audited, {need} must be before a release")
     released = {**state.released, share["index"]: record["document"]}
     return replace(state, released=released, phase=Phase.RELEASED if len(released) >= state.threshold else state.phase)
 
@@ -291,19 +293,14 @@ def _open_holdout(state: Round, record: Record, index: int) -> Round:
 
 def _evaluate(state: Round, record: Record, index: int) -> Round:
     key = (record["submission"], record["task"], record["seed"], record["protocol"])
-    models = state.model_digests()
-    _require(key in models, f"the plan has no evaluation {key}")
+    _require(key in state.models, f"the plan has no evaluation {key}")
     _require(key not in state.evaluated, f"evaluation {key} is in the log already", "conflict")
-    _require(record["prepared"] == models[key], f"evaluation {key} used another model than the one prepared")
-    return replace(
-        state,
-        evaluated={**state.evaluated, key: record},
-        evaluated_leaves=(*state.evaluated_leaves, record.encode()),
-    )
+    _require(record["prepared"] == state.models[key], f"evaluation {key} used another model than the one prepared")
+    return replace(state, evaluated=state.evaluated.plus(key, record))
 
 
 def _finish_evaluation(state: Round, record: Record, index: int) -> Round:
-    left = len(state.evaluation_plan()) - len(state.evaluated)
+    left = len(state.models) - len(state.evaluated)
     _require(left == 0, f"{left} evaluations have no outcome yet")
     _check_count_and_root(record, state.evaluated_leaves)
     return replace(state, phase=Phase.EVALUATED)
@@ -321,10 +318,8 @@ def _revise(state: Round, record: Record, index: int) -> Round:
 
 def _void(state: Round, record: Record, index: int) -> Round:
     _require(bool(record["reason"]), "voiding a round gives its reason")
-    custody_failure = record.at >= parse_time(state.defined["release_by"]) and state.phase in (
-        Phase.CLOSED,
-        Phase.PREPARED,
-    )
+    # Only here do the custodians keep the round waiting; before, the organizer would be the one who waits.
+    custody_failure = state.phase is Phase.PREPARED and record.at >= parse_time(state.defined["release_by"])
     if state.closed is not None and not custody_failure:
         assert record.by is not None
         covered = records.statement(record.type, record.round, record.fields, by=record.by)
@@ -397,10 +392,6 @@ def _entrant(state: Round, record: Record) -> set[str]:
     return {state.entrants[record["entrant"]]}
 
 
-def _anyone(state: Round, record: Record) -> set[str]:
-    return {record.by} if record.by is not None else set()
-
-
 _Signers = Callable[[Round, Record], set[str]]
 _Change = Callable[[Round, Record, int], Round]
 _BEFORE_PUBLISHED = frozenset(Phase) - {Phase.PUBLISHED, Phase.VOIDED}
@@ -409,6 +400,7 @@ _SUBMITTING = frozenset(
     {"EntrantRegistered", "SubmissionCommitted", "SubmissionAccepted", "SubmissionWithdrawn", "ClosingExtended"}
 )
 
+# PreparationAudited has a form (records.py) and no place here: what it would guard, drawn re-runs, no definition can ask for yet.
 # record type -> (phases that take it, who may sign it (None: RoundDefined authorized it), what it does)
 TABLE: dict[str, tuple[frozenset[Phase], _Signers | None, _Change]] = {
     "HoldoutSealed": (frozenset({Phase.DRAFT}), _organizer, _seal),
@@ -422,7 +414,6 @@ TABLE: dict[str, tuple[frozenset[Phase], _Signers | None, _Change]] = {
     "RoundClosed": (frozenset({Phase.OPEN}), None, _close),
     "ModelPrepared": (frozenset({Phase.CLOSED}), _evaluators, _prepare),
     "PreparationFinished": (frozenset({Phase.CLOSED}), None, _finish_preparation),
-    "PreparationAudited": (frozenset({Phase.PREPARED}), _anyone, _audit),
     "ShareReleased": (frozenset({Phase.PREPARED}), _custodians, _release),
     "HoldoutOpened": (frozenset({Phase.RELEASED}), None, _open_holdout),
     "ModelEvaluated": (frozenset({Phase.OPENED}), _evaluators, _evaluate),

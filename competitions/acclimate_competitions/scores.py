@@ -18,6 +18,7 @@ from acclimate_competitions.errors import Refusal
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,27 @@ class Grid:
     Attributes:
         values: [entrants, seeds, examples], NaN where unscored; direct has one seed, which is null.
         clusters: [examples], indices into Scores.clusters.
+        faults: as values, whether the model itself is why an example is unscored (metrics.OWN_FAULTS).
     """
 
     values: Floats
     clusters: Ints
+    faults: Bools
+
+    def counted(self, *, missing: str, worst: float | None) -> tuple[Floats, Bools]:
+        """The values under a policy for missing scores, and what of them is left out of every mean.
+
+        Where an example must count as the worst value, and the metric has none, it stays NaN without being left out.
+
+        Args:
+            missing: worst: every unscored example counts as the worst value. exclude: it is left out, unless the model itself
+                is why it is unscored, for else a model could abstain where it would be wrong.
+            worst: the metric's worst value, if it has one.
+        """
+        unscored = np.isnan(self.values)
+        charged = unscored if missing == "worst" else unscored & self.faults
+        values = self.values if worst is None else np.where(charged, worst, self.values)
+        return values, unscored & ~charged
 
 
 @dataclass(frozen=True)
@@ -89,7 +107,9 @@ def read(scores: pa.Table, *, tasks: Sequence[Task], entrants: Sequence[str]) ->
             values = np.full((len(allowed["entrant"]), count, len(examples)), np.nan)
             seed = 0 if protocol == "direct" else np.searchsorted(seeds, rows.seeds[of_task][here])
             values[codes["entrant"][of_task][here], seed, position[here]] = rows.values[of_task][here]
-            grids[protocol, task.name] = Grid(values, clusters)
+            faults = np.zeros(values.shape, dtype=bool)
+            faults[codes["entrant"][of_task][here], seed, position[here]] = rows.faults[of_task][here]
+            grids[protocol, task.name] = Grid(values, clusters, faults)
     return Scores(
         tuple(allowed["entrant"]),
         {task.name: task for task in tasks},
@@ -101,13 +121,14 @@ def read(scores: pa.Table, *, tasks: Sequence[Task], entrants: Sequence[str]) ->
 
 @dataclass(frozen=True)
 class _Rows:
-    """The table's columns as numpy: codes into sorted names, seeds (0 where null), values (NaN where null)."""
+    """The table's columns as numpy: codes into sorted names, seeds (0 where null), values (NaN where null), faults of the model."""
 
     codes: dict[str, Ints]
     names: dict[str, list[str]]
     seeds: Ints
-    seedless: NDArray[np.bool_]
+    seedless: Bools
     values: Floats
+    faults: Bools
 
     @staticmethod
     def of(scores: pa.Table) -> "_Rows":
@@ -123,6 +144,7 @@ class _Rows:
                 codes[name], names[name] = _encode(scores.column(name), name)
             seeds = scores.column("seed").cast(pa.int64()).combine_chunks()
             values = scores.column("score").cast(pa.float64()).to_numpy()
+            reasons = scores.column("reason").cast(pa.string()).combine_chunks().dictionary_encode()
         except pa.ArrowException as error:
             raise Refusal("scores_invalid", f"the score table has a column of the wrong type: {error}") from error
         return _Rows(
@@ -131,9 +153,10 @@ class _Rows:
             seeds.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64),
             seeds.is_null().to_numpy(zero_copy_only=False),
             np.asarray(values, dtype=np.float64),
+            _own_faults(reasons),
         )
 
-    def refuse(self, rows: NDArray[np.bool_], what: str) -> None:
+    def refuse(self, rows: Bools, what: str) -> None:
         """Refuse the first of the marked rows, if any."""
         if rows.any():
             row = int(np.argmax(rows))
@@ -152,7 +175,7 @@ class _Rows:
         self.refuse(recoded < 0, f"unknown {column}")
         return recoded
 
-    def check_seeds(self, direct: NDArray[np.bool_]) -> None:
+    def check_seeds(self, direct: Bools) -> None:
         self.refuse(direct & ~self.seedless, "a direct evaluation has no seed")
         self.refuse(~direct & self.seedless, "an evaluation of a prepared model has a seed")
 
@@ -175,11 +198,18 @@ class _Rows:
         detail = f"cluster {names[self.codes['cluster'][np.argmax(other)]]!r}" if other.any() else ""
         self.refuse(other, f"{detail} differs from that of an earlier row of the example")
 
-    def check_values(self, rows: NDArray[np.bool_], metric: metrics.Metric) -> None:
+    def check_values(self, rows: Bools, metric: metrics.Metric) -> None:
         low = -np.inf if metric.low is None else metric.low
         high = np.inf if metric.high is None else metric.high
         beyond = (self.values < low) | (self.values > high) | np.isinf(self.values)
         self.refuse(rows & beyond, f"outside the range of {metric.name}")
+
+
+def _own_faults(reasons: pa.DictionaryArray) -> Bools:
+    # The last place stands for null: no reason.
+    own = np.array([name in metrics.OWN_FAULTS for name in reasons.dictionary.to_pylist()] + [False], dtype=bool)
+    codes = reasons.indices.fill_null(len(own) - 1).to_numpy(zero_copy_only=False)
+    return np.asarray(own[codes])
 
 
 def _encode(column: pa.ChunkedArray, name: str) -> tuple[Ints, list[str]]:

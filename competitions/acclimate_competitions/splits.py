@@ -4,7 +4,8 @@
     splits/<task>/preparation.parquet  validation.parquet  holdout.parquet  [practice.parquet]
 
 Columns are strings: example, input, target, and, where the definition or the prompt names them, cluster and others. Nothing that an
-entrant may see stands in a holdout: no example, no cluster, and no input that differs only in case, blanks or Unicode form.
+entrant may see stands in a holdout, of whichever task: no example, no cluster, and no input that differs only in case, blanks or
+Unicode form. Tasks may share inputs within one split.
 """
 
 import json
@@ -39,7 +40,7 @@ class _Seen:
     problems: list[str] = field(default_factory=list)
     examples: dict[str, str] = field(default_factory=dict)
     clusters: dict[str, str] = field(default_factory=dict)
-    inputs: dict[tuple[str, str], str] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
 
 
 def check(folder: Path, competition: Competition) -> dict[str, Any]:
@@ -181,8 +182,8 @@ def _check_rows(table: pa.Table, split: str, task: Task, cluster: str | None, se
         if first != where:
             found.setdefault(f"example ids that stand in {first} too", []).append(repr(example))
         normal = " \x1f ".join(normalized(row[column]) for column in shown)
-        first = seen.inputs.setdefault((task.name, normal), where)
-        if first != where:
+        first = seen.inputs.setdefault(normal, where)
+        if first.rpartition("/")[2] != split:
             found.setdefault(f"inputs that stand in {first} too", []).append(f"that of {example!r}")
         if cluster is not None:
             first = seen.clusters.setdefault(row[cluster], split)

@@ -16,7 +16,7 @@ ranking problems.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +135,14 @@ class Stability:
 
 
 def of_round(
-    scores: pa.Table, *, tasks: Sequence[Task], policy: Policy, entrants: Sequence[str], draws: int = 400, seed: int = 1
+    scores: pa.Table,
+    *,
+    tasks: Sequence[Task],
+    policy: Policy,
+    entrants: Sequence[str],
+    unranked: Collection[str] = frozenset(),
+    draws: int = 400,
+    seed: int = 1,
 ) -> Stability:
     """Stability of one round from its score table, under the ranking's own policy.
 
@@ -143,17 +150,22 @@ def of_round(
         scores: tables.SCORES.
         tasks: all tasks of the competition.
         policy: of the ranking.
-        entrants: as for ranking.rank; baselines are left out.
+        entrants: as for ranking.rank; baselines and unranked ones are left out.
+        unranked: as for ranking.rank.
         draws: random splits, bootstrap samples, and permutations, at least 200 for a ceiling worth printing.
         seed: of PCG64.
 
     Raises:
         Refusal: as ranking.rank.
     """
-    ranked = ranking.rank(scores, tasks=tasks, policy=policy, entrants=entrants)
+    ranked = ranking.rank(scores, tasks=tasks, policy=policy, entrants=entrants, unranked=unranked)
     names = [task.name for task in tasks]
     rows = {name: {row.entrant: row for row in ranked.tasks[name]} for name in names}
-    book = read(scores, tasks=tasks, entrants=[*(row.entrant for row in ranked.rows), *policy.baselines])
+    book = read(
+        scores,
+        tasks=tasks,
+        entrants=[*(row.entrant for row in ranked.rows), *(row.entrant for row in ranked.baselines)],
+    )
     everyone = sorted(row.entrant for row in ranked.rows)
     used = [
         name
@@ -280,9 +292,7 @@ class _Halves:
         present = np.zeros((len(book.tasks), len(book.clusters)), dtype=np.int64)
         for number, (name, task) in enumerate(book.tasks.items()):
             grid, worst = book.grids[protocol, name], metrics.metric_of(task).worst
-            values = grid.values[places]
-            if missing == "worst" and worst is not None:
-                values = np.where(np.isnan(values), worst, values)
+            values = grid.counted(missing=missing, worst=worst)[0][places]
             order = np.argsort(grid.clusters, kind="stable")
             found, start = np.unique(grid.clusters[order], return_index=True)
             known = ~np.isnan(values)

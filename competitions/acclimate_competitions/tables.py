@@ -4,13 +4,17 @@ A score's key is (entrant, protocol, task, seed, metric, example); seed is null 
 the key so that direct and prepared can never be pooled. Unknown is not zero: an unscored example has score null and a reason.
 """
 
+import errno
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from acclimate_competitions.errors import Refusal
+
+# EFBIG: the process's own limit on file sizes, which is a full disk to whoever set it.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 Protocol = Literal["direct", "prepared"]
 PROTOCOLS: tuple[Protocol, ...] = ("direct", "prepared")
@@ -47,8 +51,19 @@ SCORES = pa.schema(
 
 
 def write(table: pa.Table, path: Path) -> None:
-    """Write a table as Parquet with fixed options, so that one library version writes the same bytes for the same rows."""
-    pq.write_table(table, path, compression="zstd", compression_level=3, use_dictionary=True, write_statistics=False)
+    """Write a table as Parquet with fixed options, so that one library version writes the same bytes for the same rows.
+
+    Raises:
+        Refusal: no_space.
+    """
+    options: dict[str, Any] = {"compression": "zstd", "compression_level": 3, "use_dictionary": True}
+    try:
+        pq.write_table(table, path, write_statistics=False, **options)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        hint = "free some space and do the same again"
+        raise Refusal("no_space", f"no space is left for {path}; nothing was lost", hint=hint) from error
 
 
 def read(path: Path, schema: pa.Schema | None = None) -> pa.Table:

@@ -4,7 +4,7 @@ Stages of one entry that are outstanding at the same time make one assignment, s
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,8 @@ from acclimate_runners import jobs
 from acclimate_runners.jobs import CheckJob, EvaluateJob, Job, ModelFiles, PrepareJob, TaskData
 
 _FIRST, _LATER = 0, 1
+_Evaluation = tuple[str, int | None, str]
+"""(task, seed, protocol)"""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,15 @@ def outstanding(tx: Tx, state: Round, *, holdout_inputs: Mapping[str, str]) -> l
     if state.phase is Phase.CLOSED:
         return [a for e, row in _entries(tx, state) if (a := _prepare(state, e, row)) is not None]
     if state.phase is Phase.OPENED:
-        return [a for e, row in _entries(tx, state) if (a := _evaluate(state, e, row, holdout_inputs)) is not None]
+        left: dict[int, list[_Evaluation]] = {}
+        for key in state.models:
+            if key not in state.evaluated:
+                left.setdefault(key[0], []).append(key[1:])
+        return [
+            _evaluate(state, entry, row, holdout_inputs, left=left[entry.submission])
+            for entry, row in _entries(tx, state)
+            if entry.submission in left
+        ]
     return []
 
 
@@ -162,11 +172,10 @@ def _prepare(state: Round, entry: Entry, row: Row[Any]) -> Assignment | None:
     return Assignment("prepare", state.id, row.id, row.entrant, entry.submission, stages, job, _work(row, stages))
 
 
-def _evaluate(state: Round, entry: Entry, row: Row[Any], holdout_inputs: Mapping[str, str]) -> Assignment | None:
-    models = state.model_digests()
-    left = [key[1:] for key in state.evaluation_plan() if key[0] == entry.submission and key not in state.evaluated]
-    if not left:
-        return None
+def _evaluate(
+    state: Round, entry: Entry, row: Row[Any], holdout_inputs: Mapping[str, str], *, left: Sequence[_Evaluation]
+) -> Assignment:
+    models = state.models
     tasks = {task.name: task for task in state.competition.tasks}
     chosen = dict.fromkeys(name for name, _, _ in left)
     job = EvaluateJob(

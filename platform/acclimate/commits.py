@@ -106,6 +106,7 @@ def _prepared_fields(
         "candidates": selection["candidates"],
         "selected": selection["selected"],
         "cost": entry["cost"],
+        **({"diverged": entry["diverged"][:_LONGEST_REASON]} if entry.get("diverged") else {}),
     }
 
 
@@ -134,7 +135,7 @@ def _evaluate(
             raise Refusal("job_failed", f"the outcome has no predictions for {stage.task}, {stage.protocol}")
         scores = score(store, assignment, stage, predictions, holdout=truth[stage.task], task=task, state=state)
         documents.append({**entry, "predictions": predictions, "scores": scores, **_circumstances(status)})
-    models = state.model_digests()
+    models = state.models
     with store.transaction() as tx:
         state = tx.round(assignment.round)
         for stage, document in zip(assignment.stages, documents, strict=True):

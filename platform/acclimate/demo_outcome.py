@@ -65,8 +65,9 @@ def describe(state: Round, bundle: Path, *, report: Path, tracking: str, crammed
     ranking = json.loads((bundle / "ranking.json").read_text("utf-8"))
     tasks, policy = state.competition.tasks, state.competition.ranking
     entrants = [entry.entrant for entry in state.entries]
+    table = verify.recompute_scores(bundle)
     steady = stability.of_round(
-        verify.recompute_scores(bundle), tasks=tasks, policy=policy, entrants=entrants
+        table, tasks=tasks, policy=policy, entrants=entrants, unranked=state.unranked
     ).document()
     name, task = crammed
     crammer = next(row for row in ranking["tasks"][task] if row["entrant"] == name)

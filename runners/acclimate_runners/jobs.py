@@ -116,7 +116,7 @@ class Outcome:
         results: by kind of job.
             check: {"architecture", "parameters", "losses": [3 floats]}.
             prepare: {"selections": [{"task", "candidates": [{"lr", "epoch", "validation"}], "selected"}],
-                "prepared": [{"task", "seed", "file", "prepared", "failed"?: {"reason"}, "losses": [...], "validation",
+                "prepared": [{"task", "seed", "file", "prepared", "failed"?: {"reason"}, "diverged"?: reason, "losses": [...], "validation",
                 "cost": {"tokens", "steps", "seconds", "flops"}}]}. A base candidate has lr null and epoch 0.
             evaluate: {"predictions": [{"task", "seed", "protocol", "file", "count", "seconds"}]}; each file is a table
                 with the columns of tables.PREDICTIONS.

@@ -259,7 +259,8 @@ def _diverged(
         entry = _entry(base=False, losses=losses, validation=None, spent=spent, note="")
         return {**entry, "file": None, "prepared": None, "failed": {"reason": f"the preparation diverged: {reason}"}}
     note = f"the preparation diverged ({reason}): by rule the model as submitted counts"
-    return _entry(base=True, losses=losses, validation=None, spent=spent, note=note)
+    entry = _entry(base=True, losses=losses, validation=None, spent=spent, note=note)
+    return {**entry, "diverged": reason}
 
 
 def _entry(

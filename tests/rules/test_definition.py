@@ -32,7 +32,7 @@ def test_the_shipped_definition_parses_to_its_values():
     assert competition.round.opens == datetime(2027, 3, 1, tzinfo=UTC)
     assert competition.round.closes == datetime(2027, 4, 1, 10, tzinfo=UTC)
     assert competition.round.closes_latest == datetime(2027, 4, 15, 10, tzinfo=UTC)
-    assert competition.round.grace == timedelta(seconds=60)
+    assert competition.round.grace == timedelta(minutes=10)
     assert competition.preparation.lr_grid == (0.002, 0.005)
     assert competition.preparation.seeds == (11, 12, 13)
     assert competition.isolation.memory == 2 * 2**30
@@ -93,9 +93,9 @@ CASES = [
     ("closes = 2027-04-01T12:00:00+02:00", "closes = 2027-03-01T02:00:00+02:00", "round.closes = 2027-03-01T00:00:00Z: must be after opens"),
     ("closes = 2027-04-01T12:00:00+02:00", "closes = 2027-04-15T12:00:01+02:00", "closes, 2027-04-15T10:00:01Z"),
     ("release_by = 2027-05-01T00:00:00Z", "release_by = 2027-04-15T10:00:00Z", "must be after closes_latest"),
-    ('grace = "60s"', 'grace = "60"', "round.grace must be a duration"),
-    ('grace = "60s"', "grace = 60", "round.grace must be a duration"),
-    ('grace = "60s"', 'grace = "-5s"', "round.grace must be a duration"),
+    ('grace = "10m"', 'grace = "60"', "round.grace must be a duration"),
+    ('grace = "10m"', "grace = 60", "round.grace must be a duration"),
+    ('grace = "10m"', 'grace = "-5s"', "round.grace must be a duration"),
     ('publish = "manual"', 'publish = "auto"', 'round.publish = "auto": this version carries only "manual"'),
     ('publish = "manual"', 'publish = "manuel"', "did you mean 'manual'?"),
     ('holdout_after = "public"', 'holdout_after = "private"', 'this version carries only "public"'),
@@ -151,6 +151,11 @@ CASES = [
     ("schema = 1", "schema = true", "schema = true is unknown"),
     ('title = "Handwritten', 'title = "\\u202eHandwritten', "title must be text of 1 to 2000 characters without control"),
     ("data_is_public = true", "data_is_public = 1", "data_is_public must be true or false, not 1"),
+    ("seeds = [11, 12, 13]", "seeds = [11, 12, 4294967296]", "preparation.seeds[2] = 4294967296: must be at most 4294967295"),
+    ("seed = 0,", "seed = 9_300_000_000_000,", "preparation.selection.seed = 9300000000000: must be at most 4294967295"),
+    ("seed = 1 }", "seed = 4294967296 }", "ranking.interval.seed = 4294967296: must be at most 4294967295"),
+    ("draws = 10_000", "draws = 100_001", "ranking.interval.draws = 100001: must be at most 100000"),
+    ('missing = "worst"', 'missing = "fail"', 'ranking.missing = "fail": this version carries only "worst", "exclude"'),
 ]  # fmt: skip
 
 

@@ -280,6 +280,7 @@ def test_divergence_has_an_outcome_by_rule(tiny: Any, tmp_path: Path, rule: str)
     for entry in outcome.results["prepared"]:
         if rule == "base":
             assert "failed" not in entry and "diverged" in entry["note"]
+            assert "the loss at step" in entry["diverged"]
             base = (tmp_path / "model" / "model.safetensors").read_bytes()
             assert (tmp_path / "out" / entry["file"]).read_bytes() == base
         else:
@@ -292,9 +293,17 @@ def test_a_seed_may_diverge_alone(tiny: Any, tmp_path: Path) -> None:
     from acclimate_runners import preparation
 
     model, packed = opened(tiny, tmp_path)
+    start = model.copy_weights()
     done = preparation.fit(model, packed[0], tiny.recipe(), lr=1e30, seed=11)
     assert done.validation is None and "the loss at step" in done.diverged
     assert not math.isfinite(done.losses[-1]) and all(map(math.isfinite, done.losses[:-1]))
+    # Its entry says so for itself: the selection, which is of another seed, names a learning rate.
+    choice = preparation.Choice(1e30, "", {"candidates": [], "selected": {"lr": 1e30, "epoch": 3}})
+    entry = preparation._prepare_seed(model, packed[0], tiny.recipe(), choice, 11, lambda step: None)
+    assert entry["base"] and entry["diverged"].startswith("at learning rate 1e+30: the loss at step")
+    model.set_weights(start)
+    fine = preparation._prepare_seed(model, packed[0], tiny.recipe(), replace(choice, lr=1e-3), 11, lambda step: None)
+    assert not fine["base"] and "diverged" not in fine
 
 
 def test_long_curves_are_thinned() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from acclimate_competitions import digests, ranking, tables
+from acclimate_competitions import digests, metrics, ranking, tables
 from acclimate_competitions.definition import Interval, Policy, Task, Ties
 from acclimate_competitions.errors import Refusal
 
@@ -50,8 +50,8 @@ def both(entrant, scores, **more):
     return rows(entrant, scores, **more) + rows(entrant, scores, seed=None, **more)
 
 
-def rank(*parts, entrants, tasks=(DIGIT,), policy=POLICY):
-    return ranking.rank(table(*parts), tasks=tasks, policy=policy, entrants=entrants)
+def rank(*parts, entrants, tasks=(DIGIT,), policy=POLICY, **more):
+    return ranking.rank(table(*parts), tasks=tasks, policy=policy, entrants=entrants, **more)
 
 
 def by_entrant(result):
@@ -82,6 +82,19 @@ def test_the_score_is_the_mean_over_tasks_of_the_mean_over_seeds_of_the_mean_ove
     assert row.score == (0.75 + 0.25) / 2
     assert (row.n, row.seeds) == (6, 2)
     assert [result.tasks[name][0].score for name in ("digit", "prime")] == [0.75, 0.25]
+
+
+def test_who_declared_a_conflict_stands_beside_the_ranking():
+    parts = [both("ann", [1, 1, 1, 1]), both("bob", [1, 1, 0, 0]), both("cyd", [1, 0, 0, 0])]
+    found = rank(*parts, entrants=["ann", "bob", "cyd"], unranked=frozenset({"ann", "nobody", "majority"}))
+    alone = rank(*parts[1:], entrants=["bob", "cyd"])
+    assert found.rows == alone.rows and found.tasks == alone.tasks
+    assert [(row.entrant, row.score, row.direct_score) for row in found.baselines] == [
+        ("ann", 1.0, 1.0), ("majority", None, None),
+    ]  # fmt: skip
+    document = found.document()
+    assert [row["entrant"] for row in document["ranking"]] == ["bob", "cyd"]
+    assert set(document["baselines"][0]) == {"entrant", "score", "se", "n", "seeds", "direct_score"}
 
 
 def test_equal_scores_share_a_rank():
@@ -191,11 +204,33 @@ def test_exclude_leaves_an_unscored_example_out_and_shows_it():
     assert (row.score, row.rank, row.n) == (1.0, 1, 3)
 
 
-def test_fail_refuses_and_names_what_is_missing():
-    with pytest.raises(Refusal, match="'ann', direct, task 'digit': 1 of 4") as caught:
-        missing_one(with_policy(missing="fail"))
-    assert caught.value.code == "scores_invalid"
-    assert len(caught.value.problems) == 2
+@pytest.mark.parametrize(
+    ("reason", "score", "place"),
+    [
+        (metrics.NOT_FINITE, 0.75, 2),
+        (metrics.NO_LOGLIKELIHOODS, 0.75, 2),
+        (metrics.WRONG_LENGTH, 0.75, 2),
+        (metrics.NO_PREDICTION, 1.0, 1),
+        (None, 1.0, 1),
+    ],
+)
+def test_exclude_does_not_let_a_model_abstain(reason, score, place):
+    ann = [{**row, "reason": reason if row["score"] is None else None} for row in both("ann", [1, 1, 1, None])]
+    result = rank(
+        ann, both("bob", [1, 1, 1, 0]), both("cyd", [1, 1, 1, 1]),
+        entrants=["ann", "bob", "cyd"], policy=with_policy(missing="exclude"),
+    )  # fmt: skip
+    row = by_entrant(result)["ann"]
+    assert (row.score, row.direct_score, row.rank, row.n) == (score, score, place, 3)
+
+
+def test_a_model_that_abstains_has_no_score_where_the_metric_has_no_worst_value():
+    task = dataclasses.replace(DIGIT, metric="nll")
+    for reason, score in ((metrics.NOT_FINITE, None), (metrics.NO_PREDICTION, 0.5)):
+        ann = [{**row, "reason": reason} for row in both("ann", [0.5, None], metric="nll")]
+        policy = with_policy(missing="exclude")
+        result = rank(ann, both("bob", [1.0, 1.0], metric="nll"), entrants=["ann", "bob"], tasks=(task,), policy=policy)
+        assert by_entrant(result)["ann"].score == score
 
 
 def test_an_absent_row_is_the_same_as_a_null_score():
@@ -221,6 +256,8 @@ def test_an_entrant_whose_every_preparation_failed_ranks_last_without_a_score(mi
     assert (found["ann"].score, found["ann"].se, found["ann"].n, found["ann"].seeds) == (None, None, 0, 0)
     assert (found["ann"].direct_rank, found["ann"].direct_score) == (1, 1.0)
     assert (found["ann"].rank_low, found["ann"].rank_high) == (3, 4)
+    # Whoever has a score can't rank behind those who have none.
+    assert [(found[name].rank_low, found[name].rank_high) for name in ("cyd", "bob")] == [(1, 2), (1, 2)]
     assert (found["dan"].direct_rank, found["dan"].direct_score) == (4, None)
     assert found["ann"].tier > found["bob"].tier >= found["cyd"].tier
 

@@ -114,6 +114,76 @@ def test_a_record_of_another_form_is_refused(changes):
     assert caught.value.code == "record_invalid"
 
 
+PREPARED = {
+    "submission": 7, "task": "digit", "seed": 11, "recipe": DIGEST, "base": DIGEST, "code": DIGEST, "hardware": "cpu/x86_64",
+}  # fmt: skip
+FITTED = {
+    "prepared": DIGEST,
+    "candidates": [{"lr": None, "epoch": 0, "validation": 1.5}, {"lr": 0.002, "epoch": 6, "validation": None}],
+    "selected": {"lr": None, "epoch": 0},
+    "cost": {"tokens": 1},
+}
+FAILED = {"failed": {"reason": "out of memory", "log": DIGEST}}
+
+
+@pytest.mark.parametrize("fields", [FITTED, FITTED | {"selected": None, "diverged": "the loss is NaN"}, FAILED])
+def test_a_preparation_has_its_form(fields):
+    record = logged("ModelPrepared", PREPARED | fields)
+    assert records.parse(record.encode()) == record
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"failed": None},
+        {"failed": {}},
+        {"failed": "out of memory"},
+        {"failed": {"reason": "", "log": DIGEST}},
+        {"failed": {"reason": " ", "log": DIGEST}},
+        {"failed": {"reason": "out of memory", "log": ""}},
+        {"failed": {"reason": "out of memory"}},
+        {"failed": {"reason": "out of memory", "log": DIGEST, "blame": "ada"}},
+        FITTED | {"diverged": ""},
+        FITTED | {"diverged": None},
+        FITTED | {"diverged": True},
+        FITTED | {"prepared": None},
+        FITTED | {"prepared": "sha256:ab"},
+        FITTED | {"selected": {"lr": None}},
+        FITTED | {"selected": {"lr": "0.002", "epoch": 6}},
+        FITTED | {"selected": [0.002, 6]},
+        FITTED | {"candidates": None},
+        FITTED | {"candidates": [{"lr": 0.002, "epoch": 6}]},
+        FITTED | {"candidates": [{"lr": 0.002, "epoch": True, "validation": 1.0}]},
+        FITTED | {"candidates": [{"lr": 0.002, "epoch": 6, "validation": "low"}]},
+        FITTED | {"cost": None},
+        FITTED | {"base": None},
+        FITTED | {"base": "model"},
+        FITTED | {"recipe": 7},
+        FITTED | {"code": ""},
+        FITTED | {"hardware": None},
+        FITTED | {"hardware": ""},
+    ],
+)
+def test_a_preparation_of_another_form_is_refused(fields):
+    document = json.loads(logged("ModelPrepared", PREPARED | FITTED).encode())
+    document = {name: value for name, value in document.items() if name not in FITTED}
+    for refused in (
+        lambda: records.check_fields("ModelPrepared", PREPARED | fields, signed=True),
+        lambda: records.parse(digests.canonical(document | fields)),
+    ):
+        with pytest.raises(Refusal, match="expected") as caught:
+            refused()
+        assert caught.value.code == "record_invalid"
+
+
+@pytest.mark.parametrize("value", [[], None, {"count": 1}, {"count": -1, "root": DIGEST}, {"count": 1, "root": "x"}])
+def test_forfeited_commitments_are_a_count_and_a_root(value):
+    fields = {"count": 1, "entries_root": DIGEST, "forfeited": {"count": 1, "root": DIGEST}}
+    records.check_fields("RoundClosed", fields, signed=False)
+    with pytest.raises(Refusal, match="expected an object of count and root"):
+        records.check_fields("RoundClosed", fields | {"forfeited": value}, signed=False)
+
+
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b'{"v":1}', logged().encode() + b"\n", b"\xff"])
 def test_bytes_that_are_no_record_are_refused(data):
     with pytest.raises(Refusal) as caught:

@@ -124,10 +124,34 @@ def test_unicode_forms_of_one_input_are_one(folder: Path, competition: Competiti
     assert any("inputs that stand in digit/preparation too" in problem for problem in problems(folder, competition))
 
 
-def test_the_same_input_twice_within_a_split_or_in_two_tasks_is_allowed(folder: Path, competition: Competition):
+def test_the_same_input_twice_within_a_split_is_allowed_in_one_task_or_two(folder: Path, competition: Competition):
     change(folder, "digit/preparation.parquet", put("input", 0, "<digit> p1"))
-    change(folder, "parity/holdout.parquet", put("input", 0, "<digit> p1"))
+    change(folder, "parity/preparation.parquet", put("input", 0, "<digit> p1"))
+    change(folder, "parity/holdout.parquet", put("input", 0, "<digit> p9"))
     assert splits.check(folder, competition)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        (
+            "parity/holdout.parquet",
+            "<Digit> p1",
+            "parity/holdout.parquet: 1 inputs that stand in digit/preparation too",
+        ),
+        (
+            "parity/validation.parquet",
+            "<digit> p9",
+            "parity/validation.parquet: 1 inputs that stand in digit/holdout too",
+        ),
+    ],
+)
+def test_a_holdouts_input_is_not_public_under_another_task(
+    folder: Path, competition: Competition, name: str, text: str, says: str
+):
+    change(folder, name, put("input", 0, text))
+    (found,) = problems(folder, competition)
+    assert found.startswith(says)
 
 
 def test_a_torn_file_and_a_task_too_many_are_named(folder: Path, competition: Competition):

@@ -93,10 +93,11 @@ def rehearsed(tx: Tx, round_id: str) -> bool:
 
 
 def _closing(tx: Tx, state: Round) -> tuple[str, dict[str, Any]] | None:
-    if tx.now() < (state.last_acceptance if state.outstanding else state.closes):
+    now = tx.now()
+    if now < state.closes or (now < state.last_acceptance and state.outstanding):
         return None
     entries = state.frozen_entries()
-    fields = {"count": len(entries), "entries_root": entries_root(entries), "forfeited": list(state.outstanding)}
+    fields = {"count": len(entries), "entries_root": entries_root(entries), "forfeited": state.forfeited()}
     return "RoundClosed", fields
 
 
@@ -110,7 +111,7 @@ def _forfeit(tx: Tx, before: Round) -> None:
 
 
 def _prepared(tx: Tx, state: Round) -> tuple[str, dict[str, Any]] | None:
-    if len(state.prepared) < len(state.preparation_plan()):
+    if len(state.prepared) < len(state.preparations):
         return None
     if state.prepared:
         window_ends = max(record.at for record in state.prepared.values()) + state.competition.round.objection_window
@@ -120,7 +121,7 @@ def _prepared(tx: Tx, state: Round) -> tuple[str, dict[str, Any]] | None:
 
 
 def _evaluated(tx: Tx, state: Round) -> tuple[str, dict[str, Any]] | None:
-    if len(state.evaluated) < len(state.evaluation_plan()):
+    if len(state.evaluated) < len(state.models):
         return None
     return "EvaluationFinished", _count_and_root(state.evaluated_leaves)
 

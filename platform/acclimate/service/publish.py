@@ -1,5 +1,7 @@
 """From scores to the published ranking: recomputed here from stored scores, compared with what the organizer signed."""
 
+import threading
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,19 +24,39 @@ if TYPE_CHECKING:
     from acclimate_competitions.ranking import Ranking
 
 _SCORED = frozenset({Phase.EVALUATED, Phase.PUBLISHED})
+_ranking = threading.Lock()
+# Of each store: round -> (index of its last log entry, the ranking as computed then).
+_rankings: "weakref.WeakKeyDictionary[Store, dict[str, tuple[int, Ranking]]]" = weakref.WeakKeyDictionary()
 
 
 def ranking(store: Store, round_id: str) -> "Ranking":
     """The ranking that follows from the stored scores and the majority predictor, by the round's policy.
 
+    It is computed once for each last log entry of a round, and kept.
+
     Raises:
         Refusal: phase_wrong before EvaluationFinished; scores_invalid.
     """
+    with store.snapshot() as tx:
+        last = tx.last(round_id)
+    # What a ranking follows from can't change without a log entry; one request computes it while the others wait.
+    with _ranking:
+        kept = _rankings.setdefault(store, {})
+        if round_id not in kept or kept[round_id][0] != last:
+            kept[round_id] = (last, _rank(*scores(store, round_id)))
+        return kept[round_id][1]
+
+
+def _rank(state: Round, table: "pa.Table") -> "Ranking":
     from acclimate_competitions import ranking as ranker
 
-    state, table = scores(store, round_id)
-    entrants = [entry.entrant for entry in state.entries]
-    return ranker.rank(table, tasks=state.competition.tasks, policy=state.competition.ranking, entrants=entrants)
+    return ranker.rank(
+        table,
+        tasks=state.competition.tasks,
+        policy=state.competition.ranking,
+        entrants=[entry.entrant for entry in state.entries],
+        unranked=state.unranked,
+    )
 
 
 def scores(store: Store, round_id: str) -> "tuple[Round, pa.Table]":
@@ -59,13 +81,18 @@ def report(store: Store, round_id: str, out: Path) -> None:
         Refusal: phase_wrong, scores_invalid.
     """
     from acclimate import report as page
-    from acclimate_competitions import ranking as ranker
     from acclimate_competitions import stability
 
+    ranked = ranking(store, round_id)
     state, table = scores(store, round_id)
-    competition, entrants = state.competition, [entry.entrant for entry in state.entries]
-    ranked = ranker.rank(table, tasks=competition.tasks, policy=competition.ranking, entrants=entrants)
-    steady = stability.of_round(table, tasks=competition.tasks, policy=competition.ranking, entrants=entrants)
+    competition = state.competition
+    steady = stability.of_round(
+        table,
+        tasks=competition.tasks,
+        policy=competition.ranking,
+        entrants=[entry.entrant for entry in state.entries],
+        unranked=state.unranked,
+    )
     page.write(
         out,
         title=f"{competition.title}: {state.id}",
@@ -101,7 +128,7 @@ def score_digests(tx: Tx, state: Round) -> dict[tuple[str, str, str, int | None]
         if row.commitment in counting
     }
     names_of = {entry.submission: entry.entrant for entry in state.entries}
-    wanted = {(names_of[s], protocol, task, seed) for s, task, seed, protocol in state.evaluation_plan()}
+    wanted = {(names_of[s], protocol, task, seed) for s, task, seed, protocol in state.models}
     if set(found) != wanted:
         raise Refusal(
             "scores_invalid",

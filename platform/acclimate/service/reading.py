@@ -1,6 +1,5 @@
 """What anybody may read of a round: where it stands, what comes next, its records and stages."""
 
-from collections import Counter
 from datetime import datetime
 from typing import Any
 
@@ -46,7 +45,8 @@ def status(store: Store, given: str) -> dict[str, Any]:
         log = tx.execute(
             select(func.min(log_entries.c.index), func.max(log_entries.c.index)).where(log_entries.c.round == state.id)
         ).one()
-        count = Counter(tx.execute(select(stages.c.state).where(stages.c.round == state.id)).scalars())
+        counting = select(stages.c.state, func.count()).where(stages.c.round == state.id)
+        count = {row[0]: row[1] for row in tx.execute(counting.group_by(stages.c.state))}
         next_ = upcoming(tx, state)
         return {
             **_summary(tx, state),
@@ -57,7 +57,7 @@ def status(store: Store, given: str) -> dict[str, Any]:
             "next_at": next_["at"],
             "waiting_for": next_["waiting_for"],
             "problem": next_["problem"],
-            "stages": dict(count),
+            "stages": count,
             "phases": [{"phase": str(phase), "at": format_time(at)} for phase, at in state.phases],
             "log": {"first": log[0], "last": log[1]},
             "definition": state.competition.digest,
@@ -67,7 +67,7 @@ def status(store: Store, given: str) -> dict[str, Any]:
             "baselines": list(state.competition.ranking.baselines),
             "rehearsal": _rehearsal(tx, state),
             "entries": len(state.entries) if state.closed is not None else None,
-            "forfeited": len(state.closed["forfeited"]) if state.closed is not None else None,
+            "forfeited": state.closed["forfeited"]["count"] if state.closed is not None else None,
             "ranking": state.rankings[-1][0] if state.rankings else None,
             "tracked": _tracked(tx, state),
         }
@@ -116,7 +116,7 @@ def upcoming(tx: Tx, state: Round) -> dict[str, Any]:
             extra = f"; {len(state.outstanding)} committed submissions are not accepted yet" if waits else ""
             return found | {"text": f"the round closes {format_time(at)}{extra}", "at": format_time(at)}
         case Phase.CLOSED:
-            done, plan = len(state.prepared), len(state.preparation_plan())
+            done, plan = len(state.prepared), len(state.preparations)
             return found | {"text": f"entries are prepared: {done} of {plan} preparations have an outcome"}
         case Phase.PREPARED:
             return found | _before_release(state, now)
@@ -125,9 +125,11 @@ def upcoming(tx: Tx, state: Round) -> dict[str, Any]:
             if problem is None:
                 return found | {"text": "the holdout is opened and checked against the seal"}
             text = "the holdout did not open: the organizer, with the custodians' approval, voids the round"
+            if problem[0] in release.DAMAGED:
+                text = "the holdout is opened once the organizer has uploaded the sealed holdout again"
             return found | {"text": text, "problem": {"code": problem[0], "sentence": problem[1]}}
         case Phase.OPENED:
-            done, plan = len(state.evaluated), len(state.evaluation_plan())
+            done, plan = len(state.evaluated), len(state.models)
             return found | {"text": f"entries are evaluated: {done} of {plan} evaluations have an outcome"}
         case Phase.EVALUATED:
             return found | {"text": "the organizer publishes the ranking", "waiting_for": ["RankingPublished"]}
@@ -170,11 +172,12 @@ def _before_release(state: Round, now: datetime) -> dict[str, Any]:
     }
 
 
-def records(store: Store, given: str) -> list[dict[str, Any]]:
-    """[{index, record}] of a round, in the order of the log."""
+def records(store: Store, given: str, *, start: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
+    """[{index, record}] of a round, in the order of the log: all from the log index `start` on, or the first `limit` of them."""
     with store.snapshot() as tx:
         name = finding.row(tx, given).id
-        return [{"index": index, "record": record.document()} for index, record in tx.records(name)]
+        found = tx.records(name, start=start, limit=limit)
+        return [{"index": index, "record": record.document()} for index, record in found]
 
 
 def stage_list(store: Store, account: Account | None, given: str) -> list[dict[str, Any]]:
