@@ -107,9 +107,9 @@ def competition(folder: Path) -> Competition:
     (folder / "splits").mkdir(parents=True)
     (folder / "competition.toml").write_text(DEFINITION, "utf-8")
     write_tokenizer(folder / "tokenizer.json")
+    # Drawn without repetition: no input stands in two splits, of whichever tasks.
+    drawn = iter(draw.sample(list(product(range(8), repeat=3)), 44 * len(TASKS)))
     for task, answers in TASKS.items():
-        # Drawn without repetition: no input stands in two splits.
-        drawn = iter(draw.sample(list(product(range(8), repeat=3)), 44))
         for split, count in {"preparation": 24, "validation": 8, "holdout": 12}.items():
             marbles = [next(drawn) for _ in range(count)]
             rows = {

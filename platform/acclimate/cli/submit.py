@@ -75,6 +75,8 @@ def submit(
     Commits first, then uploads. Then the server checks the model, and accepts or refuses it. Interrupted at any moment, the same command goes on where it stopped, with the same
     submission. Receipts are checked and kept in DIR/receipts.
 
+    Of your accepted submissions that you did not withdraw, the one committed last counts, however long its check took.
+
     Example: acclimate submit ./model --round digits-2027-1 --title "Tiny Llama" --weights-after publish --keys ./ada
     """
     from acclimate import client as actors
