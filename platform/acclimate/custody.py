@@ -4,7 +4,9 @@ Shamir's scheme over GF(2^8) with the polynomial x^8 + x^4 + x^3 + x + 1 (0x11B)
 degree k − 1 whose constant term is that byte and whose other coefficients are uniform; custodian i of 1…n holds its value at x = i.
 
 A share travels as a *share document*, canonical JSON {v: 1, type: "Share", seal, index, k, n, share (base64)}, whose SHA-256 is the
-commitment in HoldoutSealed. The document is wrapped as an age v1 file for each of the custodian's recipients; an *envelope* is
+commitment in HoldoutSealed. A share of the rehearsal's dummy seal has the type "RehearsalShare" instead: custodians send that one back
+in clear before the round opens, so it must say of itself, inside its envelope, that it protects nothing (decision 0006). Whoever
+reads a document says which of the two it must be. The document is wrapped as an age v1 file for each of the custodian's recipients; an *envelope* is
 {index, to, main, backup} with the age files as base64 (backup null where there is none). The platform never sees a document
 before the custodian releases it.
 
@@ -24,6 +26,7 @@ from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 
 MOST_SHARES = 255
+REAL, REHEARSAL = "Share", "RehearsalShare"
 _FIELDS = {"v", "type", "seal", "index", "k", "n", "share"}
 
 
@@ -99,20 +102,21 @@ def _sum(terms: Iterable[int]) -> int:
 
 @dataclass(frozen=True)
 class Share:
-    """What a share document says: share `index` of n, of which k open `seal`."""
+    """What a share document says: share `index` of n, of which k open `seal`; `rehearsal`: of a dummy seal."""
 
     seal: str
     index: int
     k: int
     n: int
     share: bytes
+    rehearsal: bool = False
 
     def encode(self) -> bytes:
         """The share document's bytes."""
         return digests.canonical(
             {
                 "v": 1,
-                "type": "Share",
+                "type": REHEARSAL if self.rehearsal else REAL,
                 "seal": self.seal,
                 "index": self.index,
                 "k": self.k,
@@ -122,9 +126,9 @@ class Share:
         )
 
 
-def share_document(share: bytes, *, seal: str, index: int, k: int, n: int) -> bytes:
+def share_document(share: bytes, *, seal: str, index: int, k: int, n: int, rehearsal: bool = False) -> bytes:
     """The bytes of a share document."""
-    return Share(seal, index, k, n, share).encode()
+    return Share(seal, index, k, n, share, rehearsal).encode()
 
 
 def document_digest(document: bytes) -> str:
@@ -132,18 +136,33 @@ def document_digest(document: bytes) -> str:
     return digests.of_bytes(document)
 
 
-def parse_document(document: bytes) -> Share:
+def parse_document(document: bytes, *, rehearsal: bool = False) -> Share:
     """What a share document says; Share.encode gives the same bytes back.
 
+    Args:
+        document: its bytes.
+        rehearsal: whether it must be a share of a rehearsal; the other of the two types is refused.
+
     Raises:
-        Refusal: share_unreadable.
+        Refusal: share_unreadable; share_false, where it is a share of the other type.
     """
     try:
         content = digests.parse_canonical(document)
     except Refusal as refusal:
         raise Refusal("share_unreadable", f"not a share document: {refusal.sentence}") from refusal
-    if not isinstance(content, dict) or set(content) != _FIELDS or content["v"] != 1 or content["type"] != "Share":
+    if not isinstance(content, dict) or set(content) != _FIELDS or content["v"] != 1:
         raise Refusal("share_unreadable", "not a share document: it has other fields than those of version 1")
+    if content["type"] not in (REAL, REHEARSAL):
+        raise Refusal("share_unreadable", f"not a share document: it has the type {content['type']!r}")
+    wanted = REHEARSAL if rehearsal else REAL
+    if content["type"] != wanted:
+        raise Refusal(
+            "share_false",
+            f"the document is a {content['type']}, and only a {wanted} will do here",
+            hint="somebody passes a real seal off as a rehearsal: send it nowhere, and tell the other custodians"
+            if rehearsal
+            else "",
+        )
     numbers = [content[name] for name in ("v", "index", "k", "n")]
     if not all(type(number) is int for number in numbers):
         raise Refusal("share_unreadable", "a share document's index, k and n must be whole numbers")
@@ -155,7 +174,7 @@ def parse_document(document: bytes) -> Share:
     share = _unbase64(content["share"], what="a share document's share")
     if not share:
         raise Refusal("share_unreadable", "a share document's share is empty")
-    return Share(content["seal"], index, k, n, share)
+    return Share(content["seal"], index, k, n, share, rehearsal)
 
 
 def recover(shares: Sequence[Share]) -> bytes:
@@ -167,7 +186,9 @@ def recover(shares: Sequence[Share]) -> bytes:
     return interpolate(_points(shares), 0)
 
 
-def consistent(documents: Sequence[bytes], commitments: Sequence[str], *, k: int, n: int) -> None:
+def consistent(
+    documents: Sequence[bytes], commitments: Sequence[str], *, k: int, n: int, rehearsal: bool = False
+) -> None:
     """Check share documents against their commitments, and the dealer: all n commitments must follow from any k documents.
 
     1. Each document is well-formed, says k of n, and has the digest that its index was committed to.
@@ -179,6 +200,7 @@ def consistent(documents: Sequence[bytes], commitments: Sequence[str], *, k: int
         commitments: the n commitments of HoldoutSealed, in the order of their index.
         k: the threshold in RoundDefined.
         n: the number of custodians in RoundDefined.
+        rehearsal: whether the documents must be shares of a rehearsal.
 
     Raises:
         Refusal: share_unreadable; share_missing; share_false, naming the share that its custodian did not get from the
@@ -187,7 +209,7 @@ def consistent(documents: Sequence[bytes], commitments: Sequence[str], *, k: int
     # 1
     if len(commitments) != n:
         raise Refusal("seal_mismatch", f"the seal commits to {len(commitments)} shares, the round has {n} custodians")
-    shares = [parse_document(document) for document in documents]
+    shares = [parse_document(document, rehearsal=rehearsal) for document in documents]
     for share, document in zip(shares, documents, strict=True):
         if (share.k, share.n) != (k, n):
             raise Refusal("share_false", f"share {share.index} says {share.k} of {share.n}, the round says {k} of {n}")
@@ -201,7 +223,7 @@ def consistent(documents: Sequence[bytes], commitments: Sequence[str], *, k: int
     points = _points(shares)
     # 3
     seal = shares[0].seal
-    derived = [share_document(interpolate(points, x), seal=seal, index=x, k=k, n=n) for x in range(1, n + 1)]
+    derived = [Share(seal, x, k, n, interpolate(points, x), rehearsal).encode() for x in range(1, n + 1)]
     wrong = [x for x, (d, c) in enumerate(zip(derived, commitments, strict=True), start=1) if document_digest(d) != c]
     if wrong:
         given = ", ".join(str(x) for x in sorted(points))
@@ -219,7 +241,8 @@ def _points(shares: Sequence[Share]) -> dict[int, bytes]:
         raise Refusal("share_missing", "there are no shares")
     first = shares[0]
     for share in shares[1:]:
-        if (share.seal, share.k, share.n, len(share.share)) != (first.seal, first.k, first.n, len(first.share)):
+        of = [(s.seal, s.k, s.n, len(s.share), s.rehearsal) for s in (first, share)]
+        if of[0] != of[1]:
             raise Refusal("share_false", f"shares {first.index} and {share.index} are not of the same seal and split")
     points = {share.index: share.share for share in sorted(shares, key=lambda share: share.index)}
     if len(points) != len(shares):
@@ -291,18 +314,21 @@ def envelope_digest(envelope: Mapping[str, Any]) -> str:
     return digests.of_json({name: envelope[name] for name in ("index", "to", "main", "backup")})
 
 
-def open_envelope(envelope: Mapping[str, Any], identity: str, *, share: Mapping[str, Any], seal: str) -> bytes:
+def open_envelope(
+    envelope: Mapping[str, Any], identity: str, *, share: Mapping[str, Any], seal: str, rehearsal: bool = False
+) -> bytes:
     """The share document in an envelope, opened with the main or the backup identity and checked against the seal.
 
     1. The envelope is the one that the seal's record names.
     2. One of its age files opens with the identity.
-    3. The document has the committed digest, and is of this seal and index.
+    3. The document has the committed digest and the type asked for, and is of this seal and index.
 
     Args:
         envelope: {index, to, main, backup}.
         identity: the custodian's secret text.
         share: this custodian's element of HoldoutSealed's shares: {index, to, commitment, envelope}.
         seal: the seal's id.
+        rehearsal: whether it must be a share of a rehearsal; a share of any real seal is refused then.
 
     Raises:
         Refusal: key_refused, share_unreadable, share_false.
@@ -326,7 +352,7 @@ def open_envelope(envelope: Mapping[str, Any], identity: str, *, share: Mapping[
                 raise
     assert document is not None
     # 3
-    content = parse_document(document)
+    content = parse_document(document, rehearsal=rehearsal)
     if document_digest(document) != share["commitment"] or (content.seal, content.index) != (seal, share["index"]):
         raise Refusal(
             "share_false",

@@ -93,6 +93,7 @@ def seal(
     round_id: str,
     recipients: Sequence[Recipient],
     k: int,
+    rehearsal: bool = False,
     random: Callable[[int], bytes] = secrets.token_bytes,
 ) -> Sealed:
     """Seal a holdout into the file `out`, which is either whole afterwards or not there.
@@ -108,6 +109,7 @@ def seal(
         round_id: the round that the seal is for; the ciphertext opens under no other.
         recipients: the custodians, in the round's order; share i + 1 goes to recipients[i].
         k: how many shares open the seal.
+        rehearsal: whether it is a dummy, whose shares custodians send back in clear before the round opens; they say so.
         random: gives that many uniform bytes.
 
     Raises:
@@ -119,7 +121,9 @@ def seal(
     committed = rows.commit(files, row_key)
     # 2
     seal_id = "sha256:" + random(32).hex()
-    encryptor, shares, envelopes = _deal(seal_id, round_id=round_id, recipients=recipients, k=k, random=random)
+    encryptor, shares, envelopes = _deal(
+        seal_id, round_id=round_id, recipients=recipients, k=k, rehearsal=rehearsal, random=random
+    )
     # 3
     with _draft_of(out) as draft, Tally() as tally:
         with draft.open("xb") as stream:
@@ -151,7 +155,13 @@ def seal(
 
 
 def _deal(
-    seal_id: str, *, round_id: str, recipients: Sequence[Recipient], k: int, random: Callable[[int], bytes]
+    seal_id: str,
+    *,
+    round_id: str,
+    recipients: Sequence[Recipient],
+    k: int,
+    rehearsal: bool,
+    random: Callable[[int], bytes],
 ) -> tuple[Cobblestone256Encryptor, list[dict[str, Any]], list[dict[str, Any]]]:
     """The encryptor under a new secret, HoldoutSealed's shares, and the envelopes; the secret's only place is this call."""
     n = len(recipients)
@@ -161,7 +171,7 @@ def _deal(
     for index, (share, to) in enumerate(
         zip(custody.split(secret, k=k, n=n, random=random), recipients, strict=True), start=1
     ):
-        document = custody.share_document(share, seal=seal_id, index=index, k=k, n=n)
+        document = custody.share_document(share, seal=seal_id, index=index, k=k, n=n, rehearsal=rehearsal)
         envelope = custody.envelope(document, index=index, to=to.name, main=to.age, backup=to.backup)
         envelopes.append(envelope)
         shares.append(

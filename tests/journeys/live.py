@@ -187,7 +187,9 @@ class Staged:
         found = {}
         for share, envelope, custodian in zip(seal["shares"], envelopes, self.live.custodians(), strict=True):
             identity = str(custodian.identity)
-            found[share["index"]] = custody.open_envelope(envelope, identity, share=share, seal=seal["seal"])
+            found[share["index"]] = custody.open_envelope(
+                envelope, identity, share=share, seal=seal["seal"], rehearsal=seal["seal"] != self.seal.get("seal")
+            )
         return found
 
 
@@ -246,7 +248,7 @@ def make_seal(staged: Staged, *, dummy: bool = False) -> tuple[dict[str, Any], l
     work.mkdir(exist_ok=True)
     contents = sealing.rehearsal_files(work) if dummy else splits.holdout_files(staged.folder)
     recipients = [sealing.Recipient(c["name"], c["age"], c["backup"]) for c in staged.fields["custodians"]]
-    sealed = sealing.seal(contents, work / "sealed", round_id=staged.round, recipients=recipients, k=2)
+    sealed = sealing.seal(contents, work / "sealed", round_id=staged.round, recipients=recipients, k=2, rehearsal=dummy)
     staged.upload(work / "sealed")
     return sealed.fields, sealed.envelopes
 

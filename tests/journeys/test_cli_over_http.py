@@ -4,21 +4,29 @@ The dispatcher's part that needs no model (scheduled transitions, the acceptance
 service functions that the dispatcher calls.
 """
 
+import base64
 import contextlib
+import hashlib
+import io
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,9 +34,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from acclimate import client as actors
-from acclimate import config
+from acclimate import config, custody, keys, log, sealing
 from acclimate.cli import main
-from acclimate.service import clockwork
+from acclimate.client.entrant import definition_of
+from acclimate.service import clockwork, identity
 from acclimate.service import submit as submitting
 from acclimate.store import Store
 from acclimate_competitions import definition, digests, records
@@ -276,6 +285,122 @@ def kinds(world: World, round_id: str) -> list[str]:
         return [record.type for _, record in client.records(round_id)]
 
 
+def log_size(client: actors.Client) -> int:
+    return log.open_checkpoint(client.checkpoint(), log.parse_vkey(client.server()["log"])).checkpoint.size
+
+
+# ---- a stolen server -----------------------------------------------------------------------------------------------
+
+Change = Callable[[bytes], bytes]
+
+
+class Cheat:
+    """A stolen server: answers as the true one does, except where the thief wants otherwise; keeps what it is sent."""
+
+    def __init__(self, to: str, changes: dict[str, Change], alias: tuple[str, str]) -> None:
+        self.seen: list[tuple[str, str]] = []
+        cheat = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                cheat.seen.append((self.command, self.path))
+                kept = {name: self.headers[name] for name in ("Authorization", "Content-Type") if name in self.headers}
+                found = cheat.http.request(self.command, self.path.replace(*alias), content=body, headers=kept)
+                content = found.content
+                for address, change in changes.items():
+                    if found.is_success and re.search(address, self.path):
+                        content = change(content)
+                self.send_response(found.status_code)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_POST = do_PUT = answer
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the library's name)
+                pass
+
+        self.http = httpx.Client(base_url=to, trust_env=False, timeout=60)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+        self.http.close()
+
+    def folder(self, folder: Path, to: Path) -> Path:
+        """A copy of a key folder whose server this is."""
+        shutil.copytree(folder, to)
+        account = json.loads((to / "account.json").read_text())
+        (to / "account.json").write_text(json.dumps(account | {"server": self.url}))
+        return to
+
+    @property
+    def written(self) -> list[str]:
+        """The addresses to which anything was sent."""
+        return [path for method, path in self.seen if method != "GET"]
+
+
+@contextlib.contextmanager
+def cheating(world: World, changes: dict[str, Change], alias: tuple[str, str] = ("-", "-")) -> Iterator[Cheat]:
+    """A stolen server; each change is of the answers of addresses that match a pattern; alias: a round that is another's."""
+    cheat = Cheat(world.url, changes, alias)
+    try:
+        yield cheat
+    finally:
+        cheat.close()
+
+
+def in_json(**fields: Any) -> Change:
+    """A change of an answer: other values for some of its fields."""
+    return lambda content: json.dumps(json.loads(content) | fields).encode()
+
+
+def always(value: Any) -> Change:
+    return lambda content: json.dumps(value).encode()
+
+
+def with_another_file(name: str, data: bytes) -> Change:
+    """A change of a bundle: other bytes in one file, and a MANIFEST that agrees."""
+
+    def change(content: bytes) -> bytes:
+        with zipfile.ZipFile(io.BytesIO(content)) as source:
+            members = {info.filename: source.read(info) for info in source.infolist()}
+        (path,) = [member for member in members if member.rpartition("/")[2] == name]
+        (manifest,) = [member for member in members if member.rpartition("/")[2] == "MANIFEST"]
+        old, new = (hashlib.sha256(d).hexdigest().encode() for d in (members[path], data))
+        assert old in members[manifest]
+        members |= {path: data, manifest: members[manifest].replace(old, new)}
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as target:
+            for member, held in members.items():
+                target.writestr(member, held)
+        return out.getvalue()
+
+    return change
+
+
+def forged(world: World, round_id: str, thief: Path, *, organizer: bool) -> tuple[str, Any]:
+    """A RoundDefined like a round's, but with a recipient and the signature of a thief: its id, and the answer to …/records."""
+    with actors.Client(world.url) as client:
+        (_, defined), *_ = client.records(round_id)
+    own = keys.load(thief)
+    first, *others = defined["custodians"]
+    fields = {**defined.fields, "custodians": [first | {"age": own.age_recipient}, *others]}
+    if organizer:
+        fields["organizer"] = {"name": "organizer", "ed25519": own.public}
+    request = records.sign("RoundDefined", "", fields, key=own.ed25519)
+    record = records.Record("RoundDefined", request["round"], defined.at, fields, request["by"], request["sig"])
+    return record.round, [{"index": 0, "record": record.document()}]
+
+
 # ---- accounts ------------------------------------------------------------------------------------------------------
 
 
@@ -361,7 +486,6 @@ def test_a_killed_sealing_goes_on_with_the_same_seal(acclimate: Run, world: Worl
     round_id = new_round(acclimate, world, until="draft")
     me = person(acclimate, world, "organizer", "organizer")
     account = actors.load_account(me)
-    from acclimate import keys
 
     class Killed(BaseException):
         pass
@@ -416,12 +540,80 @@ def test_the_close_moves_by_signature_only_and_a_round_can_be_voided(acclimate: 
     state = done(acclimate("status", round_id, "--keys", me, "--json")).json
     assert records.parse_time(state["closes"]) == world.now + timedelta(hours=2)
     boss = person(acclimate, world, "another-organizer", "organizer")
-    refused(acclimate("round", "void", round_id, "--reason", "I may", "--keys", boss, "--json"), "role_missing")
-    done(acclimate("round", "void", round_id, "--reason", "the labels were wrong", "--keys", me))
+    ran = acclimate("round", "void", round_id, "--reason", "I may", "--keys", boss, "--json")
+    assert "was defined by" in refused(ran, "signature_invalid")
+    # Nor does the server take it, from whoever does not ask their own machine first.
+    with actors.load_account(boss).connect() as client, pytest.raises(Refusal) as caught:
+        request = records.sign("RoundVoided", round_id, {"reason": "I may"}, key=keys.load(boss).ed25519)
+        client.post(round_id, "void", request)
+    assert caught.value.code == "role_missing"
+    assert round_id in done(acclimate("round", "void", round_id, "--reason", "labels were wrong", "--keys", me)).out
     assert "[voided]" in done(acclimate("status", round_id, "--keys", me)).out
     # Watching a round that has ended ends too.
     watched = done(acclimate("status", round_id, "--keys", me, "--watch"))
     assert watched.out.count("\n") == 1
+
+
+def test_a_server_does_not_choose_for_whom_or_for_which_round_an_organizer_signs(
+    acclimate: Run, world: World, tmp_path: Path
+) -> None:
+    round_id, other = new_round(acclimate, world, until="draft"), new_round(acclimate, world, until="draft")
+    prefix = round_id[:-12]
+    me, thief = person(acclimate, world, "organizer", "organizer"), person(acclimate, world, "custodian-y", "custodian")
+    forgotten = tmp_path / "forgotten"
+    shutil.copytree(me, forgotten)
+    (forgotten / "rounds.json").unlink()
+    commands = (
+        ("round", "seal", prefix, world.competition),
+        ("round", "extend", prefix, "--closes", "+2h"),
+        ("round", "publish", prefix),
+        ("round", "void", prefix, "--reason", "a test"),
+    )
+    # 1: Another round of the same organizer. 2: a forged one whose organizer did not sign it. 3: one of the thief's own.
+    forgeries = [forged(world, round_id, thief, organizer=organizer) for organizer in (False, True)]
+    for number, (name, answer) in enumerate([(other, None), *forgeries]):
+        changes: dict[str, Change] = {f"/rounds/{prefix}[^/]*$": in_json(round=name)}
+        if answer is not None:
+            changes[r"/records(\?|$)"] = always(answer)
+        with cheating(world, changes, alias=(name, round_id if answer is not None else name)) as cheat:
+            mine = cheat.folder(me, tmp_path / f"me-{number}")
+            lost = cheat.folder(forgotten, tmp_path / f"lost-{number}")
+            for command in commands:
+                ran = acclimate(*command, "--keys", mine, "--json")
+                assert "the server answers with" in refused(ran, "log_inconsistent")
+                code = "signature_invalid" if answer is not None else "log_inconsistent"
+                refused(acclimate(*command, "--keys", lost, "--json"), code)
+            assert cheat.written == []
+            if number == 1:
+                with actors.Client(cheat.url) as client, pytest.raises(Refusal, match="not defined by the organizer"):
+                    definition_of(client, prefix)
+    # A folder that lost its list needs the whole id; a beginning of it is not enough.
+    ran = acclimate("round", "seal", prefix, world.competition, "--keys", forgotten, "--json")
+    assert "has no round that begins with" in refused(ran, "round_unknown")
+    assert round_id in ran.err
+    assert kinds(world, round_id) == ["RoundDefined"]
+    assert done(acclimate("round", "seal", round_id, world.competition, "--keys", forgotten, "--json")).json["seal"]
+
+
+def test_a_round_has_a_recipient_of_its_own_for_each_custodian(acclimate: Run, world: World, tmp_path: Path) -> None:
+    me = person(acclimate, world, "organizer", "organizer")
+    people = [json.loads((person(acclimate, world, n, "custodian") / "custodian.json").read_text()) for n in CUSTODIANS]
+    for changes in ({"age": people[1]["age"]}, {"backup": people[1]["age"]}, {"backup": people[0]["age"]}):
+        given: list[object] = []
+        for document in ({**people[0], **changes}, *people[1:]):
+            path = tmp_path / f"{document['name']}.json"
+            path.write_text(json.dumps(document))
+            given += ["--custodian", path]
+        dates = ("--opens", "+0s", "--closes", "+1h", "--name", "twice")
+        ran = acclimate("round", "create", world.competition, *given, *dates, "--keys", me, "--json")
+        assert "age recipient" in refused(ran, "definition_invalid")
+
+
+def test_records_are_one_json_value(acclimate: Run, world: World) -> None:
+    round_id = new_round(acclimate, world, until="sealed")
+    value = done(acclimate("round", "records", round_id, "--server", world.url, "--json")).json
+    assert [item["record"]["type"] for item in value] == ["RoundDefined", "HoldoutSealed"]
+    assert value[0]["index"] < value[1]["index"]
 
 
 # ---- submissions ---------------------------------------------------------------------------------------------------
@@ -530,6 +722,30 @@ def test_waiting_ends_when_the_server_has_decided(acclimate: Run, world: World, 
     assert value["commitment"][7:15] not in short
 
 
+def test_nothing_is_uploaded_without_a_logged_commitment_nor_accepted_without_a_receipt(
+    acclimate: Run, world: World, tmp_path: Path
+) -> None:
+    round_id = new_round(acclimate, world)
+    me = person(acclimate, world, "ines")
+    done(acclimate("enter", round_id, "--keys", me))
+    model = build_model(tmp_path / "model", seed=5)
+    wrong = [None, "7", True]
+    with cheating(world, {"/submissions$": lambda content: in_json(index=wrong.pop())(content)}) as cheat:
+        mine = cheat.folder(me, tmp_path / "committed")
+        while wrong:
+            ran = acclimate("submit", model, "--round", round_id, "--keys", mine, "--json")
+            assert "is committed, and names no log entry" in refused(ran, "proof_invalid")
+        assert set(cheat.written) == {f"/v1/rounds/{round_id}/submissions"}
+    # The same with the acceptance, which the commitment's receipt does not stand in for.
+    with cheating(world, {"^/v1/submissions/[^/]*$": in_json(state="accepted", accepted_index=None)}) as cheat:
+        mine = cheat.folder(mine, tmp_path / "accepted")
+        for command in (("submit", model, "--round", round_id), ("submission", "status")):
+            ran = acclimate(*command, "--keys", mine, "--json")
+            if command[0] == "submit":
+                assert "is accepted, and names no log entry" in refused(ran, "proof_invalid")
+        assert any(path.endswith("/complete") for path in cheat.written)
+
+
 def test_the_organizer_submits_for_a_baseline(acclimate: Run, world: World, tmp_path: Path) -> None:
     round_id = new_round(acclimate, world)
     me = world.root / "people" / "organizer"
@@ -557,7 +773,9 @@ def test_nothing_is_taken_after_the_close(acclimate: Run, world: World, tmp_path
 # ---- custody and publication ---------------------------------------------------------------------------------------
 
 
-def test_shares_are_released_only_when_the_custodians_own_machine_agrees(acclimate: Run, world: World) -> None:
+def test_shares_are_released_only_when_the_custodians_own_machine_agrees(
+    acclimate: Run, world: World, tmp_path: Path
+) -> None:
     round_id = new_round(acclimate, world)
     a, b, c = (world.root / "people" / name for name in CUSTODIANS)
     # Too early, by the log.
@@ -566,23 +784,37 @@ def test_shares_are_released_only_when_the_custodians_own_machine_agrees(acclima
     assert "ok           consistency" in ran.err
     inspected = acclimate("custodian", "inspect", round_id, "--keys", a, "--json")
     assert inspected.code == 1
-    assert [check["status"] for check in inspected.json["checks"]][-1] == "FAILED"
+    last = inspected.json["checks"][-1]
+    assert (last["name"], last["status"]) == ("RoundClosed", "FAILED")
     assert world.tick(round_id, hours=1) == ["RoundClosed", "PreparationFinished"]
     inspected = done(acclimate("custodian", "inspect", round_id, "--keys", a, "--json"))
     names = [check["name"] for check in inspected.json["checks"]]
     assert names == [
-        "log", "consistency", "records", "witnesses", "RoundClosed", "PreparationFinished", "clock", "share",
+        "round", "log", "consistency", "records", "witnesses", "RoundClosed", "PreparationFinished", "phase", "clock",
+        "share",
     ]  # fmt: skip
-    # Another history than the pinned one.
+    # Another history than the pinned one: signed by the same log key, over other entries; and a longer one.
     pins = b / "pins.json"
     true = pins.read_text()
-    changed = json.loads(true)
-    changed[round_id]["checkpoint"] = json.loads((c / "pins.json").read_text())[round_id]["checkpoint"].replace(
-        "\n", "\n", 1
-    )
-    changed[round_id]["organizer"] = changed[round_id]["log"]
-    pins.write_text(json.dumps(changed))
-    refused(acclimate("custodian", "release", round_id, "--keys", b, "--json"), "log_inconsistent")
+    signer = identity.load(world.settings).signer
+    before = log.open_checkpoint(json.loads(true)[round_id]["checkpoint"], log.parse_vkey(signer.vkey)).checkpoint
+    fork = log.sign_checkpoint(signer, before.size, digests.leaf_hash(b"another history"))
+    for note in (fork, log.sign_checkpoint(signer, before.size + 1000, before.root)):
+        changed = json.loads(true)
+        changed[round_id]["checkpoint"] = note
+        pins.write_text(json.dumps(changed))
+        ran = acclimate("custodian", "release", round_id, "--keys", b, "--json")
+        assert "does not extend the pinned checkpoint" in refused(ran, "log_inconsistent")
+        assert "ok           log" in ran.err
+        inspected = acclimate("custodian", "inspect", round_id, "--keys", b, "--json")
+        assert [(c["name"], c["status"]) for c in inspected.json["checks"]][-1] == ("consistency", "FAILED")
+    # Another organizer, another log than the pinned ones.
+    for name in ("organizer", "log"):
+        changed = json.loads(true)
+        changed[round_id][name] = log.Signer("other", keys.create(tmp_path / name, age=False).ed25519).vkey
+        pins.write_text(json.dumps(changed))
+        ran = acclimate("custodian", "release", round_id, "--keys", b, "--json")
+        assert "another log or organizer" in refused(ran, "log_inconsistent")
     pins.write_text(true)
     assert "ShareReleased" not in kinds(world, round_id)
 
@@ -599,6 +831,103 @@ def test_shares_are_released_only_when_the_custodians_own_machine_agrees(acclima
     assert "HoldoutOpened" in world.tick(round_id, seconds=1)
 
 
+def test_a_custodian_is_no_decryption_oracle(acclimate: Run, world: World, tmp_path: Path) -> None:
+    """A stolen server shows a real seal as the rehearsal, of this round or of another; it gets no share in clear."""
+    other, round_id = (new_round(acclimate, world, until="sealed") for _ in range(2))
+    a = world.root / "people" / CUSTODIANS[0]
+    with actors.load_account(a).connect() as client:
+        real, elsewhere = (client.envelopes(name)["real"] for name in (round_id, other))
+    for number, shown in enumerate((real, elsewhere)):
+        with cheating(world, {"/envelopes$": in_json(rehearsal=shown)}) as cheat:
+            ran = acclimate("custodian", "ack", round_id, "--keys", cheat.folder(a, tmp_path / f"{number}"), "--json")
+            assert "is a Share, and only a RehearsalShare will do" in refused(ran, "share_false")
+            assert "tell the other custodians" in ran.err
+            assert cheat.written == []
+    assert "ShareAcknowledged" not in kinds(world, round_id)
+
+    # A true server does not take one either, nor keep it: here of a dummy that an organizer made as if it were real.
+    me = world.root / "people" / "organizer"
+    with actors.load_account(me).connect() as client:
+        defined, _ = definition_of(client, round_id)
+        people = [sealing.Recipient(c["name"], c["age"], c["backup"]) for c in defined["custodians"]]
+        files = sealing.rehearsal_files(tmp_path)
+        made = sealing.seal(files, tmp_path / "sealed", round_id=round_id, recipients=people, k=2)
+        client.put_blob(tmp_path / "sealed")
+        client.rehearse(round_id, made.fields, envelopes=made.envelopes)
+    refused(acclimate("custodian", "ack", round_id, "--keys", a, "--json"), "share_false")
+    own = keys.load(a).age_identity
+    assert own is not None
+    share = made.fields["shares"][0]
+    document = custody.open_envelope(made.envelopes[0], own, share=share, seal=made.fields["seal"])
+    with actors.load_account(a).connect() as client, pytest.raises(Refusal) as caught:
+        client.rehearsal_share(round_id, index=1, document=base64.b64encode(document).decode())
+    assert caught.value.code == "share_false"
+    assert document not in b"".join(path.read_bytes() for path in world.data.glob("acclimate.db*"))
+
+
+def test_a_custodian_sees_what_it_acknowledges_and_refuses_recipients_that_are_not_its_own(
+    acclimate: Run, world: World, tmp_path: Path
+) -> None:
+    me = person(acclimate, world, "organizer", "organizer")
+    people = [person(acclimate, world, name, "custodian") for name in CUSTODIANS]
+    foreign = keys.create(tmp_path / "foreign", age=True).age_recipient
+    own = json.loads((people[0] / "custodian.json").read_text())
+    for field_, code in (("backup", "key_refused"), ("age", "key_refused"), ("", "")):
+        path = tmp_path / "given.json"
+        path.write_text(json.dumps(own | ({field_: foreign} if field_ else {})))
+        given = [part for document in (path, *people[1:]) for part in ("--custodian", document)]
+        world.count += 1
+        dates = ("--opens", "+0s", "--closes", "+1h", "--name", f"r{world.count}")
+        round_id = done(acclimate("round", "create", world.competition, *given, *dates, "--keys", me)).out.strip()
+        done(acclimate("round", "seal", round_id, world.competition, "--keys", me))
+        ran = acclimate("custodian", "ack", round_id, "--keys", people[0], "--json")
+        if code:
+            assert foreign in refused(ran, code)
+            assert kinds(world, round_id) == ["RoundDefined", "HoldoutSealed"]
+        else:
+            done(ran)
+            for shown in (round_id, "closes 2", "any 2 of 3", *(keys.load(folder).age_recipient for folder in people)):
+                assert shown in ran.err
+    # Without its document a custodian still knows its own recipient.
+    bare = tmp_path / "bare"
+    shutil.copytree(people[0], bare)
+    (bare / "custodian.json").unlink()
+    done(acclimate("custodian", "ack", round_id, "--keys", bare, "--json"))
+    (bare / "age.txt").write_bytes((tmp_path / "foreign" / "age.txt").read_bytes())
+    refused(acclimate("custodian", "ack", round_id, "--keys", bare, "--json"), "key_refused")
+
+
+def test_no_share_is_released_on_witnesses_that_nobody_verified(acclimate: Run, world: World) -> None:
+    """This server's rounds have no witnesses, so one that has is put into its log by hand."""
+    model = new_round(acclimate, world, until="draft")
+    me = world.root / "people" / "organizer"
+    world.count += 1
+    with actors.Client(world.url) as client:
+        (_, defined), *_ = client.records(model)
+    fields = {**defined.fields, "name": f"r{world.count}", "witnesses": [defined["log"]], "quorum": 1}
+    request = records.sign("RoundDefined", "", fields, key=keys.load(me).ed25519)
+    from sqlalchemy import insert, select
+
+    from acclimate.store import rounds
+
+    with world.store.transaction() as tx:
+        row = tx.execute(select(rounds).where(rounds.c.id == model)).one()._asdict()
+        tx.append_once(request)
+        tx.execute(insert(rounds), row | {"id": request["round"], "name": fields["name"]})
+    round_id = request["round"]
+    done(acclimate("round", "seal", round_id, world.competition, "--keys", me))
+    for name in CUSTODIANS:
+        done(acclimate("custodian", "ack", round_id, "--keys", world.root / "people" / name))
+    world.tick(round_id, seconds=1)
+    assert "PreparationFinished" in world.tick(round_id, hours=1)
+    a = world.root / "people" / CUSTODIANS[0]
+    ran = acclimate("custodian", "release", round_id, "--keys", a, "--json")
+    assert "cosignatures of 1 witnesses" in refused(ran, "guard_failed")
+    checks = acclimate("custodian", "inspect", round_id, "--keys", a, "--json").json["checks"]
+    assert (checks[-1]["name"], checks[-1]["status"]) == ("witnesses", "FAILED")
+    assert "ShareReleased" not in kinds(world, round_id)
+
+
 def test_a_round_is_published_from_what_the_organizer_recomputes(acclimate: Run, world: World, tmp_path: Path) -> None:
     """Even one that nobody entered: the baseline that needs no model stands alone."""
     round_id = new_round(acclimate, world)
@@ -609,7 +938,13 @@ def test_a_round_is_published_from_what_the_organizer_recomputes(acclimate: Run,
     assert world.tick(round_id, seconds=1) == ["HoldoutOpened", "EvaluationFinished"]
     for command in (("ranking",), ("round", "bundle", "--out", tmp_path / "early.zip")):
         refused(acclimate(*command, round_id, "--server", world.url, "--json"), "phase_wrong")
-    refused(acclimate("round", "publish", round_id, "--keys", b, "--json"), "phase_wrong")
+    refused(acclimate("round", "publish", round_id, "--keys", b, "--json"), "signature_invalid")
+    # A bundle that is wrong in a place from which no score follows is no ground for a signature either.
+    with cheating(world, {"/bundle$": with_another_file("prepared.json", b"[{}]")}) as cheat:
+        ran = acclimate("round", "publish", round_id, "--keys", cheat.folder(me, tmp_path / "cheated"), "--json")
+    refused(ran, "bundle_invalid")
+    assert "prepared" in ran.err
+    assert kinds(world, round_id)[-1] == "EvaluationFinished"
     value = done(acclimate("round", "publish", round_id, "--keys", me, "--json")).json
     assert kinds(world, round_id)[-1] == "RankingPublished"
     assert done(acclimate("round", "publish", round_id, "--keys", me, "--json")).json == value
@@ -629,6 +964,19 @@ def test_a_round_is_published_from_what_the_organizer_recomputes(acclimate: Run,
         ran = acclimate("receipt", "verify", tmp_path / f"{receipt}.tlog-proof", "--bundle", bundle)
         assert "NOT CHECKED  whose log" in done(ran).out
         assert "ok           bundle" in ran.out
+        assert "ok           same history" in ran.out
+    # A receipt from later says nothing of whether the bundle's log goes on to its checkpoint.
+    new_round(acclimate, world, until="draft")
+    with actors.Client(world.url) as client:
+        (tmp_path / "later.tlog-proof").write_text(client.proof(0))
+        (tmp_path / "new.tlog-proof").write_text(client.proof(log_size(client) - 1))
+    (tmp_path / "log.key").write_text(vkey + "\n")
+    checked = {"later": ("ok", "NOT CHECKED"), "new": ("NOT CHECKED", "NOT CHECKED")}
+    for receipt, statuses in checked.items():
+        path = tmp_path / f"{receipt}.tlog-proof"
+        ran = acclimate("receipt", "verify", path, "--bundle", bundle, "--log-key", tmp_path / "log.key", "--json")
+        found = {check["name"]: check["status"] for check in done(ran).json["checks"]}
+        assert (found["bundle"], found["same history"]) == statuses
 
 
 def test_a_closed_round_is_voided_with_its_custodians_only(acclimate: Run, world: World, tmp_path: Path) -> None:
@@ -649,6 +997,17 @@ def test_a_closed_round_is_voided_with_its_custodians_only(acclimate: Run, world
         approvals += ["--approval", path]
     other = ("round", "void", round_id, "--reason", "I lost", "--keys", me, "--json")
     refused(acclimate(*other, *approvals), "signature_invalid")
+    # A custodian approves the voiding of a round that it has pinned, and of no other that a server names.
+    pinned, loose = world.root / "people" / CUSTODIANS[0], new_round(acclimate, world, until="sealed")
+    approve = ("custodian", "approve-void", "--reason", "the holdout leaked", "--keys")
+    ran = acclimate(*approve, pinned, loose)
+    assert (ran.code, ran.out) == (1, "")
+    assert "pins no round" in ran.err
+    with cheating(world, {"/rounds/[^/]*$": in_json(round=loose)}) as cheat:
+        ran = acclimate(*approve, cheat.folder(pinned, tmp_path / "cheated"), round_id[:-12])
+    assert (ran.code, ran.out) == (1, "")
+    assert "the server answers with" in ran.err
+    assert round_id in done(acclimate(*approve, pinned, round_id[:-12])).err
     done(acclimate(*void, *approvals))
     ran = acclimate("custodian", "release", round_id, "--keys", world.root / "people" / CUSTODIANS[0], "--json")
     assert "voided" in refused(ran, "phase_wrong")

@@ -280,6 +280,43 @@ def test_the_present_phase_stands_in_brackets() -> None:
     assert "[voided]" in status.phase_line("voided")
 
 
+HOSTILE = "a\x1b]0;owned\x07\x9b2J\x7f\r\u202eb\nhint: run this\ud800"
+"""What a server may write to steer a terminal: title, screen, line, direction, a hint of its own, half a character."""
+
+
+def tame(text: str) -> bool:
+    return all(c.isprintable() for c in text.replace("\n", ""))
+
+
+def test_what_a_server_writes_does_not_steer_the_terminal(acclimate: Callable[..., Ran]) -> None:
+    state = {
+        "round": HOSTILE, "title": HOSTILE, "phase": "voided", "next": HOSTILE, "data_is_public": False, "entrants": 0,
+        "submissions": 0, "now": "2027-03-01T12:00:00.000000Z", "closes": "2027-03-01T12:00:00.000000Z",
+        "waiting_for": [HOSTILE], "custodians": [{"name": HOSTILE, "acknowledged": True, "released": False}],
+        "threshold": 1,
+    }  # fmt: skip
+    problem = {"code": "conflict", "detail": HOSTILE, "hint": HOSTILE, "problems": [HOSTILE]}
+    json_headers = {"Content-Type": "application/json"}
+    answers: dict[tuple[str, ...], list[tuple[int, dict[str, str], bytes]]] = {
+        ("status", "x"): [(200, json_headers, as_json(state)), (200, json_headers, b"[]")],
+        ("status", "x", "--watch"): [(200, json_headers, as_json(state)), (200, json_headers, b"[]")],
+        ("round", "list"): [(200, json_headers, as_json([state]))],
+        ("ranking", "x"): [(409, json_headers, as_json(problem))],
+    }
+    for command, given in answers.items():
+        for more in ((), ("--json",)):
+            with scripted(*given) as (url, _):
+                ran = acclimate(*command, "--server", url, *more)
+            assert tame(ran.out) and tame(ran.err), (command, more)
+            assert "owned" in ran.out + ran.err
+            assert "\nhint: run this" not in ran.out + ran.err
+            if more:
+                # Nothing is lost for a program.
+                value = ran.json[0] if isinstance(ran.json, list) else ran.json
+                said = value["error"]["sentence"] if "error" in value else value["next"]
+                assert said == HOSTILE
+
+
 # ---- without a server ----------------------------------------------------------------------------------------------
 
 
@@ -366,6 +403,8 @@ def test_a_receipt_verifies_with_the_logs_key_only(acclimate: Callable[..., Ran]
     assert ran.json["index"] == 2
     assert ran.json["record"]["type"] == "RoundOpened"
     assert {check["status"] for check in ran.json["checks"]} == {"ok"}
+    (tmp_path / "log.key").write_text(signer.vkey + "\n")
+    assert acclimate("receipt", "verify", path, "--log-key", tmp_path / "log.key").code == 0
     other = log.Signer("example.org/log", keys.create(tmp_path / "other", age=False).ed25519)
     assert acclimate("receipt", "verify", path, "--log-key", other.vkey).code == 1
     assert acclimate("receipt", "verify", path).code == 1

@@ -17,9 +17,11 @@ SEAL = "sha256:" + "5e" * 32
 SECRET = bytes(range(100, 132))
 
 
-def documents(k=2, n=3, secret=SECRET, seal=SEAL):
+def documents(k=2, n=3, secret=SECRET, seal=SEAL, **more):
     shares = custody.split(secret, k=k, n=n, random=secrets.token_bytes)
-    return [custody.share_document(share, seal=seal, index=i, k=k, n=n) for i, share in enumerate(shares, start=1)]
+    return [
+        custody.share_document(share, seal=seal, index=i, k=k, n=n, **more) for i, share in enumerate(shares, start=1)
+    ]
 
 
 def commitments(given_):
@@ -206,6 +208,8 @@ def test_a_document_is_the_canonical_json_that_the_protocol_names():
         {"v": 2},
         {"v": True},
         {"type": "share"},
+        {"type": None},
+        {"type": ["Share"]},
         {"index": 0},
         {"index": 4},
         {"index": "1"},
@@ -228,6 +232,33 @@ def test_a_document_of_another_form_is_refused(changes):
     with pytest.raises(Refusal) as caught:
         custody.parse_document(digests.canonical(good | changes))
     assert caught.value.code == "share_unreadable"
+
+
+def test_a_rehearsals_share_and_a_real_one_never_pass_for_each_other():
+    real, dummy = documents(), documents(rehearsal=True)
+    assert custody.parse_document(dummy[0], rehearsal=True).encode() == dummy[0]
+    assert b'"type":"RehearsalShare"' in dummy[0]
+    custody.consistent(dummy[:2], commitments(dummy), k=2, n=3, rehearsal=True)
+    identity, recipient = person()
+    for given_, rehearsal in ((real, True), (dummy, False)):
+        envelope = custody.envelope(given_[0], index=1, to="ada", main=recipient, backup=None)
+        share = {"index": 1, "to": "ada", "commitment": custody.document_digest(given_[0])}
+        share["envelope"] = custody.envelope_digest(envelope)
+        for call in (
+            lambda r, d=given_: custody.parse_document(d[0], rehearsal=r),
+            lambda r, d=given_: custody.consistent(d[:2], commitments(d), k=2, n=3, rehearsal=r),
+            lambda r, e=envelope, s=share: custody.open_envelope(e, identity, share=s, seal=SEAL, rehearsal=r),
+        ):
+            with pytest.raises(Refusal, match="only a") as caught:
+                call(rehearsal)
+            assert caught.value.code == "share_false"
+            call(not rehearsal)
+
+
+def test_shares_of_both_types_do_not_recover_together():
+    dummy = custody.parse_document(documents(rehearsal=True)[0], rehearsal=True)
+    with pytest.raises(Refusal, match="not of the same seal"):
+        custody.recover([dummy, custody.parse_document(documents()[1])])
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"null", b"\xff", b'{"a": 1}'])

@@ -55,9 +55,14 @@ def sealed(folder, files=None, **changes):
     return sealing.seal(files, folder / "holdout.sealed", round_id=ROUND, recipients=RECIPIENTS, k=2, **changes)
 
 
-def secret_of(result):
+def secret_of(result, *, rehearsal=False):
     shares = [
-        custody.parse_document(custody.open_envelope(envelope, str(identity), share=share, seal=result.fields["seal"]))
+        custody.parse_document(
+            custody.open_envelope(
+                envelope, str(identity), share=share, seal=result.fields["seal"], rehearsal=rehearsal
+            ),
+            rehearsal=rehearsal,
+        )
         for envelope, identity, share in zip(result.envelopes, PEOPLE, result.fields["shares"], strict=True)
     ]
     return custody.recover(shares[1:])
@@ -141,10 +146,15 @@ def test_opening_again_over_the_same_files_is_harmless_and_over_others_refused(t
     assert (tmp_path / "out" / "digit.parquet").read_bytes() == b"other"
 
 
-def test_a_rehearsal_is_a_seal_like_any_other(tmp_path):
+def test_a_rehearsal_is_a_seal_like_any_other_but_for_the_type_of_its_shares(tmp_path):
     files = sealing.rehearsal_files(tmp_path)
-    result = sealed(tmp_path, files)
-    assert open_(tmp_path, result).files == {"rehearsal.parquet": digests.of_file(files["rehearsal.parquet"])}
+    result = sealed(tmp_path, files, rehearsal=True)
+    with pytest.raises(Refusal, match="is a RehearsalShare, and only a Share"):
+        secret_of(result)
+    secret = secret_of(result, rehearsal=True)
+    assert open_(tmp_path, result, secret=secret).files == {
+        "rehearsal.parquet": digests.of_file(files["rehearsal.parquet"])
+    }
 
 
 # ---- cheats and accidents ------------------------------------------------------------------------------------------

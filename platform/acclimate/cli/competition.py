@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from acclimate.cli.output import dumps, plain
 from acclimate_competitions import definition
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
@@ -57,13 +58,13 @@ def show(
     values = competition.effective()
     if as_json:
         rows = {key: {"value": value, "from": competition.origins.get(key, "default")} for key, value in values.items()}
-        typer.echo(json.dumps({"digest": competition.digest, "values": rows}, indent=1, ensure_ascii=False))
+        typer.echo(dumps({"digest": competition.digest, "values": rows}, indent=1))
         return
     width = max(len(key) for key in values)
-    typer.echo(f"{competition.title} ({competition.slug}), definition {competition.digest}")
+    typer.echo(plain(f"{competition.title} ({competition.slug}), definition {competition.digest}"))
     for key, value in values.items():
         text = json.dumps(value, ensure_ascii=False) if value is not None else "-"
-        typer.echo(f"{key:<{width}}  {text}  # {competition.origins.get(key, 'default')}")
+        typer.echo(plain(f"{key:<{width}}  {text}  # {competition.origins.get(key, 'default')}"))
 
 
 def build_into(source: Path, out: Path) -> dict[str, Any]:
@@ -138,10 +139,10 @@ def _run_main(script: Path, out: Path) -> None:
 
 def _print_checked(result: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(result, indent=1, ensure_ascii=False))
+        typer.echo(dumps(result, indent=1))
         return
-    typer.echo(f"{result['title']} ({result['competition']}), definition {result['digest']}")
+    typer.echo(plain(f"{result['title']} ({result['competition']}), definition {result['digest']}"))
     for task, found in result["tasks"].items():
         rows = ", ".join(f"{split} {part['rows']}" for split, part in found.items())
-        typer.echo(f"  {task}: {rows}")
-    typer.echo(f"ok: {result['folder']}")
+        typer.echo(plain(f"  {task}: {rows}"))
+    typer.echo(plain(f"ok: {result['folder']}"))

@@ -22,7 +22,6 @@ Identity = Annotated[
     Path | None,
     typer.Option("--identity", help="Open the envelope with this age identity, such as the backup's.", metavar="FILE"),
 ]
-DOCUMENT = "custodian.json"
 
 
 @app.command()
@@ -46,6 +45,7 @@ def keygen(
     """
     from acclimate import keys as key_files
     from acclimate.client import folder
+    from acclimate.client.custodian import DOCUMENT_FILE
 
     if backup is not None and make_backup is not None:
         raise typer.BadParameter("give --backup or --make-backup, not both")
@@ -57,8 +57,8 @@ def keygen(
         say("note: no backup recipient; if this folder is lost, so is the share")
     made = key_files.create(keys, age=True)
     document = {"name": name, "age": made.age_recipient, "ed25519": made.public, "backup": backup}
-    folder.write_json(keys / DOCUMENT, document)
-    say(f"send {keys / DOCUMENT} to the organizer; the other files in {keys} are secret")
+    folder.write_json(keys / DOCUMENT_FILE, document)
+    say(f"send {keys / DOCUMENT_FILE} to the organizer; the other files in {keys} are secret")
     emit(document, as_json=as_json, text=[f"{label} {value or 'none'}" for label, value in document.items()])
 
 
@@ -66,7 +66,7 @@ def keygen(
 def ack(round_id: RoundId, keys: KeysFolder, identity: Identity = None, as_json: AsJson = False) -> None:
     """Acknowledge a share, once it could be decrypted.
 
-    The rehearsal's share is decrypted and handed in too. Log key, organizer key, seal and a signed checkpoint are pinned in DIR/pins.json; `release` holds the server to them.
+    Shown first: the round's whole id, its dates, how many shares open the holdout, and who holds them. The rehearsal's share is decrypted and handed in too. Log key, organizer key, seal and a signed checkpoint are pinned in DIR/pins.json; `release` holds the server to them.
 
     Example: acclimate custodian ack digits-2027-1 --keys ./custodian-a
     """
@@ -75,7 +75,7 @@ def ack(round_id: RoundId, keys: KeysFolder, identity: Identity = None, as_json:
 
     client, opened = _connect(keys, identity)
     with client:
-        answer = acknowledge(client, opened, round_id)
+        answer = acknowledge(client, opened, round_id, say=say)
         pin = pinned(opened, answer["record"]["round"])
     value = dataclasses.asdict(pin) | {"entry": answer["index"]}
     text = [
@@ -103,8 +103,8 @@ def release(round_id: RoundId, keys: KeysFolder, identity: Identity = None, as_j
     client, opened = _connect(keys, identity)
     with client:
         done = actors.release(client, opened, round_id, now=clock(), show=lambda check: say(_line(check)))
-    value = {"share": done.share, "entry": done.index, "checks": _documents(done.checks)}
-    emit(value, as_json=as_json, text=f"released share {done.share}: log entry {done.index}")
+    value = {"round": done.round, "share": done.share, "entry": done.index, "checks": _documents(done.checks)}
+    emit(value, as_json=as_json, text=f"released share {done.share} of {done.round}: log entry {done.index}")
 
 
 @app.command()
@@ -139,10 +139,12 @@ def approve_void(
     Example: acclimate custodian approve-void digits-2027-1 --reason "the holdout leaked" --keys ./custodian-a > approval.json
     """
     from acclimate import client as actors
+    from acclimate.client.custodian import pinned
 
     client, opened = connect(keys)
     with client:
         approval = actors.approve_void(client, opened, round_id, reason=reason, predecessor=predecessor)
+    say(f"agreed to the voiding of {pinned(opened, round_id).round}")
     emit(approval, as_json=True, text="")
 
 

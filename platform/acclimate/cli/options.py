@@ -60,6 +60,19 @@ def reader(folder: Path | None, server: str | None) -> "Client":
     )
 
 
+def read_key(text: str) -> str:
+    """A verifier key, or what the file of this name holds.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    path = Path(text)
+    try:
+        return path.read_text("utf-8").strip() if "+" not in text and path.is_file() else text
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refusal("file_unreadable", f"{text}: {error}") from error
+
+
 def need(extra: str, *modules: str) -> None:
     """Refuse a command whose extra is not installed.
 

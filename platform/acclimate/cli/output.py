@@ -1,4 +1,8 @@
-"""How commands speak: results on stdout, everything else on stderr; with --json one JSON value on stdout and nothing else there."""
+"""How commands speak: results on stdout, everything else on stderr; with --json one JSON value on stdout and nothing else there.
+
+Much of what is printed was written by a server or a stranger, so all of it goes through `plain` or `dumps`: no control or direction
+character reaches the terminal.
+"""
 
 import json
 import sys
@@ -13,18 +17,37 @@ from acclimate_competitions.errors import Refusal
 Progress = Callable[[int, int], None]
 
 
-def emit(value: Any, *, as_json: bool, text: str | Iterable[str]) -> None:
-    """Print a command's result: the value as JSON, or the text for people."""
+def plain(text: str) -> str:
+    """Text that can't steer a terminal: what is not printable, line ends included, as a backslash escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def dumps(value: Any, *, indent: int | None = None) -> str:
+    """JSON for people and programs: letters of all scripts as they are, what is not printable as an escape."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    # Outside of strings JSON has no unprintable characters but the line ends of its indentation.
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+
+
+def emit(value: Any, *, as_json: bool, text: str | Iterable[str], styled: bool = False) -> None:
+    """Print a command's result: the value as JSON, or the text for people.
+
+    Args:
+        value: the result.
+        as_json: whether to print the value.
+        text: a line, or several.
+        styled: the text has colours, and the caller has made plain what is in them.
+    """
     if as_json:
-        typer.echo(json.dumps(value, indent=1, ensure_ascii=False, default=str))
+        typer.echo(dumps(value, indent=1))
         return
     for line in [text] if isinstance(text, str) else text:
-        typer.echo(line)
+        typer.echo(line if styled else plain(line))
 
 
 def say(line: str) -> None:
     """Print a note."""
-    typer.echo(line, err=True)
+    typer.echo(plain(line), err=True)
 
 
 def complain(refusal: Refusal, *, as_json: bool) -> None:
@@ -35,12 +58,12 @@ def complain(refusal: Refusal, *, as_json: bool) -> None:
     if refusal.hint:
         say(f"hint: {refusal.hint}")
     if as_json:
-        typer.echo(json.dumps({"error": refusal.document()}, ensure_ascii=False))
+        typer.echo(dumps({"error": refusal.document()}))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> list[str]:
     """Rows under their header, in columns; those named in `right` are aligned right."""
-    cells = [[str(cell) for cell in row] for row in [header, *rows]]
+    cells = [[plain(str(cell)) for cell in row] for row in [header, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
 
     def line(row: list[str]) -> str:

@@ -1,13 +1,17 @@
 """`acclimate receipt`: what a receipt shows, and whether it is true."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acclimate.cli.options import AsJson
+from acclimate.cli.options import AsJson, read_key
 from acclimate.cli.output import emit
 from acclimate_competitions.errors import Refusal
+
+if TYPE_CHECKING:
+    from acclimate.log import Checkpoint, Receipt
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check receipts, offline.")
 
@@ -21,7 +25,10 @@ def receipts() -> None:
 def verify(
     file: Annotated[Path, typer.Argument(help="A receipt, as `acclimate submit` keeps it: *.tlog-proof.")],
     log_key: Annotated[
-        str | None, typer.Option("--log-key", help="The log's key, got elsewhere: name+hash+base64.", metavar="KEY")
+        str | None,
+        typer.Option(
+            "--log-key", help="The log's key, got elsewhere: name+hash+base64, or a file that holds it.", metavar="KEY"
+        ),
     ] = None,
     bundle: Annotated[
         Path | None, typer.Option("--bundle", help="The round's bundle: is the entry in its log, too?", metavar="FILE")
@@ -47,31 +54,17 @@ def verify(
     except OSError as error:
         raise Refusal("file_unreadable", f"{file}: {error.strerror}") from error
     checks: list[dict[str, str]] = []
+    log_key = read_key(log_key) if log_key is not None else None
     key, entries = (log_key, None) if bundle is None else _from_bundle(bundle, log_key)
     assert key is not None
     record, signed = receipt.open(log.parse_vkey(key))
     size = signed.checkpoint.size
-    _ok(checks, "signature", f"the checkpoint of {size} entries is signed by {key}")
-    _ok(checks, "inclusion", f"entry {receipt.index} leads to the checkpoint's root")
+    _note(checks, "signature", f"the checkpoint of {size} entries is signed by {key}")
+    _note(checks, "inclusion", f"entry {receipt.index} leads to the checkpoint's root")
     if log_key is None:
-        checks.append(
-            {"name": "whose log", "status": "NOT CHECKED", "detail": "no --log-key given; the key is the bundle's own"}
-        )
+        _note(checks, "whose log", "no --log-key given; the key is the bundle's own", status="NOT CHECKED")
     if entries is not None:
-        if receipt.index >= len(entries) or entries[receipt.index] != receipt.entry:
-            raise Refusal(
-                "proof_invalid",
-                f"the bundle's log has something else as entry {receipt.index} of {len(entries)}",
-                hint="keep both: the log has signed two histories",
-            )
-        if (
-            size <= len(entries)
-            and log.root([log.leaf_hash(entry) for entry in entries[:size]]) != signed.checkpoint.root
-        ):
-            raise Refusal(
-                "log_inconsistent", f"the bundle's first {size} entries have another root than the receipt's checkpoint"
-            )
-        _ok(checks, "bundle", f"entry {receipt.index} of the bundle has the same bytes")
+        _compare(checks, receipt, signed.checkpoint, entries)
     value: dict[str, Any] = {"index": receipt.index, "record": record.document(), "checks": checks}
     text = [f"{check['status']:<11}  {check['name']}: {check['detail']}" for check in checks]
     text.append(f"{record.type} of {record.round}, received {record.document()['at']}")
@@ -79,8 +72,41 @@ def verify(
     emit(value, as_json=as_json, text=text)
 
 
-def _ok(checks: list[dict[str, str]], name: str, detail: str) -> None:
-    checks.append({"name": name, "status": "ok", "detail": detail})
+def _note(checks: list[dict[str, str]], name: str, detail: str, *, status: str = "ok") -> None:
+    checks.append({"name": name, "status": status, "detail": detail})
+
+
+def _compare(
+    checks: list[dict[str, str]], receipt: "Receipt", checkpoint: "Checkpoint", entries: Sequence[bytes]
+) -> None:
+    """Compare a receipt and its checkpoint with the entries of a bundle.
+
+    Raises:
+        Refusal: proof_invalid, log_inconsistent.
+    """
+    from acclimate import log
+
+    size = checkpoint.size
+    if receipt.index >= len(entries):
+        reason = f"the bundle's log ends at {len(entries)} entries, before entry {receipt.index}"
+        _note(checks, "bundle", reason, status="NOT CHECKED")
+    elif entries[receipt.index] != receipt.entry:
+        raise Refusal(
+            "proof_invalid",
+            f"the bundle's log has something else as entry {receipt.index} of {len(entries)}",
+            hint="keep both: the log has signed two histories",
+        )
+    else:
+        _note(checks, "bundle", f"entry {receipt.index} of the bundle has the same bytes")
+    if size > len(entries):
+        reason = f"the receipt's checkpoint is of {size} entries, the bundle's log ends at {len(entries)}: whether"
+        _note(checks, "same history", f"{reason} it goes on to that checkpoint is not shown", status="NOT CHECKED")
+    elif log.root([log.leaf_hash(entry) for entry in entries[:size]]) != checkpoint.root:
+        raise Refusal(
+            "log_inconsistent", f"the bundle's first {size} entries have another root than the receipt's checkpoint"
+        )
+    else:
+        _note(checks, "same history", f"the bundle's first {size} entries have the root of the receipt's checkpoint")
 
 
 def _from_bundle(path: Path, log_key: str | None) -> tuple[str, list[bytes]]:

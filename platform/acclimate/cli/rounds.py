@@ -1,6 +1,5 @@
 """`acclimate round`: what an organizer does, and what everybody may read of a round."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,7 +110,8 @@ def extend(
         now = parse_time(client.server()["now"])
         moment = moments.parse(closes, now=now)
         answer = actors.extend(client, opened, round_id, closes=moment)
-    emit(answer, as_json=as_json, text=f"closes {moments.show(moment, now=now)}: log entry {answer['index']}")
+    text = f"{answer['record']['round']} closes {moments.show(moment, now=now)}: log entry {answer['index']}"
+    emit(answer, as_json=as_json, text=text)
 
 
 @app.command()
@@ -135,7 +135,10 @@ def publish(
     emit(
         {name: done[name] for name in ("round", "index", "digest")},
         as_json=as_json,
-        text=[*ranking_lines(done["ranking"]), f"published {done['digest']}: log entry {done['index']}"],
+        text=[
+            *ranking_lines(done["ranking"]),
+            f"published {done['round']}: {done['digest']}, log entry {done['index']}",
+        ],
     )
 
 
@@ -166,7 +169,7 @@ def void(
     client, opened = connect(keys)
     with client:
         answer = actors.void(client, opened, round_id, reason=reason, predecessor=predecessor, approvals=approvals)
-    emit(answer, as_json=as_json, text=f"voided: log entry {answer['index']}")
+    emit(answer, as_json=as_json, text=f"voided {answer['record']['round']}: log entry {answer['index']}")
 
 
 @app.command("list")
@@ -196,18 +199,15 @@ def list_(server: Server = None, keys: ReaderKeys = None, as_json: AsJson = Fals
 def records(round_id: RoundId, server: Server = None, keys: ReaderKeys = None, as_json: AsJson = False) -> None:
     """Print a round's log records, one a line.
 
-    Index, time, type, and who signed; with --json the records themselves.
+    Index, time, type, and who signed; with --json a list of {index, record}.
 
     Example: acclimate round records digits-2027-1 --server https://rounds.example.org --json
     """
     with reader(keys, server) as client:
         found = client.records(round_id)
     rows = [(index, record.document()["at"], record.type, record.by or "-") for index, record in found]
-    if as_json:
-        for index, record in found:
-            typer.echo(json.dumps({"index": index, "record": record.document()}, ensure_ascii=False))
-        return
-    emit(None, as_json=False, text=table(("index", "at", "type", "signed by"), rows, right=("index",)))
+    value = [{"index": index, "record": record.document()} for index, record in found]
+    emit(value, as_json=as_json, text=table(("index", "at", "type", "signed by"), rows, right=("index",)))
 
 
 @app.command()

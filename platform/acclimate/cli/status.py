@@ -9,7 +9,7 @@ import typer
 
 from acclimate.cli import moments
 from acclimate.cli.options import AsJson, ReaderKeys, RoundId, Server, reader
-from acclimate.cli.output import counted, emit
+from acclimate.cli.output import counted, dumps, emit, plain
 
 if TYPE_CHECKING:
     from acclimate.client import Client
@@ -133,15 +133,13 @@ def _live(client: "Client", round_id: str) -> None:
     with Live(console=Console(highlight=False), auto_refresh=False) as live:
         while True:
             state, stages = _look(client, round_id)
-            live.update(Text("\n".join(lines(state, stages))), refresh=True)
+            live.update(Text("\n".join(plain(line) for line in lines(state, stages))), refresh=True)
             if state["phase"] in LAST:
                 return
             time.sleep(EVERY)
 
 
 def _follow(client: "Client", round_id: str, *, as_json: bool) -> None:
-    import json
-
     before = ""
     while True:
         state, stages = _look(client, round_id)
@@ -150,7 +148,7 @@ def _follow(client: "Client", round_id: str, *, as_json: bool) -> None:
             f"; {kind['kind']} {int(kind['done'])} of {kind['total']}{_trouble(kind)}" for kind in work
         )
         if short != before:
-            typer.echo(json.dumps(state | {"work": work}, ensure_ascii=False) if as_json else f"{state['now']} {short}")
+            typer.echo(dumps(state | {"work": work}) if as_json else plain(f"{state['now']} {short}"))
             sys.stdout.flush()
             before = short
         if state["phase"] in LAST:

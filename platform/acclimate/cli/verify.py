@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acclimate.cli.options import AsJson
-from acclimate.cli.output import emit
+from acclimate.cli.options import AsJson, read_key
+from acclimate.cli.output import emit, plain
 from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
@@ -50,37 +50,28 @@ def verify(
         )
     report = auditor.verify(
         bundle,
-        log_key=_key(log_key) if log_key is not None else None,
-        witnesses=[_key(text) for text in witness or []],
+        log_key=read_key(log_key) if log_key is not None else None,
+        witnesses=[read_key(text) for text in witness or []],
         levels=level or auditor.LEVELS,
     )
-    emit(report.document(), as_json=as_json, text=_lines(report))
+    emit(report.document(), as_json=as_json, text=_lines(report), styled=True)
     raise typer.Exit(report.exit_code)
-
-
-def _key(text: str) -> str:
-    """A vkey, or what the file of this name holds."""
-    path = Path(text)
-    try:
-        return path.read_text("utf-8").strip() if "+" not in text and path.is_file() else text
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refusal("file_unreadable", f"{text}: {error}") from error
 
 
 def _lines(report: "Report") -> Iterator[str]:
     if report.round:
-        yield f"Round {_plain(report.round)}"
+        yield f"Round {plain(report.round)}"
     for check in report.checks:
         yield _line(check)
     yield ""
-    yield typer.style(_plain(report.summary), bold=True) if _colourful() else _plain(report.summary)
+    yield typer.style(plain(report.summary), bold=True) if _colourful() else plain(report.summary)
 
 
 def _line(check: "Check") -> str:
     status = f"{check.status + ':':<12}"
     if _colourful():
         status = typer.style(status, fg=_COLOURS[check.status], bold=check.status == "FAILED")
-    meaning, where = _plain(check.meaning), _plain(check.where)
+    meaning, where = plain(check.meaning), plain(check.where)
     said = f"{where}: {meaning}" if check.status == "FAILED" else f"{meaning} ({where})" if where else meaning
     return f"{check.number:>2}  {status} {check.name}: {said}"
 
@@ -88,8 +79,3 @@ def _line(check: "Check") -> str:
 def _colourful() -> bool:
     # Where stdout is no terminal, echo strips the colours.
     return not os.environ.get("NO_COLOR")
-
-
-def _plain(text: str) -> str:
-    """What a stranger wrote must not steer the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,11 +1,13 @@
 """What a custodian does: acknowledge a share, look at the evidence, release the share, agree to a voiding.
 
-A custodian trusts its own machine only. What it once saw of the log is pinned in `pins.json` of its key folder; before a release it reads the whole
+A custodian trusts its own machine only. The one document that leaves it before a release says of itself, inside its envelope, that
+it is a rehearsal's. What it once saw of the log is pinned in `pins.json` of its key folder; before a release it reads the whole
 log again, and its own fold of the records decides, not the server's word. The share is decrypted for the release after every check has
 passed, is sent, and is kept nowhere.
 """
 
 import base64
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +27,7 @@ from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import Record
 
 PINS_FILE = "pins.json"
+DOCUMENT_FILE = "custodian.json"
 CHECKPOINT_PATIENCE = 5.0
 
 
@@ -77,8 +80,9 @@ class History:
 
 @dataclass(frozen=True)
 class Released:
-    """A released share: its index, the log index of ShareReleased, and what was checked before."""
+    """A released share: its round and index, the log index of ShareReleased, and what was checked before."""
 
+    round: str
     share: int
     index: int
     checks: tuple[Check, ...]
@@ -87,15 +91,33 @@ class Released:
 Show = Callable[[Check], None]
 
 
-def acknowledge(client: Client, keys: Keys, round_id: str) -> dict[str, Any]:
+class _Failed(Exception):
+    """A check before a release that does not hold: its name, and the refusal that says why."""
+
+    def __init__(self, name: str, refusal: Refusal) -> None:
+        super().__init__(f"{name}: {refusal.sentence}")
+        self.name, self.refusal = name, refusal
+
+
+def acknowledge(
+    client: Client, keys: Keys, round_id: str, *, say: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
     """Show that the custodian can decrypt its share, of the real seal and of the rehearsal; {index, record, …}.
 
-    1. RoundDefined and the definition agree with the round's id; these keys are a custodian's.
-    2. The log up to a signed checkpoint holds HoldoutSealed; the round's records fold.
+    1. RoundDefined and the definition agree with the round's id.
+    2. The log up to a signed checkpoint holds HoldoutSealed; the round's records fold. These keys are a custodian's, with the
+       recipients that its own custodian.json names.
     3. The real envelope opens, and its document is the committed one. It is not sent.
-    4. The rehearsal's envelope opens likewise; its document is sent, since it protects dummy data only.
+    4. The rehearsal's envelope opens likewise; its document is sent only because it says that it is a rehearsal's. What the
+       server says of the rehearsal's seal proves nothing: nobody signed it.
     5. Log key, organizer key, checkpoint and seal are pinned.
     6. ShareAcknowledged is signed and sent.
+
+    Args:
+        client: a connection for the custodian's account.
+        keys: the custodian's keys, with its age identity.
+        round_id: the round, or a prefix of its id.
+        say: told, before anything is signed or sent, what the acknowledgement is of.
 
     Raises:
         Refusal: signature_invalid, phase_wrong, rehearsal_missing, share_false, share_unreadable, log_inconsistent, …
@@ -107,6 +129,9 @@ def acknowledge(client: Client, keys: Keys, round_id: str) -> dict[str, Any]:
     history = read_history(client, defined["log"], round_id=round_id, holding="HoldoutSealed")
     state = rounds.fold(history.numbered, competition)
     index = _own_index(state, keys)
+    _require_own_entry(state, keys, index=index)
+    for line in _described(state):
+        say(line)
     assert state.seal is not None
     _agrees_with_pin(keys, round_id, seal=state.seal["seal"])
     # 3
@@ -121,7 +146,7 @@ def acknowledge(client: Client, keys: Keys, round_id: str) -> dict[str, Any]:
             hint="acknowledge again once they have",
         )
     rehearsal = given["rehearsal"]
-    dummy = _open(rehearsal, rehearsal["fields"], index=index, identity=identity)
+    dummy = _open(rehearsal, rehearsal["fields"], index=index, identity=identity, rehearsal=True)
     client.rehearsal_share(round_id, index=index, document=base64.b64encode(dummy).decode())
     # 5
     pin = Pin(
@@ -157,17 +182,20 @@ def release(client: Client, keys: Keys, round_id: str, *, now: datetime, show: S
     pin = pinned(keys, round_id)
     passed: list[Check] = []
     sealed: Record | None = None
-    for check, state in _examine(client, keys, pin, now=now):
-        passed.append(check)
-        show(check)
-        sealed = state.seal
+    try:
+        for check, state in _examine(client, keys, pin, now=now):
+            passed.append(check)
+            show(check)
+            sealed = state.seal
+    except _Failed as failed:
+        raise failed.refusal from failed
     assert sealed is not None
     given = client.envelopes(pin.round)
     document = _open(given["real"], sealed.fields, index=pin.index, identity=_identity(keys))
     fields = {"seal": pin.seal, "index": pin.index, "document": custody.document_digest(document)}
     request = records.sign("ShareReleased", pin.round, fields, key=keys.ed25519)
     answer = client.release(pin.round, request, document=base64.b64encode(document).decode())
-    return Released(pin.index, int(answer["index"]), tuple(passed))
+    return Released(pin.round, pin.index, int(answer["index"]), tuple(passed))
 
 
 def inspect(client: Client, keys: Keys, round_id: str, *, now: datetime) -> list[Check]:
@@ -176,14 +204,20 @@ def inspect(client: Client, keys: Keys, round_id: str, *, now: datetime) -> list
     result: list[Check] = []
     try:
         result.extend(check for check, _ in _examine(client, keys, pin, now=now))
-    except Refusal as refusal:
-        result.append(Check(refusal.code, "FAILED", refusal.sentence))
+    except _Failed as failed:
+        result.append(Check(failed.name, "FAILED", failed.refusal.sentence))
     return result
 
 
 def approve_void(client: Client, keys: Keys, round_id: str, *, reason: str, predecessor: str = "") -> dict[str, str]:
-    """A custodian's approval {by, sig} of a voiding with exactly this reason; the organizer adds it to RoundVoided."""
-    defined, _ = definition_of(client, round_id)
+    """A custodian's approval {by, sig} of a voiding with exactly this reason; the organizer adds it to RoundVoided.
+
+    It is for a round that the custodian has pinned, and for no other that a server may name.
+
+    Raises:
+        Refusal: round_unknown, where it acknowledged none; log_inconsistent, signature_invalid.
+    """
+    defined, _ = _pinned_definition(client, pinned(keys, round_id))
     if keys.public not in [custodian["ed25519"] for custodian in defined["custodians"]]:
         raise _not_a_custodian(defined.round, keys)
     fields = {"reason": reason, **({"predecessor": predecessor} if predecessor else {})}
@@ -260,19 +294,78 @@ def _examine(client: Client, keys: Keys, pin: Pin, *, now: datetime) -> Iterator
     6. RoundClosed is included. 7. PreparationFinished is included, and no k shares were released yet.
     8. This machine's clock is past the close.
     9. The seal commits to the share that this custodian decrypted when it acknowledged.
+
+    Raises:
+        _Failed: of the first check that does not hold.
     """
     # 1
+    with _checking("round"):
+        defined, competition = _pinned_definition(client, pin)
+        state = rounds.begin(defined, competition)
+    yield Check("round", "ok", f"{pin.round} is the one acknowledged, by the organizer and log key pinned then"), state
+    # 2
+    with _checking("log"):
+        history = _read_history(client, pin.log, pin.round)
+    count = len(history.hashes)
+    yield Check("log", "ok", f"{count} entries hash to the checkpoint that the pinned log key signed"), state
+    # 3
+    with _checking("consistency"):
+        before = _require_growth(history, pin)
+    yield Check("consistency", "ok", f"the log only grew since the pinned checkpoint of {before} entries"), state
+    # 4
+    with _checking("records"):
+        state = _fold(history, competition)
+        if state.seal is None or state.seal["seal"] != pin.seal:
+            raise Refusal("seal_mismatch", f"the log has another seal for {pin.round} than the acknowledged {pin.seal}")
+    yield Check("records", "ok", f"{len(history.numbered)} records fold to phase {state.phase} on this machine"), state
+    # 5
+    with _checking("witnesses"):
+        _require_no_quorum(defined)
+    yield Check("witnesses", "NOT CHECKED", "the round declares no witnesses: times are the server's word"), state
+    # 6, 7
+    for check in _included(history, state, pin):
+        yield check, state
+    # 8
+    with _checking("clock"):
+        if now < state.closes:
+            raise Refusal(
+                "too_early",
+                f"the round closes {records.format_time(state.closes)}, this machine's clock says {records.format_time(now)}",
+                hint="check this machine's clock; if it is right, the server closed the round too early",
+            )
+    yield Check("clock", "ok", f"this machine's clock is past the close, {records.format_time(state.closes)}"), state
+    # 9
+    with _checking("share"):
+        share = state.seal["shares"][pin.index - 1]
+        if share["commitment"] != pin.commitment or state.custodian_index(keys.public) != pin.index:
+            raise Refusal("share_false", f"the seal commits to another share {pin.index} than the one acknowledged")
+    yield Check("share", "ok", f"share {pin.index} is the one acknowledged, {pin.commitment}"), state
+
+
+@contextlib.contextmanager
+def _checking(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Refusal as refusal:
+        raise _Failed(name, refusal) from refusal
+
+
+def _pinned_definition(client: Client, pin: Pin) -> tuple[Record, Competition]:
+    """RoundDefined and definition of the pinned round.
+
+    Raises:
+        Refusal: log_inconsistent, where the server has another round, log or organizer; as definition_of.
+    """
     defined, competition = definition_of(client, pin.round)
+    if defined.round != pin.round:
+        raise Refusal("log_inconsistent", f"the server answers with {defined.round}, pinned is {pin.round}")
     if (defined["log"], defined["organizer"]["ed25519"]) != (pin.log, pin.organizer):
         raise Refusal("log_inconsistent", f"{pin.round} names another log or organizer than the pinned ones")
-    # 2
-    history = _read_history(client, pin.log, pin.round)
-    state = _fold(history, competition)
-    yield (
-        Check("log", "ok", f"{len(history.hashes)} entries hash to the checkpoint that the pinned log key signed"),
-        state,
-    )
-    # 3
+    return defined, competition
+
+
+def _require_growth(history: History, pin: Pin) -> int:
+    """The size of the pinned checkpoint, which the log must extend."""
     before = log.open_checkpoint(pin.checkpoint, log.parse_vkey(pin.log)).checkpoint
     if before.size > len(history.hashes) or digests.root_of_hashes(history.hashes[: before.size]) != before.root:
         raise Refusal(
@@ -280,59 +373,53 @@ def _examine(client: Client, keys: Keys, pin: Pin, *, now: datetime) -> Iterator
             f"the log of {len(history.hashes)} entries does not extend the pinned checkpoint of {before.size}",
             hint="the server shows another history than before: keep pins.json, and tell the other custodians",
         )
-    yield Check("consistency", "ok", f"the log only grew since the pinned checkpoint of {before.size} entries"), state
-    # 4
-    if state.seal is None or state.seal["seal"] != pin.seal:
-        raise Refusal("seal_mismatch", f"the log has another seal for {pin.round} than the acknowledged {pin.seal}")
-    yield Check("records", "ok", f"{len(history.numbered)} records fold to phase {state.phase} on this machine"), state
-    # 5
-    if defined["quorum"] == 0:
-        yield Check("witnesses", "NOT CHECKED", "the round declares no witnesses: times are the server's word"), state
-    # 6, 7
-    yield from ((check, state) for check in _included(history, state, pin))
-    # 8
-    if now < state.closes:
+    return before.size
+
+
+def _require_no_quorum(defined: Record) -> None:
+    """Refuse a round that promises witnesses: this version can't verify their cosignatures, and silence is no evidence."""
+    if defined["quorum"] > 0:
         raise Refusal(
-            "too_early",
-            f"the round closes {records.format_time(state.closes)}, this machine's clock says {records.format_time(now)}",
-            hint="check this machine's clock; if it is right, the server closed the round too early",
+            "guard_failed",
+            f"the round asks for the cosignatures of {defined['quorum']} witnesses, which this version can't verify",
+            hint="release with a version that verifies them",
         )
-    yield Check("clock", "ok", f"this machine's clock is past the close, {records.format_time(state.closes)}"), state
-    # 9
-    share = state.seal["shares"][pin.index - 1]
-    if share["commitment"] != pin.commitment or state.custodian_index(keys.public) != pin.index:
-        raise Refusal("share_false", f"the seal commits to another share {pin.index} than the one acknowledged")
-    yield Check("share", "ok", f"share {pin.index} is the one acknowledged, {pin.commitment}"), state
 
 
 def _included(history: History, state: Round, pin: Pin) -> Iterator[Check]:
     at = {record.type: (index, record) for index, record in history.numbered}
     for kind in ("RoundClosed", "PreparationFinished"):
-        if kind not in at:
-            raise Refusal(
-                "too_early",
-                f"the log has no {kind} of {pin.round} yet; the round is {state.phase}",
-                hint=f"acclimate status {pin.round} --watch shows when it has",
-            )
+        with _checking(kind):
+            if kind not in at:
+                raise Refusal(
+                    "too_early",
+                    f"the log has no {kind} of {pin.round} yet; the round is {state.phase}",
+                    hint=f"acclimate status {pin.round} --watch shows when it has",
+                )
         index, record = at[kind]
         yield Check(kind, "ok", f"log entry {index}, {records.format_time(record.at)}, count {record['count']}")
-    if state.phase == Phase.VOIDED:
-        raise Refusal("phase_wrong", f"{pin.round} was voided; a share of it must not be released")
-    if state.phase != Phase.PREPARED and pin.index not in state.released:
-        raise Refusal(
-            "phase_wrong", f"{pin.round} is {state.phase}: others' shares have opened it, yours is not needed"
-        )
+    with _checking("phase"):
+        if state.phase == Phase.VOIDED:
+            raise Refusal("phase_wrong", f"{pin.round} was voided; a share of it must not be released")
+        if state.phase != Phase.PREPARED and pin.index not in state.released:
+            raise Refusal(
+                "phase_wrong", f"{pin.round} is {state.phase}: others' shares have opened it, yours is not needed"
+            )
+    yield Check(
+        "phase", "ok", f"the round is {state.phase}: {len(state.released)} of {state.threshold} shares are released"
+    )
 
 
 def _fold(history: History, competition: Competition) -> Round:
     return rounds.fold(history.numbered, competition)
 
 
-def _open(given: dict[str, Any], seal: Any, *, index: int, identity: str) -> bytes:
+def _open(given: dict[str, Any], seal: Any, *, index: int, identity: str, rehearsal: bool = False) -> bytes:
     found = [envelope for envelope in given["envelopes"] if envelope["index"] == index]
     if len(found) != 1:
         raise Refusal("share_false", f"the server has {len(found)} envelopes for share {index}, expected 1")
-    return custody.open_envelope(found[0], identity, share=seal["shares"][index - 1], seal=seal["seal"])
+    share = seal["shares"][index - 1]
+    return custody.open_envelope(found[0], identity, share=share, seal=seal["seal"], rehearsal=rehearsal)
 
 
 def _own_index(state: Round, keys: Keys) -> int:
@@ -340,6 +427,41 @@ def _own_index(state: Round, keys: Keys) -> int:
     if index is None:
         raise _not_a_custodian(state.id, keys)
     return index
+
+
+def _require_own_entry(state: Round, keys: Keys, *, index: int) -> None:
+    """Refuse a round that deals this custodian's share to other recipients than its own.
+
+    Raises:
+        Refusal: key_refused.
+    """
+    entry = state.defined["custodians"][index - 1]
+    path = keys.folder / DOCUMENT_FILE
+    if path.exists():
+        own = files.read_json(path)
+        wrong = [name for name in ("name", "age", "ed25519", "backup") if own.get(name) != entry[name]]
+        said = ", ".join(f"{name} {entry[name]!r} for {own.get(name)!r}" for name in wrong)
+    else:
+        # The backup's identity may be the one at hand.
+        mine = keys.age_recipient in (entry["age"], entry["backup"])
+        said = "" if mine else f"age {entry['age']!r} for {keys.age_recipient!r}"
+    if said:
+        raise Refusal(
+            "key_refused",
+            f"{state.id} deals share {index} to other keys than yours: {said}",
+            hint=f"nothing was signed; ask the organizer, and send {path} again",
+        )
+
+
+def _described(state: Round) -> Iterator[str]:
+    """What an acknowledgement is of: round, dates, threshold, and who can open what."""
+    defined = state.defined
+    custodians = defined["custodians"]
+    yield f"round {state.id}, defined by {defined['organizer']['ed25519']}"
+    yield f"closes {defined['closes']}, at the latest {defined['closes_latest']}; shares by {defined['release_by']}"
+    yield f"any {state.threshold} of {len(custodians)} shares open the holdout; they go to:"
+    for custodian in custodians:
+        yield f"  {custodian['name']}: {custodian['age']}, backup {custodian['backup'] or 'none'}"
 
 
 def _not_a_custodian(round_id: str, keys: Keys) -> Refusal:

@@ -17,7 +17,7 @@ from acclimate import keys as key_files
 from acclimate.client import folder as files
 from acclimate.client.connection import Client, Progress, Request
 from acclimate.keys import Keys
-from acclimate_competitions import definition, digests, records
+from acclimate_competitions import definition, digests, records, rounds
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record
@@ -114,7 +114,7 @@ def submit(
         say: called with a sentence at each step.
 
     Raises:
-        Refusal: model_invalid, file_unreadable, quota_exceeded, round_closed, …; a submission that the server refuses is
+        Refusal: model_invalid, file_unreadable, quota_exceeded, round_closed, proof_invalid, …; a submission that the server refuses is
             no exception but a state.
     """
     entrant = baseline or files.load_account(keys.folder).id
@@ -135,6 +135,7 @@ def submit(
     answer = client.submit(mine.round, committed=committed, accepted=accepted, nonce=mine.nonce, manifest=mine.manifest)
     mine = _keep(keys, mine, submission=answer["submission"], state=answer["state"], committed=answer["index"])
     vkey = defined["log"]
+    # Before a byte of the model leaves: it is in the log, or the server is given nothing.
     mine = _receipt(client, keys, mine, vkey=vkey, request=committed)
     say(f"committed as log entry {mine.committed}; receipt {keys.folder / 'receipts' / mine.receipt}")
     if mine.state == "uploading":
@@ -276,27 +277,46 @@ def requests(mine: Submission, keys: Keys) -> tuple[Request, Request]:
 
 
 def full_id(client: Client, round_id: str) -> str:
-    """The id of the only round that begins with round_id."""
-    return str(client.round(round_id)["round"])
+    """The id of the only round that begins with round_id; the server may complete what was asked for, not replace it.
+
+    Raises:
+        Refusal: round_unknown; log_inconsistent, where the server answers with another round.
+    """
+    found = client.round(round_id).get("round")
+    if not isinstance(found, str) or not round_id or not found.startswith(round_id):
+        raise Refusal(
+            "log_inconsistent",
+            f"asked for round {round_id!r}, the server answers with {found!r}",
+            hint="nothing was signed; the server is broken or cheats",
+        )
+    return found
 
 
 def definition_of(client: Client, round_id: str) -> tuple[Record, Competition]:
     """RoundDefined and the definition it names: both checked against the round's id, so that no server can swap them.
 
+    RoundDefined is signed by the organizer whom it names, and has passed the rules by which a round begins.
+
     Raises:
-        Refusal: round_unknown, record_invalid, signature_invalid, log_inconsistent.
+        Refusal: round_unknown, record_invalid, signature_invalid, guard_failed, log_inconsistent.
     """
     round_id = full_id(client, round_id)
-    defined = client.records(round_id)[0][1]
+    logged = client.records(round_id)
+    if not logged:
+        raise Refusal("log_inconsistent", f"the server has no records of {round_id}")
+    defined = logged[0][1]
     if defined.type != "RoundDefined" or defined.round != round_id:
         raise Refusal("log_inconsistent", f"the first record of {round_id} is {defined.type} of {defined.round}")
-    records.verify(defined)
+    if defined.by is None or defined.by != defined["organizer"].get("ed25519"):
+        raise Refusal("signature_invalid", f"{round_id} is not defined by the organizer whom it names")
     raw = client.definition(round_id)
     if digests.of_bytes(raw) != defined["definition"]:
         raise Refusal(
             "log_inconsistent", f"the server's definition of {round_id} is not the one that RoundDefined names"
         )
-    return defined, definition.parse(raw)
+    competition = definition.parse(raw)
+    rounds.begin(defined, competition)
+    return defined, competition
 
 
 def _begin(keys: Keys, manifest: dict[str, Any], *, server: str) -> Submission:
@@ -340,13 +360,23 @@ def _is(mine: Submission, which: str) -> bool:
 
 
 def _receipt(client: Client, keys: Keys, mine: Submission, *, vkey: str, request: Request) -> Submission:
-    """Save the receipt of what has just been logged; the commitment's stays beside the acceptance's."""
+    """Save the receipt of what has just been logged; the commitment's stays beside the acceptance's.
+
+    Raises:
+        Refusal: proof_invalid, where the server names no log entry, or its receipt does not verify or is of something else.
+    """
     accepted = request["type"] == "SubmissionAccepted"
     index = mine.accepted if accepted else mine.committed
     name = f"{mine.short}{'' if accepted else '.committed'}.tlog-proof"
-    if index is None or (keys.folder / "receipts" / name).exists():
-        return mine
-    files.save_receipt(client, keys.folder / "receipts" / name, index=index, vkey=vkey, request=request)
+    path = keys.folder / "receipts" / name
+    if not path.exists():
+        if type(index) is not int:
+            raise Refusal(
+                "proof_invalid",
+                f"the server says that {mine.short} is {'accepted' if accepted else 'committed'}, and names no log entry of it",
+                hint="nothing proves it: keep the key folder, and ask the operator; the same command asks again",
+            )
+        files.save_receipt(client, path, index=index, vkey=vkey, request=request)
     return _keep(keys, mine, receipt=name)
 
 

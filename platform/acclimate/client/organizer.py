@@ -2,6 +2,9 @@
 
 The holdout never leaves the organizer's machine in clear, and the seal's secret exists only while sealing. What was sealed is kept as
 ciphertext in `seals/<round>/` of the key folder until the server has it, so that an interrupted sealing goes on with the same seal.
+
+The rounds that a key folder created are kept in its `rounds.json`. A beginning of an id means one of these, whatever the server
+says, and nothing is signed or sealed for a round that another key defined: no server chooses whose custodians get the shares.
 """
 
 import secrets
@@ -14,13 +17,14 @@ from typing import Any
 
 from acclimate.client import folder as files
 from acclimate.client.connection import Client, Progress
-from acclimate.client.entrant import Say, baseline_keys, definition_of, full_id
+from acclimate.client.entrant import Say, baseline_keys, definition_of
 from acclimate.keys import Keys
 from acclimate_competitions import definition, digests, records, rounds
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record, format_time
 
+ROUNDS_FILE = "rounds.json"
 RELEASE_AFTER = timedelta(days=14)
 """Default of release_by, counted from closes_latest."""
 
@@ -46,7 +50,7 @@ def create_round(
     1. Definition and splits are checked here; the custodians are those that the definition names.
     2. RoundDefined is made and put through the round's own rules, before anything is sent.
     3. Definition and public files are uploaded; never a holdout.
-    4. RoundDefined is sent.
+    4. The id is kept in the key folder, and RoundDefined is sent.
 
     Args:
         client: a connection for the organizer's account.
@@ -107,7 +111,7 @@ def create_round(
         client.put_blob(path, progress=_after(before, total, progress))
         before += path.stat().st_size
     # 4
-    return str(client.define(request)["round"])
+    return _define(client, keys, request)
 
 
 def seal_round(
@@ -122,7 +126,7 @@ def seal_round(
 ) -> dict[str, Any]:
     """Seal the holdout of a built competition for a round's custodians, and hand in the rehearsal; {seal, index}.
 
-    1. The folder's definition is the round's.
+    1. The round is one that these keys defined; the folder's definition is the round's.
     2. Holdout and dummy rows are sealed with secrets of their own; the secrets are split, wrapped and forgotten.
     3. Ciphertext, HoldoutSealed and envelopes are sent; then the same of the rehearsal.
 
@@ -136,12 +140,12 @@ def seal_round(
         random: gives that many uniform random bytes.
 
     Raises:
-        Refusal: conflict, splits_invalid, phase_wrong, …
+        Refusal: round_unknown, signature_invalid, conflict, splits_invalid, phase_wrong, …
     """
     from acclimate_competitions import splits
 
     # 1
-    defined, competition = definition_of(client, round_id)
+    defined, competition = _mine(client, keys, round_id)
     if definition.load(folder).digest != competition.digest:
         raise Refusal(
             "conflict",
@@ -174,7 +178,7 @@ def seal_round(
 
 def extend(client: Client, keys: Keys, round_id: str, *, closes: datetime) -> dict[str, Any]:
     """Move the close of an open round later, never beyond closes_latest; {index, record, …}."""
-    round_id = full_id(client, round_id)
+    round_id = _mine(client, keys, round_id)[0].round
     request = records.sign("ClosingExtended", round_id, {"closes": format_time(closes)}, key=keys.ed25519)
     return client.post(round_id, "extension", request)
 
@@ -187,7 +191,7 @@ def enter_baseline(
     Its submissions are signed by a key of its own, which `submit(…, baseline=name)` finds below the organizer's key folder;
     ed25519 names another public key instead.
     """
-    round_id = full_id(client, round_id)
+    round_id = _mine(client, keys, round_id)[0].round
     fields = {"entrant": name, "ed25519": ed25519 or baseline_keys(keys, name).public, "conflicts": ["baseline"]}
     return client.post(round_id, "entrants", records.sign("EntrantRegistered", round_id, fields, key=keys.ed25519))
 
@@ -195,7 +199,7 @@ def enter_baseline(
 def publish(client: Client, keys: Keys, round_id: str, *, reason: str = "") -> dict[str, Any]:
     """Publish the ranking of an evaluated round, after recomputing it from the predictions here; {index, ranking}.
 
-    1. The bundle is downloaded, and its log is checked: signed by the log that RoundDefined names, of this round.
+    1. The bundle is downloaded and audited as a stranger would, by the log key that RoundDefined names: nothing may FAIL.
     2. Scores are recomputed from predictions and holdout, the ranking from the scores: a second process, on the
        organizer's machine. The ranking that is signed is the recomputed one.
     3. RankingPublished is sent with the document; the server compares it with its own.
@@ -203,7 +207,7 @@ def publish(client: Client, keys: Keys, round_id: str, *, reason: str = "") -> d
     Raises:
         Refusal: phase_wrong, bundle_invalid, scores_invalid, …
     """
-    defined, competition = definition_of(client, round_id)
+    defined, competition = _mine(client, keys, round_id)
     # 1
     with tempfile.TemporaryDirectory(prefix="acclimate-publish-") as temporary:
         bundle = client.bundle(defined.round, Path(temporary) / "bundle.zip")
@@ -227,7 +231,7 @@ def void(
     approvals: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """Void a round; after its close k custodians' approvals of exactly this reason are needed; {index, record, …}."""
-    round_id = full_id(client, round_id)
+    round_id = _mine(client, keys, round_id)[0].round
     fields: dict[str, Any] = {"reason": reason}
     if predecessor:
         fields["predecessor"] = predecessor
@@ -261,8 +265,73 @@ def _in_order(custodians: Sequence[Custodian], competition: Competition) -> list
             f"the definition names the custodians {', '.join(wanted)}; given were {', '.join(names) or 'none'}",
             hint="each custodian makes keys with `acclimate custodian keygen` and sends you its custodian.json",
         )
+    _require_own_recipients(custodians)
     by_name = {custodian["name"]: custodian for custodian in custodians}
     return [{field: by_name[name].get(field) for field in ("name", "age", "ed25519", "backup")} for name in wanted]
+
+
+def _require_own_recipients(custodians: Sequence[Custodian]) -> None:
+    """Refuse an age recipient that stands there twice: who holds its identity would hold two shares."""
+    owner: dict[str, str] = {}
+    for custodian in custodians:
+        for recipient in (custodian.get("age"), custodian.get("backup")):
+            if recipient is not None and recipient in owner:
+                raise Refusal(
+                    "definition_invalid",
+                    f"{custodian['name']} and {owner[recipient]} have the same age recipient, {recipient}"
+                    if owner[recipient] != custodian["name"]
+                    else f"{custodian['name']} has its own age recipient as its backup, {recipient}",
+                    hint="each custodian makes its own keys, and a backup identity of its own",
+                )
+            if recipient is not None:
+                owner[recipient] = custodian["name"]
+
+
+def _define(client: Client, keys: Keys, request: dict[str, Any]) -> str:
+    """Keep the round's id, then send RoundDefined; an id that the server refuses is forgotten."""
+    path, round_id = keys.folder / ROUNDS_FILE, str(request["round"])
+    known = files.read_json(path) if path.exists() else {}
+    files.write_json(path, {**known, round_id: {"server": client.url}})
+    try:
+        answer = client.define(request)
+    except Refusal as refusal:
+        # Whoever can't be reached may have logged it.
+        if refusal.code not in ("server_unreachable", "busy", "internal_error") and round_id not in known:
+            files.write_json(path, known)
+        raise
+    if answer.get("round") != round_id:
+        raise Refusal("log_inconsistent", f"defined was {round_id}, the server answers with {answer.get('round')!r}")
+    return round_id
+
+
+def _mine(client: Client, keys: Keys, round_id: str) -> tuple[Record, Competition]:
+    """RoundDefined and definition of a round that these keys defined; a beginning of an id means one of `rounds.json`.
+
+    Raises:
+        Refusal: round_unknown; signature_invalid, where another key defined the round; as definition_of.
+    """
+    path = keys.folder / ROUNDS_FILE
+    known = files.read_json(path) if path.exists() else {}
+    found = [name for name in known if name == round_id] or [name for name in known if name.startswith(round_id)]
+    if len(found) > 1:
+        raise Refusal(
+            "round_unknown", f"several rounds of {path} begin with {round_id!r}: {', '.join(found)}", hint="name one"
+        )
+    wanted = found[0] if found else round_id
+    defined, competition = definition_of(client, wanted)
+    if defined.by != keys.public:
+        raise Refusal(
+            "signature_invalid",
+            f"{defined.round} was defined by {defined.by}, the key in {keys.folder} is {keys.public}",
+            hint="nothing was signed; name the key folder that created the round: --keys DIR",
+        )
+    if defined.round != wanted:
+        raise Refusal(
+            "round_unknown",
+            f"{path} has no round that begins with {round_id!r}",
+            hint=f"the server knows {defined.round}; if that is the round you mean, give its whole id",
+        )
+    return defined, competition
 
 
 def _sealed(
@@ -291,6 +360,7 @@ def _sealed(
                 round_id=defined.round,
                 recipients=recipients,
                 k=defined["k"],
+                rehearsal=kind == "rehearsal",
                 random=random,
             )
             result[kind] = {"fields": sealed.fields, "envelopes": sealed.envelopes}
@@ -306,10 +376,10 @@ def _after(before: int, total: int, progress: Progress | None) -> Progress | Non
 
 
 def _recomputed(bundle: Path, defined: Record) -> dict[str, Any]:
-    """The ranking that a bundle of exactly this round and log leads to; its own ranking.json is one of the things checked."""
+    """The ranking that a bundle of exactly this round and log leads to, where no check of the bundle FAILED."""
     from acclimate import verify
 
-    report = verify.verify(bundle, log_key=defined["log"], levels=("log",))
+    report = verify.verify(bundle, log_key=defined["log"])
     if report.failed or report.round != defined.round:
         raise Refusal(
             "bundle_invalid",

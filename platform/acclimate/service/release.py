@@ -6,9 +6,9 @@ is refused and not stored.
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row, delete, insert, select, update
 
@@ -19,11 +19,17 @@ from acclimate.service.accounts import Account, require_signer
 from acclimate.service.submit import answer
 from acclimate.store import Store, Tx, openings, seals, share_documents, timestamp, unsigned
 from acclimate_competitions import digests
+from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 
-# Faults of the machine: the opening is tried again; any other refusal stands until the round is voided.
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Faults of the machine: the opening is tried again.
 _PASSING = frozenset({"no_space", "busy", "file_unreadable"})
+DAMAGED = frozenset({"blob_corrupt", "blob_unknown"})
+"""This server's copy of the ciphertext is not what was sealed: tried again once it is uploaded again. Any other refusal stands."""
 
 
 def acknowledge(store: Store, account: Account, given: str, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,6 +51,8 @@ def rehearsal_share(
 ) -> dict[str, Any]:
     """Take a custodian's share of the dummy seal; with the k-th the server opens the dummy.
 
+    A share that does not say of itself that it is a rehearsal's is refused and not kept, whatever seal it is of.
+
     Returns:
         {seal, received, needed, succeeded}.
 
@@ -59,13 +67,13 @@ def rehearsal_share(
         row = newest_rehearsal(tx, state.id)
         if row is None:
             raise Refusal("rehearsal_missing", f"round {state.id} has no dummy seal to rehearse with")
-        _check_document(document, row.header, index=index)
+        _check_document(document, row.header, index=index, rehearsal=True)
         _keep_document(tx, row.seal, index, document)
         documents = released_documents(tx, row.seal)
     succeeded = row.succeeded
     if succeeded is None and len(documents) >= state.threshold:
         with tempfile.TemporaryDirectory(dir=_work(settings)) as folder:
-            _open(store, state, row.header, documents, Path(folder) / "dummy")
+            _open(store, state, row.header, documents, Path(folder) / "dummy", rehearsal=True)
         with store.transaction() as tx:
             succeeded = timestamp(tx)
             tx.execute(update(seals).where(seals.c.seal == row.seal).values(succeeded=succeeded))
@@ -108,13 +116,13 @@ def share(store: Store, account: Account, given: str, request: Mapping[str, Any]
                 "share_false", f"the document has {digests.of_bytes(document)}, ShareReleased says {record['document']}"
             )
         assert state.seal is not None
-        _check_document(document, state.seal.fields, index=record["index"])
+        _check_document(document, state.seal.fields, index=record["index"], rehearsal=False)
         if new:
             _keep_document(tx, record["seal"], record["index"], document)
         return {**answer(index, record, new), "released": len(tx.round(state.id).released), "needed": state.threshold}
 
 
-def _check_document(document: bytes, fields: Mapping[str, Any], *, index: int) -> None:
+def _check_document(document: bytes, fields: Mapping[str, Any], *, index: int, rehearsal: bool) -> None:
     named = fields["shares"][index - 1]
     if digests.of_bytes(document) != named["commitment"]:
         raise Refusal(
@@ -122,7 +130,7 @@ def _check_document(document: bytes, fields: Mapping[str, Any], *, index: int) -
             f"the share of {named['to']} has {digests.of_bytes(document)}, committed was {named['commitment']}",
             hint="open the envelope again; if it stays so, the organizer dealt a wrong share",
         )
-    content = custody.parse_document(document)
+    content = custody.parse_document(document, rehearsal=rehearsal)
     if (content.seal, content.index) != (fields["seal"], index):
         raise Refusal("share_false", f"the document of {named['to']} is share {content.index} of seal {content.seal}")
 
@@ -159,22 +167,33 @@ def open_holdout(store: Store, settings: Settings, round_id: str) -> bool:
 
     1. All n share commitments follow from the released documents.
     2. The ciphertext decrypts to its last chunk, and its rows have the sealed root.
-    3. The files are kept as blobs; record and file list are written in one transaction.
-    A failure is kept for the status, and is tried again only where the machine was at fault.
+    3. There is one file a task, and each can be evaluated and scored.
+    4. The files are kept as blobs; record and file list are written in one transaction.
+    A failure is kept for the status, and is tried again only where this server was at fault.
     """
     with store.snapshot() as tx:
-        state = tx.round(round_id)
-        if state.phase is not Phase.RELEASED or opening_problem(tx, round_id) is not None:
+        state, problem = tx.round(round_id), opening_problem(tx, round_id)
+        if state.phase is not Phase.RELEASED:
             return False
         assert state.seal is not None
         fields = state.seal.fields
+        if problem is not None and (problem[0] not in DAMAGED or not store.blobs.has(fields["ciphertext"])):
+            return False
         documents = released_documents(tx, fields["seal"])
     try:
         with tempfile.TemporaryDirectory(dir=_work(settings)) as folder:
-            # 1, 2
-            opened = _open(store, state, fields, documents, Path(folder) / "holdout")
+            found = Path(folder) / "holdout"
+            try:
+                # 1, 2
+                opened = _open(store, state, fields, documents, found, rehearsal=False)
+            except Refusal:
+                # Whose fault? A blob that no longer has its digest is put aside here, and that is what is told.
+                store.blobs.get(fields["ciphertext"], Path(folder) / "ciphertext")
+                raise
             # 3
-            files = {name: store.blobs.put(Path(folder) / "holdout" / name) for name in sorted(opened.files)}
+            _check_usable(store, state, {name: found / name for name in sorted(opened.files)})
+            # 4
+            files = {name: store.blobs.put(found / name) for name in sorted(opened.files)}
     except Refusal as refusal:
         if refusal.code in _PASSING:
             raise
@@ -192,13 +211,70 @@ def open_holdout(store: Store, settings: Settings, round_id: str) -> bool:
 
 
 def _open(
-    store: Store, state: Round, fields: Mapping[str, Any], documents: list[tuple[int, bytes]], out: Path
+    store: Store,
+    state: Round,
+    fields: Mapping[str, Any],
+    documents: list[tuple[int, bytes]],
+    out: Path,
+    *,
+    rehearsal: bool,
 ) -> sealing.Opened:
     commitments = [share["commitment"] for share in fields["shares"]]
     contents = [document for _, document in documents]
-    custody.consistent(contents, commitments, k=state.threshold, n=len(commitments))
-    secret = custody.recover([custody.parse_document(document) for document in contents])
+    custody.consistent(contents, commitments, k=state.threshold, n=len(commitments), rehearsal=rehearsal)
+    secret = custody.recover([custody.parse_document(document, rehearsal=rehearsal) for document in contents])
     return sealing.open_(store.blobs.path(fields["ciphertext"]), secret, out, round_id=state.id, fields=fields)
+
+
+def _check_usable(store: Store, state: Round, files: Mapping[str, Path]) -> None:
+    """Refuse an opened holdout that no evaluation could be made or scored with.
+
+    Raises:
+        Refusal: seal_mismatch, with all problems.
+    """
+    from acclimate_competitions import splits, tables
+
+    tasks = {f"{task.name}.parquet": task for task in state.competition.tasks}
+    problems = [f"{name} is missing" for name in tasks if name not in files]
+    problems += [f"{name!r} belongs to no task" for name in files if name not in tasks]
+    for name, task in tasks.items():
+        if name not in files:
+            continue
+        preparation = store.blobs.path(state.defined["files"][f"splits/{task.name}/preparation.parquet"])
+        needed = splits.columns_of(task) & set(tables.read(preparation).column_names)
+        needed |= {*tables.SPLIT_COLUMNS, state.competition.ranking.cluster or "example"}
+        table = tables.read(files[name])
+        problems += [f"{name}: {problem}" for problem in _unusable(table, task, needed)]
+    if problems:
+        sentence = f"what was sealed is no holdout of this competition: {problems[0]}"
+        raise Refusal("seal_mismatch", sentence, problems=problems)
+
+
+def _unusable(table: "pa.Table", task: Task, needed: Collection[str]) -> list[str]:
+    import pyarrow as pa
+
+    names = table.column_names
+    problems = [
+        f"column {name!r} stands {names.count(name)} times" for name in sorted(needed) if names.count(name) != 1
+    ]
+    if problems:
+        return problems
+    for name in sorted(needed):
+        column = table.column(name)
+        if column.type not in (pa.string(), pa.large_string()):
+            problems.append(f"column {name!r} is {column.type}, it must be string")
+        elif column.null_count:
+            problems.append(f"column {name!r} has {column.null_count} nulls")
+    if problems:
+        return problems
+    examples, targets = table.column("example").to_pylist(), set(table.column("target").to_pylist())
+    if not examples:
+        problems.append("there are no rows")
+    if len(examples) != len(set(examples)):
+        problems.append("an example id stands twice")
+    if strange := sorted(targets - set(task.choices)):
+        problems.append(f"target {strange[0]!r} is not among the choices")
+    return problems
 
 
 def _note_failure(store: Store, round_id: str, refusal: Refusal) -> None:
