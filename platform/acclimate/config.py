@@ -2,7 +2,8 @@
 
 The environment wins over the file, the file over the default; `origins` remembers which it was. An unknown name or an impossible
 value is refused, all of them at once. The data folder holds VERSION (the format of what lies in it): a folder written by
-another version is refused, never converted in passing.
+another version is refused, never converted in passing. Folders that are made here are their owner's alone; those that exist keep
+their modes.
 """
 
 import os
@@ -217,14 +218,15 @@ def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def claim(settings: Settings) -> None:
-    """Make the data folder on first use, or check that this version wrote it.
+    """Make the data folder and that of the blobs on first use, or check that this version wrote it.
 
     Raises:
         Refusal: data_version, or config_invalid where the folder can't be made.
     """
     version = settings.data / "VERSION"
     try:
-        settings.data.mkdir(parents=True, exist_ok=True)
+        for folder in (settings.data, settings.blobs):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not version.exists():
             if (settings.data / "acclimate.db").exists():
                 raise Refusal(
@@ -239,7 +241,7 @@ def claim(settings: Settings) -> None:
     except OSError as error:
         raise Refusal(
             "config_invalid",
-            f"the data folder {settings.data} can't be used: {error.strerror}",
+            f"the data folder {settings.data} can't be used: {error.strerror} ({error.filename})",
             hint="choose another with --data or ACCLIMATE_DATA",
         ) from error
     if found != DATA_VERSION:

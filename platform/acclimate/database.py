@@ -7,13 +7,14 @@
 """
 
 import errno
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, MetaData, create_engine, event, text
+from sqlalchemy import Connection, Engine, MetaData, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -61,6 +62,9 @@ def connect(url: str, *, clock: Clock) -> Engine:
             f"database {url.partition(':')[0]!r} is not supported by this version",
             hint="use sqlite:///FILE, or leave the setting out",
         )
+    # SQLite would make a file that everybody reads; its -wal and -shm get the mode of this one. What fails here fails again there.
+    with suppress(OSError):
+        os.close(os.open(make_url(url).database or "", os.O_CREAT | os.O_RDONLY, 0o600))
     engine = create_engine(url, pool_size=8, max_overflow=120, pool_timeout=WAIT_SECONDS)
 
     def opened(connection: Any, _: object) -> None:

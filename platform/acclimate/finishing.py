@@ -1,7 +1,7 @@
 """What follows a round's end outside the log: its projection into MLflow, its bundle and report. Late or failed, it changes no result.
 
-A round is finished once when it is evaluated and once for each ranking that is published; the outbox remembers which, so that the next
-dispatcher goes on where this one stopped.
+A round is finished once when all entries are prepared and once for each ranking that is published, since results belong to nobody before;
+the outbox remembers which, so that the next dispatcher goes on where this one stopped.
 """
 
 import time
@@ -17,6 +17,7 @@ from acclimate_competitions import digests
 from acclimate_competitions.phases import Phase, Round
 
 _AGAIN_AFTER = 30.0
+_DUE = frozenset({Phase.PREPARED, Phase.RELEASED, Phase.OPENED, Phase.EVALUATED, Phase.PUBLISHED})
 
 
 class Finisher:
@@ -32,7 +33,7 @@ class Finisher:
         """Begin what is due, and note what has ended."""
         with self._store.snapshot() as tx:
             found = [tx.round(name) for name in tx.execute(select(rounds.c.id)).scalars()]
-            due = {_mark(state): state for state in found if state.phase in (Phase.EVALUATED, Phase.PUBLISHED)}
+            due = {_mark(state): state for state in found if state.phase in _DUE}
             done = set(tx.execute(select(outbox.c.stage).where(outbox.c.stage.in_(list(due)))).scalars())
         for mark, future in list(self._under_way.items()):
             if future.done():
@@ -50,9 +51,9 @@ class Finisher:
     def _carry_out(self, mark: str, state: Round) -> None:
         self._finish(state.id)
         with self._store.transaction() as tx:
-            payload = {"kind": "round", "phase": str(state.phase)}
+            payload = {"kind": "round", "phase": _part(state)}
             tx.execute(insert(outbox), {"round": state.id, "stage": mark, "payload": payload, "run": "done"})
-        say("finished", round=state.id, phase=str(state.phase))
+        say("finished", round=state.id, part=_part(state))
 
     def _ended(self, mark: str, future: "Future[None]") -> None:
         error = future.exception()
@@ -61,7 +62,12 @@ class Finisher:
             say("not finished", traceback="".join(traceback.format_exception(error)))
 
 
+def _part(state: Round) -> str:
+    """What is due: "preparations", or "published", the name of the phase in which the status calls the round tracked."""
+    return str(Phase.PUBLISHED) if state.rankings else "preparations"
+
+
 def _mark(state: Round) -> str:
-    """The outbox's name for "finished in this phase, with this ranking"."""
+    """The outbox's name for "this part is finished, with this ranking"."""
     ranking = state.rankings[-1][0] if state.rankings else ""
-    return digests.of_json(["finished", state.id, str(state.phase), ranking])
+    return digests.of_json(["finished", state.id, _part(state), ranking])

@@ -17,11 +17,9 @@ from acclimate_runners.jobs import ModelFiles
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_SCORED = frozenset({Phase.EVALUATED, Phase.PUBLISHED})
-
 
 def finish(store: Store, settings: Settings, round_id: str) -> None:
-    """Project a round into MLflow as far as it has come; nothing of the holdout before it was evaluated. Idempotent."""
+    """Project a round into MLflow: everything once its ranking is published, before that the preparations only. Idempotent."""
     data = gather(store, settings, round_id)
     if data.ranking is None:
         tracking.publish_preparations(settings.tracking, settings.artifacts, data)
@@ -37,7 +35,7 @@ def gather(store: Store, settings: Settings, round_id: str) -> projection.RoundD
     """
     with store.snapshot() as tx:
         state = tx.round(round_id)
-        scored = state.phase in _SCORED
+        scored = state.phase is Phase.PUBLISHED
         holdout = release.holdout_files(tx, round_id) if scored else {}
         entries = tuple(_entries(tx, state))
         known = {entry.submission: entry.entrant for entry in entries}

@@ -144,7 +144,9 @@ class Sequencer:
             try:
                 self.advance()
                 complained = False
-            except Refusal as refusal:
+            except Exception as error:
+                # Whatever it is: without this thread no checkpoint would be signed until the next start.
                 if not complained:
-                    _log.warning("no checkpoint could be signed, trying again: %s", refusal)
+                    trace = None if isinstance(error, Refusal) else error
+                    _log.warning("no checkpoint could be signed, trying again: %s", error, exc_info=trace)
                 complained = True

@@ -4,6 +4,7 @@ A round's records live in the log; its state is their fold (rounds.py), kept in 
 appends does so in the transaction of the record's effect, and the fold is advanced for others only after the commit.
 """
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ from acclimate_competitions.records import Record, format_time, parse_time
 from acclimate_runners.blobs import FolderBlobs
 
 SCHEMA_VERSION = 1
+_log = logging.getLogger(__name__)
 
 metadata = MetaData()
 
@@ -260,6 +262,20 @@ class Store:
                 yield tx
             self._remember(tx)
 
+    def warm(self) -> None:
+        """Fold every round once, outside any writing transaction, so that no request waits for it.
+
+        Raises:
+            Refusal: busy.
+        """
+        with self.snapshot() as tx:
+            for name in tx.execute(select(rounds.c.id)).scalars().all():
+                try:
+                    tx.round(name)
+                except Refusal as refusal:
+                    # Its own requests are told so; the other rounds are served.
+                    _log.warning("round %s can't be read: %s", name, refusal)
+
     def competition(self, digest: str) -> definition.Competition:
         """The competition of a stored definition.
 
@@ -321,12 +337,11 @@ class Tx:
         query = select(log_entries.c.data).where(log_entries.c.index >= start, log_entries.c.index < end)
         return [bytes(data) for data in self.execute(query.order_by(log_entries.c.index)).scalars()]
 
-    def records(self, round_id: str) -> list[tuple[int, Record]]:
-        """A round's records with their log indices, in order."""
+    def records(self, round_id: str, *, start: int = 0, limit: int | None = None) -> list[tuple[int, Record]]:
+        """A round's records with their log indices, in order: all from the log index `start` on, or the first `limit` of them."""
         query = select(log_entries.c.index, log_entries.c.data).where(log_entries.c.round == round_id)
-        return [
-            (row.index, records.parse(bytes(row.data))) for row in self.execute(query.order_by(log_entries.c.index))
-        ]
+        query = query.where(log_entries.c.index >= start).order_by(log_entries.c.index).limit(limit)
+        return [(row.index, records.parse(bytes(row.data))) for row in self.execute(query)]
 
     def last(self, round_id: str) -> int:
         """The index of a round's newest record.

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import io
+import os
 import random
 import signal
 import socket
@@ -827,10 +828,51 @@ def test_a_lost_ciphertext_is_said_in_the_status_and_holds_nobody_else_up(staged
         release_share(staged, index, documents[index])
     assert served.tick() == ["RoundOpened"]
     status = served.anyone().get(staged.path).json()
-    assert (status["phase"], status["problem"]["code"]) == ("released", "seal_mismatch")
-    assert "voids" in status["next"]
+    assert (status["phase"], status["problem"]["code"]) == ("released", "blob_corrupt")
+    assert "uploaded the sealed holdout again" in status["next"]
     assert served.tick() == []
     assert served.phase(other.round) == "open"
+    # The copy was ours to keep: with the bytes that were sealed it goes on.
+    assert served.organizer().put(f"/v1/blobs/{staged.seal['ciphertext']}", whole).status_code == 200
+    assert served.tick() == ["HoldoutOpened"]
+    assert served.anyone().get(staged.path).json()["problem"] is None
+
+
+def rewritten(folder, **columns):
+    """The task tint's holdout with other columns; None takes one away."""
+    path = folder / "splits/tint/holdout.parquet"
+    found = {**tables.read(path).to_pydict(), **columns}
+    tables.write(pa.table({name: values for name, values in found.items() if values is not None}), path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "word"),
+    [
+        (lambda folder: (folder / "splits/tint").rename(folder / "splits/TINT"), "'TINT.parquet' belongs to no task"),
+        (lambda folder: rewritten(folder, target=None), "column 'target' stands 0 times"),
+        (lambda folder: rewritten(folder, cluster=None), "column 'cluster' stands 0 times"),
+        (lambda folder: rewritten(folder, input=list(range(12))), "it must be string"),
+        (lambda folder: rewritten(folder, target=["red"] * 11 + [None]), "1 nulls"),
+        (lambda folder: rewritten(folder, target=["red"] * 11 + ["mauve"]), "'mauve' is not among the choices"),
+        (lambda folder: rewritten(folder, example=["twice"] * 12), "stands twice"),
+    ],
+)
+def test_a_sealed_holdout_that_nobody_can_evaluate_stops_its_own_round_only(served, tmp_path, spoil, word):
+    staged = live.create(served, tmp_path)
+    spoil(staged.folder)
+    live.rehearse(live.seal(staged))
+    for moment, kinds in (("opens", ["RoundOpened"]), ("closes", ["RoundClosed", "PreparationFinished"])):
+        served.clock.set(staged.fields[moment])
+        assert served.tick() == kinds
+    documents = staged.share_documents(staged.seal, staged.envelopes)
+    for index in (1, 2):
+        assert release_share(staged, index, documents[index]).status_code == 200
+    assert served.tick() == []
+    status = served.anyone().get(staged.path).json()
+    assert (status["phase"], status["problem"]["code"]) == ("released", "seal_mismatch")
+    assert word in status["problem"]["sentence"] and "voids the round" in status["next"]
+    with served.store.snapshot() as tx:
+        assert release.holdout_files(tx, staged.round) == {}
 
 
 def test_a_full_disk_at_the_opening_is_tried_again(staged, ada):
@@ -875,6 +917,37 @@ def test_voiding_needs_the_custodians_after_the_close(staged, ada):
     refused(
         organizer.post(f"{staged.path}/void", organizer.sign("RoundVoided", staged.round, reason="x")), "phase_wrong"
     )
+
+
+def test_voiding_ends_what_waits_and_costs_the_entrant_nothing(staged, ada):
+    served, organizer = staged.live, staged.live.organizer()
+    uploading, _ = live.commit(staged, ada, seed=1)
+    checking, files = live.commit(staged, ada, seed=2)
+    live.send_files(ada, checking, files)
+    assert ada.post(f"/v1/submissions/{checking['submission']}/complete").json()["state"] == "checking"
+    accepted = live.submit_model(staged, ada, seed=3)
+    row = {"round": staged.round, "kind": "check", "submission": checking["submission"], "attempts": 3}
+    with served.store.transaction() as tx:
+        for state in ("pending", "running", "blocked", "committed"):
+            tx.execute(insert(stages), {**row, "key": digests.of_json(state), "state": state})
+    record = organizer.sign("RoundVoided", staged.round, reason="the labels are wrong")
+    first = organizer.post(f"{staged.path}/void", record)
+    assert first.status_code == 200 and organizer.post(f"{staged.path}/void", record).json() == first.json()
+    for made in (uploading, checking):
+        found = ada.get(f"/v1/submissions/{made['submission']}").json()
+        assert (found["state"], found["reason"]) == ("forfeited", "the round was voided")
+    found = ada.get(f"/v1/submissions/{accepted}").json()
+    assert (found["state"], found["quota"]["used"], found["quota"]["used_today"]) == ("accepted", 1, 1)
+    assert served.anyone().get(staged.path).json()["stages"] == {"failed": 3, "committed": 1}
+    # A check that ends now is no longer waited for, not even in a folder that an older version wrote.
+    for _ in range(2):
+        assert submit.accept(served.store, checking["submission"])["state"] == "forfeited"
+        with served.store.transaction() as tx:
+            mine = submissions.c.id == checking["submission"]
+            tx.execute(update(submissions).where(mine).values(state="checking"))
+    path = live.model(staged, seed=1)["config.json"]
+    late = ada.put(f"/v1/submissions/{uploading['submission']}/files/{digests.of_file(path)}", path.read_bytes())
+    refused(late, "round_closed", 409)
 
 
 def test_custody_that_fails_is_said_and_lets_the_organizer_void_alone(staged, ada):
@@ -952,6 +1025,75 @@ def test_a_request_id_of_the_caller_is_kept_where_it_is_harmless(served):
     anyone = served.anyone()
     assert anyone.get("/healthz", headers={"X-Request-Id": "abc-12345"}).headers["X-Request-Id"] == "abc-12345"
     assert anyone.get("/healthz", headers={"X-Request-Id": "<script>"}).headers["X-Request-Id"] != "<script>"
+
+
+def test_records_come_in_pages(staged, ada):
+    anyone = staged.live.anyone()
+    everything = anyone.get(f"{staged.path}/records").json()
+    assert len(everything) > 4
+
+    def page(**parameters):
+        return anyone.get(f"{staged.path}/records", params=parameters)
+
+    assert page(limit=1).json() == everything[:1]
+    assert page(start=everything[2]["index"], limit=2).json() == everything[2:4]
+    assert page(start=everything[2]["index"]).json() == everything[2:]
+    assert page(start=10**6).json() == []
+    for bad in ({"start": -1}, {"limit": 0}, {"limit": "all"}):
+        refused(page(**bad), "request_invalid", 422)
+
+
+def test_a_report_in_the_making_keeps_nobody_else_waiting(staged, ada):
+    served = staged.live
+    for index, document in list(prepared_round(staged, ada).items())[:2]:
+        release_share(staged, index, document)
+    served.tick()
+    evaluate_all(staged)
+    assert served.tick() == ["EvaluationFinished"]
+    publish_checked(staged, served.organizer().get(f"{staged.path}/ranking").json())
+    # A pipe where the draft is written: the maker waits in it until somebody reads.
+    pipe = served.settings.reports / staged.round / ".draft-report.html.partial"
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)
+    answers, address = [], f"{staged.path}/report"
+
+    def ask(timeout):
+        with (
+            contextlib.suppress(httpx.HTTPError),
+            httpx.Client(base_url=served.url, trust_env=False, timeout=timeout) as http,
+        ):
+            answers.append(http.get(address))
+
+    makers = [threading.Thread(target=ask, args=(60,)) for _ in range(60)]
+    for thread in makers:
+        thread.start()
+    try:
+        wait_for(lambda: len(answers) == 59)
+        assert served.anyone().get(staged.path, timeout=5).status_code == 200
+        for answer in answers:
+            refused(answer, "busy", 503)
+            assert int(answer.headers["Retry-After"]) >= 1
+        refused(served.anyone().get(f"{staged.path}/bundle", timeout=5), "busy", 503)
+    finally:
+        assert "ada" in pipe.read_text("utf-8")
+        for thread in makers:
+            thread.join()
+    for left in pipe.parent.iterdir():
+        left.unlink()
+    assert "ada" in served.anyone().get(address).text
+
+
+def test_rounds_are_folded_before_the_first_request(tmp_path):
+    with live.serve(tmp_path) as first:
+        made = live.create(first, tmp_path)
+    with live.serve(tmp_path) as second:
+        assert second.store.recall(made.round).phase == "draft"
+    # A round whose definition is lost is no reason not to serve the others.
+    first.store.blobs.path(made.fields["definition"]).unlink()
+    with live.serve(tmp_path) as third:
+        assert third.store.recall(made.round) is None
+        assert third.anyone().get("/healthz").status_code == 200
+        refused(third.anyone().get(made.path), "blob_unknown")
 
 
 def test_a_busy_database_is_503_with_retry_after(served, monkeypatch):

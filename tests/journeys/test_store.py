@@ -5,9 +5,11 @@ import os
 import sqlite3
 import stat
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import rounds_made
 from live import START, Clock
@@ -18,7 +20,7 @@ from acclimate import config, log
 from acclimate.sequencer import Sequencer
 from acclimate.service import identity
 from acclimate.store import Store, log_checkpoints, log_entries, results, rounds, stages, submissions, unsigned
-from acclimate_competitions import digests, records
+from acclimate_competitions import digests, records, tables
 from acclimate_competitions.errors import Refusal
 
 
@@ -130,6 +132,38 @@ def test_server_keys_are_made_once_and_only_their_owner_reads_them(settings):
         assert stat.S_IMODE((settings.keys / name).stat().st_mode) == 0o600
     (settings.keys / "log.pem").chmod(0o644)
     refused("key_refused", identity.load, settings)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_only_the_owner_reads_what_a_server_keeps(tmp_path, apart):
+    given = {"blobs": str(tmp_path / "elsewhere/blobs"), "database": f"sqlite:///{tmp_path}/a.db"} if apart else {}
+    found = config.load(tmp_path / "new/data", environ={}, given=given)
+    before = os.umask(0o022)
+    try:
+        opened = Store.open(found)
+        opened.blobs.put_bytes(b"weights")
+        with opened.transaction() as tx:
+            tx.execute(insert(log_checkpoints), {"size": 1, "note": "", "at": ""})
+        database = Path(found.database.removeprefix("sqlite:///"))
+        modes = {path: stat.S_IMODE(path.stat().st_mode) for path in database.parent.glob(f"{database.name}*")}
+        opened.close()
+    finally:
+        os.umask(before)
+    assert len(modes) == 3 and set(modes.values()) == {0o600}
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (found.data, found.blobs)] == [0o700, 0o700]
+
+
+def test_a_folder_that_exists_keeps_its_mode(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o750)
+    Store.open(config.load(shared, environ={})).close()
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o750
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_table_for_which_there_is_no_room_is_a_refusal():
+    refused("no_space", tables.write, pa.table({"example": [str(n) for n in range(10_000)]}), Path("/dev/full"))
 
 
 # ---- transactions and triggers -------------------------------------------------------------------------------------
@@ -399,6 +433,32 @@ def test_the_sequencer_signs_by_itself(store, settings, request_):
     else:
         pytest.fail("no checkpoint within 5 s")
     sequencer.close()
+
+
+def test_the_sequencer_goes_on_after_what_nobody_foresaw(store, settings, request_, caplog):
+    sequencer = Sequencer(store, identity.load(settings).signer)
+    sequencer.start()
+    with store.transaction() as tx:
+        tx.execute(text("ALTER TABLE log_entries RENAME TO gone"))
+    wait_until(lambda: "no checkpoint could be signed" in caplog.text)
+    assert "no such table" in caplog.text
+    with store.transaction() as tx:
+        tx.execute(text("ALTER TABLE gone RENAME TO log_entries"))
+        tx.append(request_)
+
+    def signed():
+        with store.snapshot() as tx:
+            return tx.execute(select(log_checkpoints).where(log_checkpoints.c.size == 1)).first() is not None
+
+    wait_until(signed)
+    sequencer.close()
+
+
+def wait_until(condition):
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def test_a_clock_that_jumps_back_does_not_reopen_a_closed_round(store, clock, request_):

@@ -42,6 +42,7 @@ def create_app(settings: Settings, *, clock: database.Clock | None = None) -> Fa
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await run_in_threadpool(store.warm)
         await run_in_threadpool(services.sequencer.start)
         try:
             yield

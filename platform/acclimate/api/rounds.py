@@ -3,9 +3,9 @@
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
 from acclimate.api.access import Guarded
@@ -13,9 +13,12 @@ from acclimate.api.answers import RECORD, AnyCaller, Here, RoundId, answers
 from acclimate.api.state import Services
 from acclimate.service import finding, publish, reading
 from acclimate.service.accounts import Account
+from acclimate_competitions.errors import Refusal
 
 router = APIRouter(route_class=Guarded, tags=["rounds"])
 _PIECE = 1 << 20
+Start = Annotated[int, Query(ge=0, le=2**53 - 1)]
+Limit = Annotated[int | None, Query(ge=1, le=2**31 - 1)]
 _SUMMARY = {
     "round": "digits-2027-1-0123456789ab",
     "competition": "digits",
@@ -88,9 +91,9 @@ def public_file(round_id: RoundId, name: str, here: Here) -> Response:
 
 
 @router.get("/v1/rounds/{round_id}/records", summary="The round's log records", responses=answers([RECORD]))
-def records(round_id: RoundId, here: Here) -> list[dict[str, Any]]:
-    """In the order of the log; a record's canonical JSON is the entry's bytes."""
-    return reading.records(here.store, round_id)
+def records(round_id: RoundId, here: Here, start: Start = 0, limit: Limit = None) -> list[dict[str, Any]]:
+    """In the order of the log; a record's canonical JSON is the entry's bytes. `start` is a log index, `limit` how many at most."""
+    return reading.records(here.store, round_id, start=start, limit=limit)
 
 
 @router.get(
@@ -169,17 +172,29 @@ def _made(
     *,
     media: str,
 ) -> FileResponse:
-    """A file of the round's results, made on first demand and again where the log of the round has grown."""
+    """A file of the round's results, made on first demand and again where the log of the round has grown.
+
+    One is made at a time, and nobody waits for it in a thread that others need: whoever comes meanwhile is told to ask again.
+
+    Raises:
+        Refusal: phase_wrong; busy, while a file of results is being made.
+    """
     with here.store.snapshot() as tx:
         state = finding.find(tx, given)
         publish.require_results(tx, state, account)
         last = tx.last(state.id)
     folder = here.settings.reports / state.id
     path = folder / f"{last}-{file}"
-    with here.making:
-        if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            draft = folder / f".draft-{file}"
-            make(here, state.id, draft)
-            draft.replace(path)
+    if not path.exists():
+        if not here.making.acquire(blocking=False):
+            sentence = f"{file.partition('.')[0]} of round {state.id}: results are being made, one file at a time"
+            raise Refusal("busy", sentence, hint="the same request again in a moment will do")
+        try:
+            if not path.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                draft = folder / f".draft-{file}"
+                make(here, state.id, draft)
+                draft.replace(path)
+        finally:
+            here.making.release()
     return FileResponse(path, media_type=media, filename=f"{state.id}-{file}")

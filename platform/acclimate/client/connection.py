@@ -126,9 +126,10 @@ class Client:
         """Download a public file of the round."""
         return self._download(f"{_round(round_id)}/files/{quote(name)}", to)
 
-    def records(self, round_id: str) -> list[tuple[int, Record]]:
-        """The round's records with their log indices, parsed strictly."""
-        answer = self._json("GET", f"{_round(round_id)}/records")
+    def records(self, round_id: str, *, start: int = 0, limit: int | None = None) -> list[tuple[int, Record]]:
+        """The round's records with their log indices, parsed strictly: all from the log index `start` on, or `limit` of them."""
+        page = f"?start={start}" + (f"&limit={limit}" if limit is not None else "")
+        answer = self._json("GET", f"{_round(round_id)}/records{page}")
         return [(int(item["index"]), _record(item["record"])) for item in _list(answer, self.url)]
 
     def stages(self, round_id: str) -> list[dict[str, Any]]:
@@ -316,7 +317,7 @@ class Client:
 
 
 def _round(round_id: str) -> str:
-    return f"/v1/rounds/{quote(round_id, safe='')}"
+    return f"/v1/rounds/{quote(round_id, safe='', errors='replace')}"
 
 
 def _list(value: Json, url: str) -> list[Any]:

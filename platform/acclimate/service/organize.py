@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import func, insert, select, update
 
 from acclimate import custody, keys, sealing
-from acclimate.service import finding, names
+from acclimate.service import finding, names, submit
 from acclimate.service.accounts import Account, require_signer
 from acclimate.service.identity import Identity
 from acclimate.service.submit import answer
-from acclimate.store import Store, Tx, rounds, seals, timestamp
+from acclimate.store import Store, Tx, rounds, seals, stages, submissions, timestamp
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
@@ -235,7 +235,7 @@ def envelopes(store: Store, account: Account, given: str) -> dict[str, Any]:
 
 
 def sign_off(store: Store, account: Account, given: str, request: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
-    """Log a record that only the round's organizer signs and that has no further effect: ClosingExtended, RoundVoided.
+    """Log a record that only the round's organizer signs: ClosingExtended, RoundVoided. Voiding ends all that waits in the round.
 
     Raises:
         Refusal: role_missing, signature_invalid, and whatever rounds.apply refuses.
@@ -247,4 +247,17 @@ def sign_off(store: Store, account: Account, given: str, request: Mapping[str, A
         require_signer(dict(request), account)
         if "reason" in request["fields"]:
             names.check(request["fields"]["reason"], what="the reason", longest=2000)
-        return answer(*tx.append_once(request))
+        logged = tx.append_once(request)
+        if kind == "RoundVoided":
+            _end_all(tx, state.id)
+        return answer(*logged)
+
+
+def _end_all(tx: Tx, round_id: str) -> None:
+    """Submissions that wait for anything are forfeited at our expense; what the dispatcher holds of the round it then gives up."""
+    reason = "the round was voided"
+    waiting = submissions.c.state.in_(("uploading", "checking"))
+    for row in tx.execute(select(submissions).where(submissions.c.round == round_id, waiting)).all():
+        submit.forfeit(tx, row, reason=reason, ours=True)
+    open_ones = (stages.c.round == round_id) & stages.c.state.in_(("pending", "running", "blocked"))
+    tx.execute(update(stages).where(open_ones).values(state="failed", reason=reason))

@@ -280,14 +280,16 @@ def limits(state: Round) -> Limits:
 
 
 def accept(store: Store, submission: str) -> dict[str, Any]:
-    """For the dispatcher: the check has passed, so log the entrant's SubmissionAccepted; forfeited where the close came first.
+    """For the dispatcher: the check has passed, so log the entrant's SubmissionAccepted; forfeited where close or voiding came first.
 
     Returns:
         {submission, state, accepted_index}.
     """
     with store.transaction() as tx:
         row = _row(tx, submission)
-        if row.state == "checking":
+        if row.state == "checking" and tx.round(row.round).phase is Phase.VOIDED:
+            forfeit(tx, row, reason="the round was voided")
+        elif row.state == "checking":
             try:
                 index, _, _ = tx.append_once(row.acceptance)
                 _set(tx, row.id, state="accepted", accepted_index=index)
@@ -307,9 +309,16 @@ def refuse(store: Store, submission: str, reason: str) -> None:
             _refuse(tx, row, reason)
 
 
-def forfeit(tx: Tx, row: Row[Any], *, reason: str) -> None:
-    """Mark a submission that the close came before; where only our check was outstanding, the debit is refunded as our fault."""
-    if row.state == "checking":
+def forfeit(tx: Tx, row: Row[Any], *, reason: str, ours: bool = False) -> None:
+    """Mark a submission that the close, or the round's voiding, came before.
+
+    Args:
+        tx: the transaction.
+        row: the submission's row.
+        reason: for its entrant.
+        ours: refund the debit as our fault in any case, not only where our check alone was outstanding.
+    """
+    if ours or row.state == "checking":
         quota.refund(tx, row.id, kind="platform", reason=reason)
     _set(tx, row.id, state="forfeited", reason=reason)
 
@@ -398,6 +407,8 @@ def _unknown(submission: str) -> Refusal:
 def _require_uploading(tx: Tx, row: Row[Any]) -> Round:
     """The round, where the submission waits for files and they would not come too late."""
     state, now = tx.round(row.round), tx.now()
+    if state.phase is Phase.VOIDED:
+        raise Refusal("round_closed", f"round {state.id} was voided: it takes no files")
     if state.phase is not Phase.OPEN or now >= state.last_acceptance:
         raise Refusal(
             "round_closed",
