@@ -93,7 +93,7 @@ def mlflow(
 ) -> None:
     """Run MLflow's own pages on a data folder's results.
 
-    Rounds appear there once they are evaluated.
+    A round appears there with its preparations once all are done, and with its results once its ranking is published.
 
     Example: acclimate mlflow --data /srv/acclimate --port 5000
     """

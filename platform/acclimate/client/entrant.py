@@ -301,7 +301,7 @@ def definition_of(client: Client, round_id: str) -> tuple[Record, Competition]:
         Refusal: round_unknown, record_invalid, signature_invalid, guard_failed, log_inconsistent.
     """
     round_id = full_id(client, round_id)
-    logged = client.records(round_id)
+    logged = client.records(round_id, limit=1)
     if not logged:
         raise Refusal("log_inconsistent", f"the server has no records of {round_id}")
     defined = logged[0][1]
