@@ -1,0 +1,93 @@
+"""From a round to work and back: what is left to do, and what the evaluator says of what was done."""
+
+import contextlib
+import math
+import time
+
+import pytest
+import stories as told
+from sqlalchemy import insert
+
+from acclimate import assignments, commits, config
+from acclimate.store import Store, accounts, rounds, submissions
+from acclimate_competitions import records
+from acclimate_competitions.phases import Phase
+from acclimate_runners.jobs import Outcome
+from acclimate_runners.runner import Status
+
+FILES = ("config.json", "model.safetensors", "tokenizer.json")
+
+
+def stored(folder, story):
+    """A store whose rows are those of the story's entries."""
+    store = Store.open(config.load(folder, environ={}))
+    manifest = {"files": [{"name": n, "size": 1, "sha256": told.digest(n)} for n in FILES], "parameters": 1}
+    same = {"owner": "all", "nonce": "", "manifest": manifest, "acceptance": {}, "state": "accepted", "created": ""}
+    with store.transaction() as tx:
+        tx.execute(insert(accounts), {"id": "all", "role": "entrant", "ed25519": "", "token_hash": "", "created": ""})
+        row = {"competition": "marbles", "name": "x", "owner": "all", "definition": "", "created": ""}
+        tx.execute(insert(rounds), {"id": story.state.id, **row})
+        for entry in story.state.entries:
+            own = {"entrant": entry.entrant, "commitment": entry.commitment, "committed_index": entry.submission}
+            tx.execute(insert(submissions), {"id": entry.entrant, "round": story.state.id, **own, **same})
+    return store
+
+
+def outstanding(store, state):
+    inputs = {task.name: told.digest(task.name) for task in state.competition.tasks}
+    with contextlib.closing(store), store.snapshot() as tx:
+        return assignments.outstanding(tx, state, holdout_inputs=inputs)
+
+
+def opened_round(entrants):
+    story = told.until(Phase.OPEN)
+    for number in range(entrants):
+        story.register(f"e{number}").submit(f"e{number}", 1)
+    return story.close().prepare_all().finish("PreparationFinished").release(1).release(2).open_holdout()
+
+
+def test_what_is_left_to_evaluate_is_the_plan_without_what_the_log_has(tmp_path):
+    story = opened_round(3)
+    first, second, *_ = story.state.evaluation_plan()
+    story.evaluate(first)
+    for key in story.state.evaluation_plan():
+        if key[0] == story.state.entries[1].submission:
+            story.evaluate(key)
+    found = outstanding(stored(tmp_path, story), story.state)
+    left = [key for key in story.state.evaluation_plan() if key not in story.state.evaluated]
+    left.sort(key=lambda key: key[0])  # an assignment is of one entry; the plan has all direct evaluations first
+    assert [(a.entry, s.task, s.seed, s.protocol) for a in found for s in a.stages] == left and second in left
+    assert [a.entrant for a in found] == ["e0", "e2"]
+    models = story.state.model_digests()
+    assert found[1].job.prepared == {
+        f"{task}/{seed}": models[submission, task, seed, protocol]
+        for submission, task, seed, protocol in left
+        if submission == found[1].entry and protocol == "prepared"
+    }
+
+
+def test_planning_costs_the_same_for_an_entry_in_any_round(tmp_path):
+    def seconds(entrants):
+        story = opened_round(entrants)
+        store, best = stored(tmp_path / str(entrants), story), math.inf
+        for _ in range(3):
+            began = time.perf_counter()
+            assert len(outstanding(store, story.state)) == entrants
+            best = min(best, time.perf_counter() - began)
+        return best
+
+    small, large = seconds(40), seconds(200)
+    assert large < 5 * 1.6 * small, (small, large)
+
+
+@pytest.mark.parametrize("diverged", ["", "at learning rate 0.005: the loss at step 3 is nan"])
+def test_the_record_says_that_the_base_stands_in_for_a_preparation_that_diverged(tmp_path, diverged):
+    seed = {"task": "tint", "seed": 11, "prepared": told.digest("base"), "cost": {"tokens": 1}, "note": "a note"}
+    entry = {**seed, **({"diverged": diverged} if diverged else {})}
+    selection = {"candidates": [{"lr": 0.005, "epoch": 6, "validation": 0.5}], "selected": {"lr": 0.005, "epoch": 6}}
+    opened = opened_round(1)
+    assignment, *_ = outstanding(stored(tmp_path, opened), opened.state)
+    status = Status("done", outcome=Outcome("done", "", {}, {}, "cpu/x86_64", {}), log=told.digest("log"))
+    kind, fields = commits._prepared_fields(opened.state, assignment, entry, selection, status)
+    records.check_fields(kind, fields, signed=True)
+    assert fields.get("diverged", "") == diverged and fields["selected"] == {"lr": 0.005, "epoch": 6}
