@@ -27,6 +27,7 @@ CODE = digests.of_bytes(b"a wheel")
 TASKS = {"tint": ("red", "green", "blue"), "size": ("small", "large")}
 SEEDS = (11, 12, 13)
 SKILL = {"ada": 2.0, "bea": 1.0, "untrained": 0.0}
+CONFLICTS: dict[str, list[str]] = {}
 FAILED = ("bea", "size", 13)
 ROWS = 12
 
@@ -95,7 +96,7 @@ diverged = "base"
 aggregate = "mean"
 missing = "worst"
 ties = { method = "shared", tolerance = 0.0 }
-interval = { kind = "simultaneous", level = 0.95, draws = 500, seed = 1 }
+interval = { kind = "simultaneous", level = 0.95, draws = 100, seed = 1 }
 cluster = "cluster"
 baselines = ["majority", "untrained"]
 
@@ -198,7 +199,7 @@ def make(folder: Path, *, publish: bool = True) -> Made:
     entries = close.frozen_entries()
     made.scheduled(
         "RoundClosed",
-        {"count": len(entries), "entries_root": rounds.entries_root(entries), "forfeited": list(close.outstanding)},
+        {"count": len(entries), "entries_root": rounds.entries_root(entries), "forfeited": close.forfeited()},
         after=timedelta(days=31),
     )
     prepare_all(made)
@@ -215,21 +216,22 @@ def make(folder: Path, *, publish: bool = True) -> Made:
     return made
 
 
-def make_splits(made: Made) -> None:
-    def rows(split: str, task: str, count: int) -> pa.Table:
-        names = [f"{task}-{split}-{i}" for i in range(count)]
-        clusters = [f"{split}-{i // 2}" for i in range(count)]
-        targets = [made.random.choice(TASKS[task]) for _ in range(count)]
-        return pa.table(
-            {"example": names, "input": [f"marble {name}" for name in names], "target": targets, "cluster": clusters}
-        )
+def rows_of(made: Made, split: str, task: str, count: int) -> pa.Table:
+    names = [f"{task}-{split}-{i}" for i in range(count)]
+    clusters = [f"{split}-{i // 2}" for i in range(count)]
+    targets = [made.random.choice(TASKS[task]) for _ in range(count)]
+    return pa.table(
+        {"example": names, "input": [f"marble {name}" for name in names], "target": targets, "cluster": clusters}
+    )
 
+
+def make_splits(made: Made) -> None:
     for task in TASKS:
         for split in ("preparation", "validation"):
             path = made.folder / "public" / "splits" / task / f"{split}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
-            tables.write(rows(split, task, 8), path)
-        made.holdout[task] = rows("holdout", task, ROWS)
+            tables.write(rows_of(made, split, task, 8), path)
+        made.holdout[task] = rows_of(made, "holdout", task, ROWS)
         (made.folder / "holdout").mkdir(exist_ok=True)
         tables.write(made.holdout[task], made.folder / "holdout" / f"{task}.parquet")
     (made.folder / "public" / "tokenizer.json").write_text('{"version": "1.0"}', "utf-8")
@@ -272,7 +274,8 @@ def defined_fields(made: Made) -> dict:
 def seal_holdout(made: Made) -> None:
     identities = {name: pyrage.x25519.Identity.generate() for name in made.competition.custody.custodians}
     recipients = [sealing.Recipient(name, str(i.to_public()), None) for name, i in identities.items()]
-    files = {path.name: path for path in sorted((made.folder / "holdout").iterdir())}
+    root = made.folder / "holdout"
+    files = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*")) if path.is_file()}
     sealed = sealing.seal(
         files,
         made.folder / "holdout.sealed",
@@ -296,7 +299,7 @@ def submit_all(made: Made) -> None:
         fields = {
             "entrant": entrant,
             "ed25519": public(signer_of(entrant)),
-            "conflicts": ["baseline"] if baseline else [],
+            "conflicts": ["baseline"] if baseline else CONFLICTS.get(entrant, []),
         }
         made.signed("EntrantRegistered", fields, by=signer_of(entrant))
     for entrant, version in (("ada", 1), ("bea", 1), ("ada", 2), ("untrained", 1)):
@@ -444,19 +447,24 @@ def rank(made: Made) -> dict:
             found = pa.concat_tables(made.predictions[name] for name in names if name in made.predictions)
             parts.append(metrics.score_predictions(found, made.holdout[task.name], task, cluster="cluster"))
         made.scores[entrant] = pa.concat_tables(parts)
-    made.scores["majority"] = pa.concat_tables(
-        metrics.majority_scores(
-            tables.read(public_files(made)[f"splits/{task.name}/preparation.parquet"]),
-            made.holdout[task.name],
-            task,
-            seeds=SEEDS,
-            cluster="cluster",
+    if "majority" in competition.ranking.baselines:
+        made.scores["majority"] = pa.concat_tables(
+            metrics.majority_scores(
+                tables.read(public_files(made)[f"splits/{task.name}/preparation.parquet"]),
+                made.holdout[task.name],
+                task,
+                seeds=SEEDS,
+                cluster="cluster",
+            )
+            for task in competition.tasks
         )
-        for task in competition.tasks
-    )
     everything = pa.concat_tables(made.scores.values())
     made_ranking = ranking.rank(
-        everything, tasks=competition.tasks, policy=competition.ranking, entrants=["ada", "bea", "untrained"]
+        everything,
+        tasks=competition.tasks,
+        policy=competition.ranking,
+        entrants=["ada", "bea", "untrained"],
+        unranked=CONFLICTS,
     )
     return made_ranking.document()
 
@@ -486,8 +494,9 @@ def write_bundle(made: Made, folder: Path) -> None:
     put("holdout.sealed", (made.folder / "holdout.sealed").read_bytes())
     shares = [{"index": index, "document": json.loads(made.documents[index])} for index in (1, 3)]
     put("shares.json", digests.canonical(shares))
-    for task in TASKS:
-        put(f"holdout/{task}.parquet", (made.folder / "opened" / f"{task}.parquet").read_bytes())
+    opened = made.folder / "opened"
+    for path in [path for path in opened.rglob("*") if path.is_file()]:
+        put(f"holdout/{path.relative_to(opened).as_posix()}", path.read_bytes())
     for name in made.predictions:
         put(name, (made.folder / name).read_bytes())
     (folder / "scores").mkdir(exist_ok=True)

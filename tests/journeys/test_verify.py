@@ -76,6 +76,11 @@ def test_a_malformed_key_or_level_is_the_auditors_own_mistake(honest: Path) -> N
     assert refused.value.code == "request_invalid"
 
 
+def test_a_failed_preparation_is_said_by_name(honest: Path) -> None:
+    where = by_status(verify.verify(honest), "ok")["prepared"]
+    assert where == "18 preparations of 3 entries; 1 failed: bea, size, seed 13"
+
+
 def test_manifest_is_what_sha256sum_takes(honest: Path) -> None:
     done = subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "MANIFEST"], cwd=honest, capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
@@ -113,7 +118,21 @@ def test_a_level_makes_its_checks_and_those_they_build_on(honest: Path) -> None:
     assert {"holdout", "rules"} <= names["seal"]
     assert "ranking" not in names["seal"]
     assert {"ranking", "holdout", "rules", "submissions"} <= names["scores"]
-    assert all("manifest" in found for found in names.values())
+    assert all({"manifest", "whose log", "entries", "keys"} <= found for found in names.values())
+
+
+@pytest.mark.parametrize("level", verify.LEVELS)
+def test_at_no_level_does_an_altered_log_pass_that_nobody_signed(
+    level: str, made: rounds_made.Made, bundle: Path
+) -> None:
+    """The time of an unsigned record: only the checkpoint speaks against it."""
+    change_record("EvaluationFinished", b'.000000Z"', b'.000001Z"')(bundle)
+    rounds_made.mend(bundle)
+    report = verify.verify(bundle, levels=[level], log_key=made.signer.vkey)
+    assert report.exit_code == 1
+    assert set(by_status(report, "FAILED")) - {"earlier checkpoints"} == {"entries"}
+    assert "entries" in next(check.meaning for check in report.checks if check.name == "rules")
+    assert "rules" in by_status(report, "NOT CHECKED")
 
 
 # ---- bytes ---------------------------------------------------------------------------------------------------------
@@ -516,14 +535,14 @@ def test_an_organizer_who_signs_another_ranking_is_named(monkeypatch: pytest.Mon
 
     def favourite_first(made: rounds_made.Made) -> dict:
         document = honest(made)
-        document["ranking"].reverse()
+        first, second = document["ranking"][:2]
+        first["entrant"], second["entrant"] = second["entrant"], first["entrant"]
         return document
 
     monkeypatch.setattr(rounds_made, "rank", favourite_first)
-    failed = by_status(audit_of(rounds_made.make(tmp_path / "round"), tmp_path), "FAILED")
-    assert failed == {"ranking": "ranking.json, ranking, row 0, direct_rank"} or failed["ranking"].startswith(
-        "ranking.json"
-    )
+    report = audit_of(rounds_made.make(tmp_path / "round"), tmp_path)
+    assert by_status(report, "FAILED") == {"ranking": "ranking.json, ranking, row 0, entrant"}
+    assert "published" in by_status(report, "NOT CHECKED")
 
 
 def test_an_organizer_who_signed_another_ranking_than_is_shown_is_named(tmp_path: Path) -> None:
@@ -682,7 +701,7 @@ def test_the_command_prints_numbered_lines_and_exits_0_or_1(
     done = run(str(honest), "--log-key", str(tmp_path / "key"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == f"Round {made.round}"
-    assert "\n 3  ok:          whose log: " in done.stdout
+    assert "\n 4  ok:          whose log: " in done.stdout
     assert "NOT CHECKED: time, split view: " in done.stdout
     assert done.stdout.splitlines()[-1] == f"Nothing FAILED: {len(verify.CHECKS) - 3} checks ok, 3 NOT CHECKED."
     assert "\x1b" not in done.stdout
@@ -692,7 +711,7 @@ def test_the_command_prints_numbered_lines_and_exits_0_or_1(
     done = run(str(bundle), "--level", "scores")
     assert done.returncode == 1
     assert "FAILED:      ranking: ranking.json, ranking, row 1, rank: " in done.stdout
-    assert "NOT CHECKED: whose log" not in done.stdout
+    assert "NOT CHECKED: whose log" in done.stdout
     assert "\x1b" not in done.stdout
 
 

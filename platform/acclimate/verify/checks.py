@@ -26,8 +26,10 @@ class Rule:
         name: short and stable.
         level: one of LEVELS.
         claim: what ok means, in plain words.
-        needs: names of the checks that must be ok before this one can mean anything.
+        needs: names of the checks that must be ok before this one can be made.
         run: does it; returns how much was looked at.
+        rests: names of further checks that must be ok before this one can be. It is made without them, because it may name
+            the bad place that they only know the neighbourhood of.
     """
 
     name: str
@@ -35,13 +37,10 @@ class Rule:
     claim: str
     needs: tuple[str, ...]
     run: Callable[[Audit], str]
+    rests: tuple[str, ...] = ()
 
 
 def _unaudited(audit: Audit) -> str:
-    if audit.round.audited:
-        raise NotChecked(
-            f"the log has {audit.round.audited} re-runs by a second operator; this version does not redo how they were drawn"
-        )
     raise NotChecked(
         "the round declared no drawn re-runs (audits = 0), so no second operator prepared a model again; that each entry was"
         " prepared by the recipe, and by nothing else, is the evaluator's word"
@@ -61,6 +60,13 @@ _LOG = (
         "MANIFEST names every file of the bundle and no other, each with its digest",
         (),
         lambda audit: files.manifest(audit.bundle),
+    ),
+    Rule(
+        "nothing else",
+        "log",
+        "each file is of a kind that a check below reads: nothing stands in the bundle unverified",
+        (),
+        lambda audit: files.known(audit.bundle),
     ),
     Rule("checkpoint", "log", "the log that keys.json names has signed its last checkpoint", (), history.checkpoint),
     Rule("whose log", "log", "it is the log whose key you gave", ("checkpoint",), history.whose),
@@ -90,13 +96,6 @@ _LOG = (
         order.read_definition,
     ),
     Rule(
-        "settings",
-        "log",
-        "recipe, scorer and ranking policy are those committed to before the round opened",
-        ("definition",),
-        order.settings,
-    ),
-    Rule(
         "public files",
         "log",
         "public/ holds exactly the files committed to before the round opened",
@@ -106,10 +105,12 @@ _LOG = (
     Rule(
         "rules",
         "log",
-        "every record was allowed when it came: holdout sealed before the opening, entries frozen and models prepared before"
-        " the release, each signed by whoever had to",
+        "recipe, scorer and ranking policy are those committed to before the round opened, and every record was allowed when"
+        " it came: holdout sealed before the opening, entries frozen and models prepared before the release, each signed by"
+        " whoever had to",
         ("definition",),
         order.fold,
+        rests=("entries", "keys"),
     ),
     Rule(
         "receipts",
@@ -145,7 +146,20 @@ _SEAL = (
         "key", "seal", "any other custodians in the required number would have opened the same", ("shares",), seal.key
     ),
     Rule("opening", "seal", "what was opened is what was sealed, to the last chunk and row", ("key",), seal.opening),
-    Rule("holdout", "seal", "the published holdout is what was opened", ("opening",), seal.holdout),
+    Rule(
+        "holdout",
+        "seal",
+        "the published holdout is what was opened, one file a task and no other",
+        ("opening",),
+        seal.holdout,
+    ),
+    Rule(
+        "unseen",
+        "seal",
+        "no example, input or cluster of the holdout stands in a public split, and each target is a choice of its task",
+        ("holdout", "public files"),
+        seal.unseen,
+    ),
 )
 _SCORES = (
     Rule(
@@ -158,7 +172,8 @@ _SCORES = (
     Rule(
         "selection",
         "scores",
-        "each learning rate was chosen by the recipe's rule from the validation scores in the log",
+        "each learning rate was chosen by the recipe's rule from the validation scores in the log; where the model counts as"
+        " submitted, it is one model for every task and seed",
         ("rules",),
         scores.selection,
     ),
@@ -168,6 +183,13 @@ _SCORES = (
         "they are those logged, one for every example of the holdout",
         ("rules", "holdout"),
         scores.predictions,
+    ),
+    Rule(
+        "as submitted",
+        "scores",
+        "where the model counts as submitted, it predicts what the submitted model predicted unprepared",
+        ("selection", "predictions"),
+        scores.as_submitted,
     ),
     Rule(
         "scores", "scores", "scoring the predictions again gives the published scores", ("predictions",), scores.scores
@@ -183,7 +205,7 @@ _SCORES = (
         "ranking",
         "scores",
         "ranking the recomputed scores by the committed policy gives ranking.json, digit for digit",
-        ("scores", "majority", "settings"),
+        ("scores", "majority"),
         scores.rank,
     ),
     Rule("published", "scores", "the organizer signed this ranking", ("ranking",), scores.published),
@@ -202,7 +224,7 @@ def verify(
         path: its folder or ZIP.
         log_key: the log's vkey, got elsewhere than from the bundle.
         witnesses: vkeys of witnesses, got elsewhere.
-        levels: which of LEVELS to check; checks that those need are made and reported too.
+        levels: which of LEVELS to check; checks that those need are made and reported too, and always whose log it is.
 
     Raises:
         Refusal: key_refused, for a malformed log_key or witness; request_invalid, for an unknown level. A bad bundle raises
@@ -266,11 +288,11 @@ def _audit(path: Path, *, log_key: str | None, witnesses: tuple[str, ...]) -> It
 
 def _wanted(levels: Collection[str]) -> list[Rule]:
     names = _closure({rule.name for rule in CHECKS if rule.level in levels})
-    return [rule for rule in CHECKS if rule.name in names | {"manifest"}]
+    return [rule for rule in CHECKS if rule.name in names | {"manifest", "whose log"}]
 
 
 def _closure(names: set[str]) -> set[str]:
-    needs = {rule.name: rule.needs for rule in CHECKS}
+    needs = {rule.name: rule.needs + rule.rests for rule in CHECKS}
     found = set[str]()
     left = list(names)
     while left:
@@ -285,12 +307,14 @@ def _go_through(audit: Audit, rules: Sequence[Rule]) -> list[Check]:
     numbers = {rule.name: number for number, rule in enumerate(CHECKS, start=1)}
     checks: list[Check] = []
     for rule in rules:
-        broken = next((need for need in rule.needs if not _ok(checks, need)), None)
-        if broken is not None:
-            reason = f"it builds on check {numbers[broken]}, {broken}, which is not ok"
-            checks.append(Check(numbers[rule.name], rule.name, "NOT CHECKED", reason))
-        else:
-            checks.append(_carry_out(rule, numbers[rule.name], audit))
+        broken = [need for need in rule.needs if not _ok(checks, need)]
+        check = None if broken else _carry_out(rule, numbers[rule.name], audit)
+        if check is not None and check.status == "ok":
+            broken = [ground for ground in rule.rests if not _ok(checks, ground)]
+        if check is None or broken:
+            reason = f"it builds on check {numbers[broken[0]]}, {broken[0]}, which is not ok"
+            check = Check(numbers[rule.name], rule.name, "NOT CHECKED", reason)
+        checks.append(check)
     return checks
 
 

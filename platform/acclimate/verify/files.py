@@ -23,6 +23,11 @@ GROWTH = 100
 MOST_FILES = 1_000_000
 _CHUNK = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*){0,7}")
+_ALONE = frozenset(
+    "MANIFEST definition.toml keys.json checkpoint entries.jsonl submissions.jsonl holdout.sealed shares.json prepared.json"
+    " ranking.json".split()
+)
+_FOLDERS = frozenset("public checkpoints receipts holdout predictions scores".split())
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
@@ -128,6 +133,15 @@ def manifest(bundle: Bundle) -> str:
     if "MANIFEST" in listed:
         raise Failed("MANIFEST", "it lists itself")
     return f"{len(listed)} files"
+
+
+def known(bundle: Bundle) -> str:
+    """Each file has a name that a check reads; what else stands in a folder, the folder's own check tells."""
+    for name in bundle.names:
+        folder, slash, _ = name.partition("/")
+        if folder not in (_FOLDERS if slash else _ALONE):
+            raise Failed(name, "a bundle has no such file, and no check reads it")
+    return f"{len(bundle.names)} files"
 
 
 @contextmanager

@@ -51,21 +51,11 @@ def read_definition(audit: Audit) -> str:
     return f"{audit.competition.slug}: {len(audit.competition.tasks)} tasks"
 
 
-def settings(audit: Audit) -> str:
-    """Recipe, scorer and ranking policy are those that RoundDefined committed to before the round opened."""
-    defined, competition = audit.records[audit.first], audit.competition
-    for name, found in (
-        ("recipe", competition.preparation.digest),
-        ("scorer", rounds.scorer_digest(competition)),
-        ("policy", competition.ranking.digest),
-    ):
-        if defined[name] != found:
-            raise Failed(f"log entry {audit.first}", f"{name} is {defined[name]}, definition.toml gives {found}")
-    return "recipe, scorer, policy"
-
-
 def fold(audit: Audit) -> str:
-    """Every record of the round was allowed when it came: phase, time, signature, guard; the same function as the server's."""
+    """Every record of the round was allowed when it came: phase, time, signature, guard; the same function as the server's.
+
+    That RoundDefined commits to the definition's recipe, scorer and policy is the first of the guards.
+    """
     round_id = audit.records[audit.first].round
     own = [(i, r) for i, r in enumerate(audit.records) if r.round == round_id]
     try:
@@ -144,6 +134,8 @@ def submissions(audit: Audit) -> str:
         row = parse(line, where)
         if not isinstance(row, dict) or set(row) != {"entrant", "index", "manifest", "nonce"}:
             raise Failed(where, "it must have exactly entrant, index, manifest and nonce")
+        if type(row["index"]) is not int:  # JSON's true would pass for 1
+            raise Failed(where, f"index is {row['index']!r}, it must be a whole number")
         submission = accepted.get(row["index"])
         if submission is None or row["index"] <= last:
             raise Failed(where, f"log entry {row['index']} accepts no submission, or the lines are out of order")

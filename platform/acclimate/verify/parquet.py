@@ -14,10 +14,10 @@ def read(path: Path, name: str, schema: pa.Schema | None = None) -> pa.Table:
     Args:
         path: where it lies.
         name: what to call it in a failure.
-        schema: the columns it must have, in this order.
+        schema: the columns it must have, in this order and of these types.
 
     Raises:
-        Failed: it is no Parquet, or has other columns, or a null where the schema has none.
+        Failed: it is no Parquet, or has other columns or types, or a null where the schema has none.
     """
     try:
         # Most files of a bundle are small, and starting threads for each would take longer than reading it.
@@ -26,8 +26,7 @@ def read(path: Path, name: str, schema: pa.Schema | None = None) -> pa.Table:
         table.validate(full=True)
         if schema is None:
             return table
-        if table.schema.names != schema.names:
-            raise Failed(name, f"columns {table.schema.names}, expected {schema.names}")
+        _same_columns(table.schema, schema, name, was="expected")
         return table.cast(schema)
     except (OSError, ValueError, pa.ArrowException) as error:
         said = str(error).replace(str(path), name).partition("\n")[0]
@@ -46,8 +45,7 @@ def same(found: pa.Table, expected: pa.Table, name: str, *, was: str) -> None:
     Raises:
         Failed: naming file, row and column.
     """
-    if found.schema.names != expected.schema.names:
-        raise Failed(name, f"columns {found.schema.names}, {was}: {expected.schema.names}")
+    _same_columns(found.schema, expected.schema, name, was=was)
     rows = min(found.num_rows, expected.num_rows)
     unequal = [column for column in expected.schema.names if not found.column(column).equals(expected.column(column))]
     first: tuple[int, str, object, object] | None = None
@@ -61,6 +59,15 @@ def same(found: pa.Table, expected: pa.Table, name: str, *, was: str) -> None:
         raise Failed(f"{name}, row {row}{_key(expected, row)}, column {column}", f"it says {here!r}, {was}: {there!r}")
     if found.num_rows != expected.num_rows:
         raise Failed(f"{name}, row {rows}", f"it has {found.num_rows} rows, {was}: {expected.num_rows}")
+
+
+def _same_columns(found: pa.Schema, expected: pa.Schema, name: str, *, was: str) -> None:
+    """Refuse other names, another order and other types: a cast would take "0.5" for 0.5, and Python true for 1."""
+    if found.names != expected.names:
+        raise Failed(name, f"columns {found.names}, {was}: {expected.names}")
+    for here, there in zip(found, expected, strict=True):
+        if here.type != there.type:
+            raise Failed(f"{name}, column {here.name}", f"it is of type {here.type}, {was}: {there.type}")
 
 
 def _equal(here: object, there: object) -> bool:

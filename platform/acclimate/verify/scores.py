@@ -2,13 +2,15 @@
 
 1. prepared, selection: every entry was prepared from the model it submitted, its learning rate chosen by the rule; prepared.json
    says what the log says.
-2. predictions: the bytes that ModelEvaluated names, one row for every example of the holdout.
+2. predictions: the bytes that ModelEvaluated names, one row for every example of the holdout. as submitted: where no fine-tune
+   counts, they are those of the direct evaluation.
 3. scores, majority: recomputed from predictions, holdout and public splits, and compared row by row.
 4. ranking: recomputed from the recomputed scores, and compared.
 
 This shows the arithmetic, not the origin: that the logged models gave these predictions, only a re-run can show.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +22,12 @@ from acclimate.verify.report import Failed, NotChecked
 from acclimate_competitions import digests, metrics, ranking, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.metrics import MAJORITY
-from acclimate_competitions.phases import EvaluationKey, Round
+from acclimate_competitions.phases import EvaluationKey, PreparationKey, Round
+from acclimate_competitions.recipe import Recipe
+from acclimate_competitions.records import Record
+
+_NEARLY = 0.01
+"""How far, relative to 1 or to the value, two log-likelihoods of one model may be apart: it may have run on two machines."""
 
 # ---- what was prepared ---------------------------------------------------------------------------------------------
 
@@ -40,18 +47,23 @@ def prepared(audit: Audit) -> str:
                 raise Failed(f"{where}, {name}", f"it says {rows[position][name]!r}, ModelPrepared says {value!r}")
     if len(rows) > len(expected):
         raise Failed(f"prepared.json, row {len(expected)}", "there was no such preparation")
-    return f"{len(expected)} preparations of {len(audit.round.entries)} entries"
+    failed = [f"{row['entrant']}, {row['task']}, seed {row['seed']}" for row in expected if "failed" in row]
+    said = f"; {len(failed)} failed: {'; '.join(failed)}" if failed else ""
+    return f"{len(expected)} preparations of {len(audit.round.entries)} entries{said}"
 
 
 def prepared_document(round_: Round) -> list[dict[str, Any]]:
-    """prepared.json as the log has it: by entrant, task and seed in the definition's order; failed ones have `failed`."""
+    """prepared.json as the log has it: by entrant, task and seed in the definition's order.
+
+    Failed ones have `failed`; those that diverged, so that the model counts as submitted, have `diverged`.
+    """
     entrants = {entry.submission: entry.entrant for entry in round_.entries}
     rows = []
     for key in round_.preparation_plan():
         record = round_.prepared[key]
         row = {name: record.fields.get(name) for name in ("task", "seed", "prepared", "recipe", "selected", "cost")}
-        failed = {"failed": record["failed"]} if "failed" in record.fields else {}
-        rows.append({"entrant": entrants[key[0]], **row, **failed})
+        outcome = {name: record[name] for name in ("diverged", "failed") if name in record.fields}
+        rows.append({"entrant": entrants[key[0]], **row, **outcome})
     return rows
 
 
@@ -74,24 +86,53 @@ def selection(audit: Audit) -> str:
     base = [(None, 0)] if "base" in recipe.selection.candidates else []
     last = [(lr, recipe.epochs) for lr in recipe.lr_grid] if "last" in recipe.selection.candidates else []
     logged: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    models: dict[int, str] = {}
     for (submission, task, seed), record in audit.round.prepared.items():
         if "failed" in record.fields:
             continue
         where = f"ModelPrepared of {entrants[submission]}, {task}, seed {seed}"
         candidates = record["candidates"]
-        if [(c["lr"], c["epoch"]) for c in candidates] != base + last:
+        if not _same([[c["lr"], c["epoch"]] for c in candidates], [list(pair) for pair in base + last]):
             raise Failed(where, f"its candidates are {candidates}, the recipe has (lr, epoch) {base + last}")
-        if logged.setdefault((submission, task), candidates) != candidates:
+        if not _same(logged.setdefault((submission, task), candidates), candidates):
             raise Failed(where, "its candidates have other validation scores than under another seed")
-        # Lowest validation NLL; at a tie the lower rate, the model as submitted being 0; a diverged candidate has none.
-        best = min(
-            (c for c in candidates if c["validation"] is not None),
-            key=lambda c: (c["validation"], c["lr"] or 0.0),
-            default={"lr": None, "epoch": None},
-        )
-        if record["selected"] != {"lr": best["lr"], "epoch": best["epoch"]}:
+        best = _best(candidates)
+        if not _same(record["selected"], best):
             raise Failed(where, f"it selected {record['selected']}, the rule selects {best}")
+        _is_divergence(record, recipe, where)
+        if _counts_as_submitted(record) and models.setdefault(submission, record["prepared"]) != record["prepared"]:
+            raise Failed(
+                where, f"the model counts as submitted, as {record['prepared']} here and {models[submission]} elsewhere"
+            )
     return f"{len(logged)} selections"
+
+
+def _same(here: Any, there: Any) -> bool:
+    # Python takes true for 1 and 1.0; JSON does not.
+    return digests.canonical(here) == digests.canonical(there)
+
+
+def _best(candidates: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Lowest validation NLL; at a tie the lower rate, the model as submitted being 0; None where all have diverged."""
+    usable = [c for c in candidates if c["validation"] is not None]
+    best = min(usable, key=lambda c: (c["validation"], c["lr"] or 0.0), default=None)
+    return None if best is None else {"lr": best["lr"], "epoch": best["epoch"]}
+
+
+def _is_divergence(record: Record, recipe: Recipe, where: str) -> None:
+    """What a record says of divergence is possible under the recipe and fits what was selected."""
+    selected = record["selected"]
+    if "diverged" in record.fields and recipe.diverged != "base":
+        raise Failed(where, f"it diverged and did not fail, though the recipe has diverged = {recipe.diverged!r}")
+    if "diverged" in record.fields and selected is not None and selected["lr"] is None:
+        raise Failed(where, "it diverged, though the model as submitted was selected, which is not trained")
+    if "diverged" not in record.fields and selected is None:
+        raise Failed(where, "every candidate diverged, and the preparation neither failed nor says so")
+
+
+def _counts_as_submitted(record: Record) -> bool:
+    """Whether a preparation's outcome is the submitted model: selected, or put in the place of one that diverged."""
+    return "diverged" in record.fields or record["selected"] is None or record["selected"]["lr"] is None
 
 
 # ---- predictions and scores ----------------------------------------------------------------------------------------
@@ -152,15 +193,62 @@ def _covers(table: pa.Table, holdout: pa.Table, name: str) -> None:
         raise Failed(name, f"example {next(iter(left))!r} of the holdout has no row")
 
 
+def as_submitted(audit: Audit) -> str:
+    """Where a preparation left the model as submitted, it predicts what the direct evaluation of that model predicted.
+
+    The bundle has no weights, and an evaluator names what it likes as a prepared model's digest; but the same weights give the same
+    predictions, and the direct ones are of the model in the manifest.
+    """
+    ready = {key: record for key, record in audit.round.prepared.items() if "failed" not in record.fields}
+    counted = [key for key, record in ready.items() if _counts_as_submitted(record)]
+    silent = [key for key in counted if not _tied(audit, key)]
+    if silent:
+        submission, task, seed = silent[0]
+        entrants = {entry.submission: entry.entrant for entry in audit.round.entries}
+        raise NotChecked(
+            f"{len(silent)} of {len(counted)} such preparations have an evaluation without predictions, the first of"
+            f" {entrants[submission]}, {task}, seed {seed}; that the model is the submitted one is the evaluator's word there"
+        )
+    return f"{len(counted)} of {len(ready)} preparations count the model as submitted"
+
+
+def _tied(audit: Audit, key: PreparationKey) -> bool:
+    """Whether there are predictions to compare for every example; Failed where they differ."""
+    entrant = next(entry.entrant for entry in audit.round.entries if entry.submission == key[0])
+    prepared, direct = (
+        predictions_name(entrant, evaluation) for evaluation in ((*key, "prepared"), (key[0], key[1], None, "direct"))
+    )
+    here, there = _loglikelihoods(audit, prepared), _loglikelihoods(audit, direct)
+    for example, values in there.items():
+        mine = here[example]
+        if mine is None or values is None:
+            return False
+        if len(mine) != len(values) or not all(map(_near, mine, values)):
+            raise Failed(f"{prepared} ({example})", f"it says {mine}, the model as submitted gave {values} in {direct}")
+    return True
+
+
+def _loglikelihoods(audit: Audit, name: str) -> dict[str, list[float | None] | None]:
+    table = parquet.read(audit.bundle.path(name), name, tables.PREDICTIONS)
+    return dict(zip(table.column("example").to_pylist(), table.column("loglikelihoods").to_pylist(), strict=True))
+
+
+def _near(here: float | None, there: float | None) -> bool:
+    if here is None or there is None or here == there:
+        return here == there
+    return math.isclose(here, there, rel_tol=_NEARLY, abs_tol=_NEARLY) or (here != here and there != there)
+
+
 def scores(audit: Audit) -> str:
     """Scoring the predictions again gives every published score, row by row."""
     audit.scores = {entrant: _scored(audit, entrant) for entrant in audit.plan}
     for entrant in audit.scores:
         _compare(audit, entrant)
-    named = {f"scores/{name}.parquet" for name in {*audit.plan, *audit.competition.ranking.baselines}}
+    majority_ = {MAJORITY} & set(audit.competition.ranking.baselines)
+    named = {f"scores/{name}.parquet" for name in {*audit.plan} | majority_}
     for name in audit.bundle.under("scores"):
         if name not in named:
-            raise Failed(name, "the round has no such entry or baseline")
+            raise Failed(name, "the round has no such entry, and the definition no such null baseline")
     return f"{sum(table.num_rows for table in audit.scores.values())} scores of {len(audit.scores)} entries"
 
 
@@ -210,7 +298,13 @@ def recomputed_ranking(audit: Audit) -> ranking.Ranking:
     """The ranking of the scores that the audit recomputed."""
     competition = audit.competition
     table = pa.concat_tables(audit.scores[entrant] for entrant in sorted(audit.scores))
-    return ranking.rank(table, tasks=competition.tasks, policy=competition.ranking, entrants=list(audit.plan))
+    return ranking.rank(
+        table,
+        tasks=competition.tasks,
+        policy=competition.ranking,
+        entrants=list(audit.plan),
+        unranked=audit.round.unranked,
+    )
 
 
 def _first_difference(found: bytes, expected: bytes) -> tuple[str, str]:

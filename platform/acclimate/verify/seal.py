@@ -5,14 +5,17 @@
 3. key: the documents recover the secret, and imply all n commitments, so that any k custodians would have opened the same.
 4. opening: the ciphertext decrypts to its last chunk (the cipher commits to its key: no second key opens it), count and root of
    the rows are recomputed, and key and plaintext are those that HoldoutOpened logged.
-5. holdout: the published tables have the rows that were opened.
+5. holdout: the published tables have the rows that were opened, one table a task.
+6. unseen: nobody could have learnt them from the public files.
 """
+
+from pathlib import Path
 
 from acclimate import custody, sealing
 from acclimate.verify import parquet
 from acclimate.verify.audit import Audit
-from acclimate.verify.report import Failed
-from acclimate_competitions import digests
+from acclimate.verify.report import Failed, NotChecked
+from acclimate_competitions import digests, splits
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record
 
@@ -40,8 +43,8 @@ def shares(audit: Audit) -> str:
     audit.documents = {}
     for position, row in enumerate(rows):
         where = f"shares.json, row {position}"
-        if not isinstance(row, dict) or set(row) != {"index", "document"} or not isinstance(row["index"], int):
-            raise Failed(where, "it must have exactly index and document")
+        if not isinstance(row, dict) or set(row) != {"index", "document"} or type(row["index"]) is not int:
+            raise Failed(where, "it must have exactly index, a whole number, and document")
         if row["index"] not in released or row["index"] <= max(audit.documents, default=0):
             raise Failed(where, f"the log has no ShareReleased of index {row['index']}, or the rows are out of order")
         found = digests.of_json(row["document"])
@@ -91,18 +94,58 @@ def opening(audit: Audit) -> str:
 
 
 def holdout(audit: Audit) -> str:
-    """holdout/ has exactly the files that were opened, with the same rows in the same order."""
+    """holdout/ has exactly the files that were opened, with the same rows in the same order, and one table for each task."""
     audit.holdout = {}
-    for name in sorted({f"holdout/{name}" for name in audit.opened} | set(audit.bundle.under("holdout"))):
-        path = audit.opened.get(name.removeprefix("holdout/"))
-        if path is None:
+    tasks = {f"holdout/{task.name}.parquet": task.name for task in audit.competition.tasks}
+    opened = {f"holdout/{name}": path for name, path in audit.opened.items()}
+    for name in sorted({*opened, *audit.bundle.under("holdout")}):
+        if name not in opened:
             raise Failed(name, "no such file was in the seal")
-        equal = audit.bundle.digest(name) == digests.of_file(path)
-        if path.suffix == ".parquet":
-            sealed = parquet.read(path, f"{name} as sealed")
+        equal = audit.bundle.digest(name) == digests.of_file(opened[name])
+        if name.endswith(".parquet"):
+            if name not in tasks:
+                raise Failed(name, "it was sealed, and the definition has no task of this name")
+            sealed = parquet.read(opened[name], f"{name} as sealed")
             if not equal:
                 parquet.same(parquet.read(audit.bundle.path(name), name), sealed, name, was="sealed")
-            audit.holdout[path.stem] = sealed
+            audit.holdout[tasks[name]] = sealed
         elif not equal:
             raise Failed(name, "its bytes are not those that were sealed")
+    for name in tasks:
+        if name not in opened:
+            raise Failed(name, "no such file was in the seal: the task has no holdout")
     return f"{sum(table.num_rows for table in audit.holdout.values())} rows"
+
+
+def unseen(audit: Audit) -> str:
+    """Public splits and holdout, laid out as the organizer's folder was, obey what sealing obliges them to (splits.py)."""
+    folder, other = audit.work / "unseen", []
+    public = {f"splits/{task.name}/{split}.parquet" for task in audit.competition.tasks for split in splits.PUBLIC}
+    for name in audit.bundle.under("public"):
+        short = name.removeprefix("public/")
+        if short in public or short == "tokenizer.json":
+            _link(folder / short, audit.bundle.path(name))
+        else:
+            other.append(name)
+    for task in audit.competition.tasks:
+        _link(folder / "splits" / task.name / "holdout.parquet", audit.opened[f"{task.name}.parquet"])
+    try:
+        splits.check(folder, audit.competition)
+    except Refusal as refusal:
+        where, _, why = refusal.problems[0].partition(": ")
+        more = f" (and {len(refusal.problems) - 1} more problems)" if len(refusal.problems) > 1 else ""
+        raise Failed(_place(where), why + more) from refusal
+    if other:
+        raise NotChecked(f"{other[0]} is no split and no tokenizer: whether it shows rows of the holdout can't be told")
+    return f"{sum(table.num_rows for table in audit.holdout.values())} rows"
+
+
+def _link(name: Path, to: Path) -> None:
+    name.parent.mkdir(parents=True, exist_ok=True)
+    name.symlink_to(to.absolute())
+
+
+def _place(where: str) -> str:
+    """The bundle's name of a file that splits.check calls <task>/<split>.parquet."""
+    task, _, split = where.partition("/")
+    return f"holdout/{task}.parquet" if split == "holdout.parquet" else f"public/splits/{where}" if split else where
