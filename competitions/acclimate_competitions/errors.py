@@ -79,6 +79,9 @@ CODES: dict[str, Code] = {
     "time_invalid": Code(422, "A date has no offset, does not exist, or is not in RFC 3339."),
     "extra_missing": Code(500, "This command needs an extra that is not installed."),
     "job_failed": Code(500, "A job on a runner failed; the sentence gives the reason."),
+    "runner_failed": Code(503, "A machine or its runner failed, not the job; the job is tried again."),
+    "limit_exceeded": Code(422, "A model needed more time or memory than the competition allows."),
+    "work_blocked": Code(500, "Work of a round failed too often or can't be done here; an operator must look at it."),
     "request_invalid": Code(422, "The request's body or parameters are malformed; all problems are listed."),
     "not_found": Code(404, "There is nothing at this address."),
     "internal_error": Code(

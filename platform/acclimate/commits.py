@@ -4,9 +4,9 @@ The evaluator's key signs here. Predictions are scored here too, where the targe
 """
 
 import math
-import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, update
@@ -14,12 +14,13 @@ from sqlalchemy import insert, update
 from acclimate.assignments import Assignment, Stage
 from acclimate.service import submit
 from acclimate.service.identity import Identity
-from acclimate.store import Store, Tx, outbox, results, timestamp
+from acclimate.store import Store, Tx, results, timestamp
 from acclimate.store import stages as stage_rows
 from acclimate_competitions import records, tables
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
+from acclimate_runners.blobs import FolderBlobs
 from acclimate_runners.jobs import Outcome
 from acclimate_runners.runner import Status
 
@@ -51,6 +52,14 @@ def commit(
         _prepare(store, identity, assignment, status)
     else:
         _evaluate(store, identity, assignment, status, holdout)
+
+
+def outlasted(store: Store, state: Round, status: Status, *, tries: int) -> Status:
+    """What an attempt came to whose model needed more time or memory than is allowed, time and again: refused, as a bad model is."""
+    reason = f"{status.reason}, at each of {tries} tries"
+    # No manifest says what it ran on.
+    outcome = Outcome("refused", reason, {}, {}, hardware=state.competition.compute.hardware, versions={})
+    return replace(status, state="done", outcome=outcome, log=status.log or store.blobs.put_bytes(b""))
 
 
 def _check(store: Store, assignment: Assignment, status: Status) -> None:
@@ -126,7 +135,7 @@ def _evaluate(
         task = tasks[stage.task]
         if outcome.status == "refused":
             # The model was fit to be prepared and is not to be evaluated: unknown is not zero, its examples stay unscored.
-            predictions = _keep(store, unpredicted(assignment.entrant, stage, truth[stage.task]))
+            predictions = keep(store.blobs, unpredicted(assignment.entrant, stage, truth[stage.task]))
             entry: dict[str, Any] = {"count": truth[stage.task].num_rows, "failed": {"reason": outcome.reason}}
         elif (stage.task, stage.seed, stage.protocol) in given:
             entry = finite(given[stage.task, stage.seed, stage.protocol])
@@ -176,7 +185,7 @@ def score(
     if found != wanted:
         raise Refusal("scores_invalid", f"predictions are of {sorted(map(str, found))}, asked for was {wanted}")
     scored = metrics.score_predictions(table, holdout, task, cluster=state.competition.ranking.cluster)
-    return _keep(store, scored)
+    return keep(store.blobs, scored)
 
 
 def unpredicted(entrant: str, stage: Stage, holdout: "pa.Table") -> "pa.Table":
@@ -190,11 +199,20 @@ def unpredicted(entrant: str, stage: Stage, holdout: "pa.Table") -> "pa.Table":
     return pa.Table.from_pylist(rows, schema=tables.PREDICTIONS)
 
 
-def _keep(store: Store, table: "pa.Table") -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "table.parquet"
+def keep(blobs: FolderBlobs, table: "pa.Table") -> str:
+    """Store a table; returns its digest.
+
+    Raises:
+        Refusal: no_space.
+    """
+    # Beside the blobs, whose disk must have room for it anyway, and whose sweep takes what a crash leaves there.
+    path = blobs.root / "tmp" / f"{uuid.uuid4().hex}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
         tables.write(table, path)
-        return store.blobs.put(path)
+        return blobs.put(path)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _signed(identity: Identity, state: Round, record: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -203,16 +221,13 @@ def _signed(identity: Identity, state: Round, record: tuple[str, Mapping[str, An
 
 
 def _close(tx: Tx, stage: Stage, assignment: Assignment, document: Mapping[str, Any], *, failed: str) -> None:
-    """Note a stage's end: its result, its state, and what MLflow has yet to hear."""
+    """Note a stage's end: its result and its state."""
     mine = (stage_rows.c.key == stage.key, stage_rows.c.attempt == assignment.attempt, stage_rows.c.state == "running")
     values = {"state": "failed" if failed else "committed", "progress": 1.0, "reason": failed[:_LONGEST_REASON]}
     ended = tx.execute(update(stage_rows).where(*mine).values(**values, heartbeat=timestamp(tx)))
     if ended.rowcount != 1:
         raise Refusal("conflict", f"stage {stage.key} is no longer of attempt {assignment.attempt}")
     tx.execute(insert(results), {"stage": stage.key, "document": dict(document), "at": timestamp(tx)})
-    if assignment.kind != "check":
-        payload = {"kind": assignment.kind, "entrant": assignment.entrant, "attempt": assignment.attempt}
-        tx.execute(insert(outbox), {"round": assignment.round, "stage": stage.key, "payload": payload})
 
 
 def _outcome(status: Status) -> Outcome:

@@ -8,11 +8,12 @@ is one transaction that requires the stage to be this attempt's.
 import contextlib
 import fcntl
 import json
+import random
 import signal
-import tempfile
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -28,16 +29,19 @@ from acclimate.console import say
 from acclimate.finishing import Finisher
 from acclimate.hosting import Host, runner_of
 from acclimate.service import clockwork, identity, release
-from acclimate.store import Store, Tx, log_checkpoints, rounds
+from acclimate.store import Store, Tx, log_checkpoints, log_entries, rounds
 from acclimate_competitions import tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_runners.blobs import FolderBlobs
 from acclimate_runners.runner import Handle, Runner, Status
 
-TRIES = 3
+TRIES = {"limit_exceeded": 3, "job_failed": 3}
+"""How often an attempt is made that ends like this: what will hardly end differently. After that it is the entrant's outcome, or blocked."""
+TRIES_OF_MACHINES = 10
 _EVERY, _PLAN_EVERY, _BEAT_EVERY, _BEAT_AT_LEAST = 0.2, 0.5, 0.5, 5.0
 _PAUSE, _BACKOFF = 5.0, 0.5
+_LONG_BACKOFF = (5.0, 300.0)
 _PASSING = frozenset({"no_space", "busy"})
 _WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
 
@@ -58,7 +62,7 @@ class Dispatcher:
         blobs: the store's blobs, as runners see them.
         settings: of the installation.
         runner_factory: makes the runner; called in a thread that lives as long as the dispatcher.
-        finish_round: called with a round's id, in a thread, once it is evaluated and again once it is published; until it has
+        finish_round: called with a round's id, in a thread, once it is prepared and again once it is published; until it has
             succeeded it is called again, also by the next dispatcher.
     """
 
@@ -78,6 +82,8 @@ class Dispatcher:
         self._running: dict[str, _Running] = {}
         self._inputs: dict[str, dict[str, str]] = {}
         self._said: set[str] = set()
+        # How often an attempt ended with a code, in this dispatcher's time.
+        self._failures = Counter[tuple[str, str]]()
         # By the monotonic clock: when the last plan was made, and before when nothing, or one attempt, is started again.
         self._planned, self._paused, self._not_before = 0.0, 0.0, dict[str, float]()
         self._lock: IO[bytes] | None = None
@@ -103,6 +109,7 @@ class Dispatcher:
 
     def __enter__(self) -> "Dispatcher":
         self._lock = _locked(self._settings.data / "dispatcher.lock")
+        release.clear(self._settings)
         with self._store.transaction() as tx:
             stages.resume(tx)
         self._blobs.sweep()
@@ -148,7 +155,13 @@ class Dispatcher:
 
     def _settle(self, running: _Running) -> bool:
         """Take an attempt's end; whether it has ended."""
-        status, assignment = running.handle.poll(), running.assignment
+        assignment = running.assignment
+        try:
+            status = running.handle.poll()
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                running.handle.cancel()
+            status = Status("failed", reason=f"{type(error).__name__}: {error}", code="runner_failed")
         if status.state == "running":
             return False
         if status.state == "failed":
@@ -184,12 +197,32 @@ class Dispatcher:
             if status.code in _PASSING:
                 self._paused = time.monotonic() + _PAUSE
             return
-        with self._store.transaction() as tx:
-            count = stages.try_again(tx, keys, reason=status.reason, tries=TRIES)
-        if count is None:
-            self._block(assignment, f"failed {TRIES} times, last: {status.reason}")
+        count, tries = self._count(assignment, status.code), TRIES.get(status.code, TRIES_OF_MACHINES)
+        if count < tries:
+            with self._store.transaction() as tx:
+                stages.try_again(tx, keys, reason=status.reason)
+            wait = _BACKOFF * 4 ** (count - 1) if status.code in TRIES else _long(count)
+            self._not_before[assignment.attempt] = time.monotonic() + wait
+        elif status.code == "limit_exceeded":
+            with self._store.snapshot() as tx:
+                state = tx.round(assignment.round)
+            self._commit(assignment, commits.outlasted(self._store, state, status, tries=tries))
         else:
-            self._not_before[assignment.attempt] = time.monotonic() + _BACKOFF * 4 ** (count - 1)
+            self._block(assignment, f"failed {tries} times, last: {status.reason}")
+
+    def _count(self, assignment: Assignment, code: str) -> int:
+        self._failures[assignment.attempt, code] += 1
+        return self._failures[assignment.attempt, code]
+
+    def _not_started(self, assignment: Assignment, error: Exception) -> None:
+        """The runner takes nothing now, which says nothing of the job: no try is counted, and everything waits a little."""
+        reason = f"not started: {type(error).__name__}: {error}"
+        say("not started", **_ids(assignment), reason=reason)
+        with self._store.transaction() as tx:
+            stages.give_back(tx, [stage.key for stage in assignment.stages], reason=reason)
+        self._paused = time.monotonic() + _PAUSE
+        # Longer each time for this one, so that a job that no runner takes does not hold up the others.
+        self._not_before[assignment.attempt] = self._paused + _long(self._count(assignment, "not started"))
 
     def _block(self, assignment: Assignment, reason: str) -> None:
         with self._store.transaction() as tx:
@@ -203,18 +236,20 @@ class Dispatcher:
         waiting: set[str] = set()
         with self._store.snapshot() as tx:
             found = tx.execute(select(rounds.c.id).order_by(rounds.c.created)).scalars().all()
-            states = [state for state in map(tx.round, found) if state.phase in _WORKING]
-        for state in states:
-            inputs = self._holdout_inputs(state) if state.phase is Phase.OPENED else {}
-            with self._store.snapshot() as tx:
-                left = assignments.outstanding(tx, state, holdout_inputs=inputs)
-                drawn = "" if state.phase is Phase.OPEN else _closing_checkpoint(tx, state)
-            if left and drawn is None:
-                waiting.add(state.id)
-                self._say_once("waiting", round=state.id, reason="no checkpoint holds RoundClosed yet; is the API up?")
+        for name in found:
+            recalled = self._store.recall(name)
+            if recalled is not None and recalled.phase in clockwork.TERMINAL:
                 continue
-            by_work = {id(assignment.work): assignment for assignment in left}
-            wanted += [by_work[id(w)] for w in schedule.order((a.work for a in left), checkpoint=drawn or "")]
+            try:
+                left = self._left(name)
+            except Exception:
+                # One round's fault must not stop the others.
+                self._say_once("not planned", round=name, traceback=traceback.format_exc())
+                left = None
+            if left is None:
+                waiting.add(name)
+            else:
+                wanted += left
         wanted.sort(key=lambda assignment: assignment.work.priority)
         keys = {stage.key for assignment in wanted for stage in assignment.stages}
         for running in self._running.values():
@@ -226,14 +261,30 @@ class Dispatcher:
         known = stages.register(self._store, wanted)
         self._admit([a for a in wanted if all(known[stage.key] == "pending" for stage in a.stages)])
 
+    def _left(self, name: str) -> list[Assignment] | None:
+        """A round's work, in its order; None where that can't be told yet."""
+        with self._store.snapshot() as tx:
+            state = tx.round(name)
+        if state.phase not in _WORKING:
+            return []
+        inputs = self._holdout_inputs(state) if state.phase is Phase.OPENED else {}
+        with self._store.snapshot() as tx:
+            left = assignments.outstanding(tx, state, holdout_inputs=inputs)
+            drawn = "" if state.phase is Phase.OPEN else _closing_checkpoint(tx, state)
+        if left and drawn is None:
+            self._say_once("waiting", round=name, reason="no checkpoint holds RoundClosed yet; is the API up?")
+            return None
+        by_work = {id(assignment.work): assignment for assignment in left}
+        return [by_work[id(w)] for w in schedule.order((a.work for a in left), checkpoint=drawn or "")]
+
     def _admit(self, ready: list[Assignment]) -> None:
         runner, now = self._host.runner, time.monotonic()
         if self._host.problem:
             self._say_once("no runner", reason=self._host.problem)
-        if runner is None or now < self._paused:
+        if runner is None:
             return
         for assignment in ready:
-            if len(self._running) >= runner.slots:
+            if len(self._running) >= runner.slots or now < self._paused:
                 return
             if now >= self._not_before.get(assignment.attempt, 0.0) and self._is_own_code(assignment):
                 self._start(runner, assignment)
@@ -246,12 +297,12 @@ class Dispatcher:
             pinned = tx.round(assignment.round).defined["code"]
         if pinned == self._identity.code:
             return True
-        self._say_once(
-            "other code",
-            round=assignment.round,
-            reason=f"the round is pinned to code {pinned}, this dispatcher runs {self._identity.code}",
-            hint="start the version with which the round was made",
-        )
+        reason = f"the round is pinned to code {pinned}, this dispatcher runs {self._identity.code}"
+        hint = "start the version with which the round was made"
+        # The round's status tells of it; the dispatcher of the right version takes up what is blocked.
+        with self._store.transaction() as tx:
+            stages.block(tx, [stage.key for stage in assignment.stages], reason=f"{reason}: {hint}")
+        self._say_once("other code", round=assignment.round, reason=reason, hint=hint)
         return False
 
     def _start(self, runner: Runner, assignment: Assignment) -> None:
@@ -263,7 +314,7 @@ class Dispatcher:
         try:
             handle = runner.start(f"{assignment.attempt}/{number}", assignment.job, self._blobs)
         except Exception as error:
-            self._failed(assignment, Status("failed", reason=f"{type(error).__name__}: {error}", code="job_failed"))
+            self._not_started(assignment, error)
             return
         self._running[assignment.attempt] = _Running(assignment, handle)
         say("attempt started", **_ids(assignment), stages=len(assignment.stages), number=number)
@@ -277,13 +328,10 @@ class Dispatcher:
         if state.id not in self._inputs:
             files, made = self._holdout(state.id), {}
             cluster = state.competition.ranking.cluster
-            with tempfile.TemporaryDirectory() as folder:
-                for task in state.competition.tasks:
-                    table = tables.read(self._blobs.path(files[f"{task.name}.parquet"]))
-                    path = Path(folder) / f"{task.name}.parquet"
-                    kept = assignments.without_answers(table.column_names, task, cluster=cluster)
-                    tables.write(table.select(kept).replace_schema_metadata(None), path)
-                    made[task.name] = self._blobs.put(path)
+            for task in state.competition.tasks:
+                table = tables.read(self._blobs.path(files[f"{task.name}.parquet"]))
+                kept = assignments.without_answers(table.column_names, task, cluster=cluster)
+                made[task.name] = commits.keep(self._blobs, table.select(kept).replace_schema_metadata(None))
             self._inputs[state.id] = made
         return self._inputs[state.id]
 
@@ -348,10 +396,17 @@ def _locked(path: Path) -> IO[bytes]:
 
 def _closing_checkpoint(tx: Tx, state: Round) -> str | None:
     """The text (origin, size, root) of the first checkpoint that contains the round's RoundClosed."""
-    closed = next(index for index, record in tx.records(state.id) if record.type == "RoundClosed")
+    mine = (log_entries.c.round == state.id) & (log_entries.c.type == "RoundClosed")
+    closed = tx.execute(select(log_entries.c.index).where(mine)).scalar_one()
     query = select(log_checkpoints.c.note).where(log_checkpoints.c.size > closed).order_by(log_checkpoints.c.size)
     note = tx.execute(query.limit(1)).scalar()
     return None if note is None else str(note).partition("\n\n")[0] + "\n"
+
+
+def _long(count: int) -> float:
+    """Seconds to wait after the count-th failure of a machine: up to a bound that doubles, drawn, so that not all come at once."""
+    first, last = _LONG_BACKOFF
+    return random.uniform(0.0, min(last, first * 2.0 ** min(count - 1, 16)))
 
 
 def _ids(assignment: Assignment) -> dict[str, Any]:

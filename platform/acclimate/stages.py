@@ -22,12 +22,13 @@ def resume(tx: Tx) -> None:
     tx.execute(blocked.values(state="pending", attempts=0))
 
 
-def give_back(tx: Tx, keys: Sequence[str] | None = None) -> None:
+def give_back(tx: Tx, keys: Sequence[str] | None = None, *, reason: str | None = None) -> None:
     """Running stages (all, or those of `keys`) to pending; the attempt doesn't count, as it ended through no fault of its own."""
     fewer = case((stages.c.attempts > 0, stages.c.attempts - 1), else_=0)
     running = stages.c.state == "running"
     mine = running if keys is None else running & stages.c.key.in_(keys)
-    tx.execute(update(stages).where(mine).values(state="pending", attempts=fewer, progress=0.0))
+    why = {} if reason is None else {"reason": reason[:_LONGEST_REASON]}
+    tx.execute(update(stages).where(mine).values(state="pending", attempts=fewer, progress=0.0, **why))
 
 
 def register(store: Store, wanted: Iterable[Assignment]) -> dict[str, str]:
@@ -74,14 +75,10 @@ def claim(tx: Tx, assignment: Assignment) -> int | None:
     return int(max(tx.execute(select(stages.c.attempts).where(stages.c.key.in_(keys))).scalars()))
 
 
-def try_again(tx: Tx, keys: Sequence[str], *, reason: str, tries: int) -> int | None:
-    """Running stages to pending, where they were tried less often than `tries`; how often they were, or None where too often."""
+def try_again(tx: Tx, keys: Sequence[str], *, reason: str) -> None:
+    """Running stages to pending, with what went wrong this time."""
     mine = stages.c.key.in_(keys) & (stages.c.state == "running")
-    count = max(tx.execute(select(stages.c.attempts).where(mine)).scalars(), default=tries)
-    if count >= tries:
-        return None
     tx.execute(update(stages).where(mine).values(state="pending", reason=reason[:_LONGEST_REASON]))
-    return int(count)
 
 
 def block(tx: Tx, keys: Sequence[str], *, reason: str) -> None:

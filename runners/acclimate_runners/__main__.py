@@ -1,10 +1,12 @@
 """The child process: `python -m acclimate_runners FOLDER` runs the job of one folder (see jobs.py) and writes its manifest last."""
 
 import argparse
+import errno
 import json
 import os
 import stat
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +20,7 @@ _WORDS = 3
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one job; returns the exit status: 0 with a manifest, 1 for a fault that is not the entrant's."""
+    """Run one job; returns the exit status: 0 with a manifest, isolation.NO_MEMORY or NO_SPACE, 1 for a fault that is ours."""
     parser = argparse.ArgumentParser(prog="python -m acclimate_runners", description="Run the job of one folder.")
     parser.add_argument("folder", type=Path, help="holds job.json and inputs/; out/ is written")
     parser.add_argument(
@@ -42,9 +44,19 @@ def main(arguments: Sequence[str]) -> int:
     except Refusal as refusal:
         print(f"refused: {refusal.code}: {refusal.sentence}", *refusal.problems, sep="\n", file=sys.stderr)  # noqa: T201
         if refusal.code != "model_invalid":
-            return 1
+            return _shortage(refusal) or 1
         outcome = _refused(refusal)
-    _write_manifest(folder / "out", outcome)
+    except Exception as error:
+        status = _shortage(error)
+        if not status:
+            raise
+        traceback.print_exc()
+        return status
+    try:
+        _write_manifest(folder / "out", outcome)
+    except OSError as error:
+        traceback.print_exc()
+        return _shortage(error) or 1
     return 0
 
 
@@ -63,6 +75,17 @@ def _carry_out(job: Job, folder: Path, progress: Callable[[int, int, str], None]
             from acclimate_runners import evaluation
 
             return evaluation.evaluate(job, folder, progress)
+
+
+def _shortage(error: BaseException) -> int:
+    """The exit status that says what there was not enough of; 0 where it was something else. Libraries say it in words of their own."""
+    said = str(error)
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if full or "No space left on device" in said or (isinstance(error, Refusal) and error.code == "no_space"):
+        return isolation.NO_SPACE
+    # The second is torch's allocator, whose class is a plain RuntimeError.
+    refused = isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in said
+    return isolation.NO_MEMORY if refused else 0
 
 
 def _refused(refusal: Refusal) -> Outcome:

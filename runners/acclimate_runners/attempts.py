@@ -5,6 +5,7 @@ files are in the blobs is adopted and not run again, so a crash between a manife
 """
 
 import contextlib
+import errno
 import re
 import shutil
 import threading
@@ -14,9 +15,12 @@ from pathlib import Path
 
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import isolation, jobs
+from acclimate_runners.isolation import Ended
 from acclimate_runners.jobs import Job, Outcome
 from acclimate_runners.nursery import Nursery
 from acclimate_runners.runner import BlobAccess, Status
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Attempt:
@@ -73,7 +77,9 @@ class Attempt:
             self._ended = Status("failed", reason=refusal.sentence, code=refusal.code)
         except Exception as error:
             # Whatever else goes wrong here is ours, and the dispatcher must hear of it rather than wait.
-            self._ended = Status("failed", reason=f"{type(error).__name__}: {error}", code="job_failed")
+            full = isinstance(error, OSError) and error.errno in _FULL
+            code = "no_space" if full else "runner_failed"
+            self._ended = Status("failed", reason=f"{type(error).__name__}: {error}", code=code)
 
     def _tries(self) -> list[Path]:
         if not self._folder.is_dir():
@@ -95,6 +101,9 @@ class Attempt:
 
     def _carried_out(self) -> Status:
         before = self._tries()
+        for folder in before:
+            # A killed process tidied nothing. Only the inputs: a manifest's files may not be in the blobs yet.
+            shutil.rmtree(folder / "inputs", ignore_errors=True)
         folder = self._folder / str(int(before[-1].name) + 1 if before else 1)
         for name in ("inputs", "out"):
             (folder / name).mkdir(parents=True)
@@ -110,15 +119,15 @@ class Attempt:
             ended = self._child.supervise(self._stop)
             outcome = jobs.read_outcome(folder)
             if outcome is None:
-                return self._failed(folder, ended.reason or "ended without a manifest")
+                return self._failed(folder, ended)
             return self._stored(folder, outcome)
         finally:
             # With a manifest the outputs stay until they are in the blobs: see _stored.
             if not (folder / "out" / "manifest.json").exists():
                 _tidy(folder)
 
-    def _failed(self, folder: Path, reason: str) -> Status:
-        code = "cancelled" if reason == "cancelled" else "job_failed"
+    def _failed(self, folder: Path, ended: Ended) -> Status:
+        reason, code = ended.reason or "ended without a manifest", ended.code or "job_failed"
         status = Status("failed", reason=reason, code=code)
         with contextlib.suppress(Refusal):
             status = replace(status, log=self._blobs.put(folder / "child.log"))

@@ -139,7 +139,7 @@ class ActorHandle:
             except self._ray.exceptions.RayError as error:
                 first = str(error).strip().splitlines()[:1]
                 reason = f"its Ray actor is gone: {type(error).__name__}: {first[0] if first else ''}"
-                self._status = Status("failed", reason=reason, code="job_failed")
+                self._status = Status("failed", reason=reason, code="runner_failed")
             if self._status.state != "running":
                 self._end()
             return self._status

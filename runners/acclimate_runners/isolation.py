@@ -47,6 +47,12 @@ _HEADROOM = 4 << 30
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 
+NO_MEMORY, NO_SPACE = 71, 74
+"""Exit statuses of a child that was refused memory or space on the disk."""
+_CODES = {NO_MEMORY: "limit_exceeded", NO_SPACE: "no_space"}
+# A bus error is what a full disk under a mapped file looks like; the others are the kernel's or an operator's killing.
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGBUS})
+
 
 @dataclass(frozen=True)
 class Isolation:
@@ -72,9 +78,16 @@ class Progress:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended: reason is empty where it exited by itself with status 0."""
+    """How a child ended.
+
+    Attributes:
+        reason: in words; empty where it exited by itself with status 0.
+        code: limit_exceeded where time or memory did not suffice, no_space where the disk did not, runner_failed where the machine
+            killed it, cancelled, job_failed for all else; empty where it exited by itself with status 0.
+    """
 
     reason: str
+    code: str = ""
 
 
 # ---- the parent's side ---------------------------------------------------------------------------------------------
@@ -203,18 +216,18 @@ class Child:
             for stream, take in ((self._words, self._listen), (output, self._log.write)):
                 os.set_blocking(stream.fileno(), False)
                 selector.register(stream, selectors.EVENT_READ, take)
-            reason = ""
+            ended: Ended | None = None
             try:
-                while not reason and not self._exited():
+                while ended is None and not self._exited():
                     self._read(selector, _LOOK)
-                    reason = "cancelled" if stop.is_set() else self._over_limit()
+                    ended = Ended("cancelled", "cancelled") if stop.is_set() else self._over_limit()
             finally:
                 self.kill()
                 status = self._process.wait()
                 with contextlib.suppress(OSError):
                     self._process.stdin.close()
             self._read(selector, 0)
-        return Ended(reason or self._reason(status))
+        return ended or self._by_itself(status)
 
     def kill(self) -> None:
         """Kill the child and all that it started."""
@@ -256,22 +269,28 @@ class Child:
                 else:
                     self.progress = Progress(int(word["step"]), int(word["total"]), str(word.get("what", ""))[:200])
 
-    def _over_limit(self) -> str:
+    def _over_limit(self) -> Ended | None:
         used, allowed = resident_bytes(self.pid), self._limits.memory
         if used > allowed:
-            return f"used {used / 2**30:.2f} GiB of memory, {allowed / 2**30:.2f} GiB are allowed"
+            reason = f"used {used / 2**30:.2f} GiB of memory, {allowed / 2**30:.2f} GiB are allowed"
+            return Ended(reason, "limit_exceeded")
         if time.monotonic() - self._started > self._limits.wall_seconds:
-            return f"ran longer than the {self._limits.wall_seconds:.0f} s allowed"
-        return ""
+            return Ended(f"ran longer than the {self._limits.wall_seconds:.0f} s allowed", "limit_exceeded")
+        return None
 
-    def _reason(self, status: int) -> str:
+    def _by_itself(self, status: int) -> Ended:
         if status == 0:
-            return ""
+            return Ended("")
         last = self._log.tail.decode("utf-8", "replace").strip().splitlines()[-1:]
         said = f": {last[0][:300]}" if last else ""
         if status < 0:
-            return f"killed by {signal.Signals(-status).name}, perhaps because the machine ran out of memory{said}"
-        return f"exited with status {status}{said}"
+            code = "runner_failed" if -status in _FROM_OUTSIDE else "job_failed"
+            name = signal.Signals(-status).name
+            return Ended(f"killed by {name}, perhaps because the machine ran out of memory{said}", code)
+        if status == NO_MEMORY:
+            allowed = self._limits.memory / 2**30
+            return Ended(f"needed more memory than the {allowed:.2f} GiB allowed{said}", "limit_exceeded")
+        return Ended(f"exited with status {status}{said}", _CODES.get(status, "job_failed"))
 
 
 class Log:

@@ -14,7 +14,7 @@ __all__ = ["NAMES", "ModelFacts", "Rules", "check", "hardware", "inspect", "vers
 
 
 def check(job: CheckJob, folder: Path, progress: Callable[[int, int, str], None]) -> Outcome:
-    """Load a submitted model and run three preparation steps on public data.
+    """Load a submitted model and run three preparation steps of each task on public data.
 
     Raises:
         Refusal: model_invalid, with a public reason.

@@ -124,6 +124,11 @@ def load(files: Mapping[str, Path], rules: Rules, *, max_length: int, tokenizer:
     except (ValueError, TypeError, KeyError) as error:
         raise Refusal("model_invalid", f"config.json describes no {facts.architecture}: {str(error)[:200]}") from error
     names = architectures.shapes(facts.config)
+    # A sequence's last token is predicted only, so the model reads one less.
+    reads, needed = architectures.positions(facts.config), max_length - 1
+    if reads < needed:
+        # The holdout's sequences may be as long as the recipe allows, whatever the longest public one is.
+        raise Refusal("model_invalid", f"the model reads at most {reads} tokens, the recipe has sequences of {needed}")
     parameters = by_file_name(model, facts.architecture)
     if {name: tuple(tensor.shape) for name, tensor in parameters.items()} != names:
         raise Refusal("model_invalid", "the tensors of config.json differ from those of transformers' model")

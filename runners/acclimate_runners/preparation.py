@@ -30,6 +30,7 @@ Progress = Callable[[int, int, str], None]
 CURVE_POINTS = 200
 CHECK_STEPS = 3
 _EVERY = 25
+_SLACK = 2.0
 
 
 @dataclass(frozen=True)
@@ -279,6 +280,11 @@ def curve(losses: tuple[float, ...]) -> dict[str, list[Any]]:
     }
 
 
+def planned_steps(recipe: Recipe, rows: int, *, seeds: int) -> int:
+    """Steps of a task's fits: one for each rate of the grid, then one for each seed."""
+    return packing.steps(rows, epochs=recipe.epochs, global_batch=recipe.global_batch) * (len(recipe.lr_grid) + seeds)
+
+
 class _Counter:
     """Steps done over all fits of a job, told at most every few steps."""
 
@@ -290,11 +296,7 @@ class _Counter:
         progress: Progress,
     ) -> None:
         self._done, self._progress = 0, progress
-        self._total = sum(
-            packing.steps(len(data[0]), epochs=recipe.epochs, global_batch=recipe.global_batch)
-            * (len(recipe.lr_grid) + len(wanted[name]))
-            for name, data in packed.items()
-        )
+        self._total = sum(planned_steps(recipe, len(data[0]), seeds=len(wanted[name])) for name, data in packed.items())
 
     def of(self, what: str) -> Callable[[int], None]:
         def on_step(step: int) -> None:
@@ -363,29 +365,60 @@ def readable(packed: Packed, model: Network, task: Task) -> Packed:
     return packed
 
 
-def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:
-    """Load a submitted model, read all tasks with its tokenizer, and run three preparation steps of the first.
+class _Pace:
+    """How long a step takes at least: the shortest of those after the first, which warms up."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads, self._laps = threads, list[tuple[float, float]]()
+
+    def lap(self) -> None:
+        """A step has ended."""
+        self._laps.append((time.monotonic(), time.process_time()))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step; 0 where there was only one. Other processes that keep this one waiting make it no longer."""
+        laps = zip(self._laps, self._laps[1:], strict=False)
+        return min((min(b[0] - a[0], (b[1] - a[1]) / self._threads) for a, b in laps), default=0.0)
+
+
+def refuse_endless(forecast: float, allowed: float) -> None:
+    """Refuse a model whose preparation would be ended by the time limit, while its entrant can still send another.
 
     Raises:
-        Refusal: model_invalid, with a public reason.
+        Refusal: model_invalid, where the forecast is so far beyond the limit that a slow machine can't be the reason.
+    """
+    if forecast > _SLACK * allowed:
+        sentence = f"the preparation would take about {forecast:.3g} s, {allowed:.3g} s are allowed"
+        raise Refusal("model_invalid", sentence, hint="fewer layers or parameters make a step shorter")
+
+
+def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:
+    """Load a submitted model, read all tasks with its tokenizer, and run three preparation steps of each.
+
+    Raises:
+        Refusal: model_invalid, with a public reason; also where its preparation would take far longer than is allowed.
     """
     network.be_deterministic(job.recipe.threads)
     model, tokenizer = open_model(job, folder)
-    packed = [pack_splits(job, folder, data, model, tokenizer) for data in job.tasks]
-    lr, seed = job.recipe.lr_grid[0], job.recipe.selection.seed
-    done = fit(
-        model,
-        packed[0],
-        job.recipe,
-        lr=lr,
-        seed=seed,
-        on_step=lambda step: progress(step, CHECK_STEPS, "three steps on public data"),
-        stop_after=CHECK_STEPS,
-    )
-    if done.diverged:
-        raise Refusal(
-            "model_invalid", f"three preparation steps on public data fail: {done.diverged}", hint="check the weights"
-        )
+    packed = {data.task.name: pack_splits(job, folder, data, model, tokenizer) for data in job.tasks}
+    start, tries, forecast = model.copy_weights(), list[Fit](), 0.0
+    for name, data in packed.items():
+        model.set_weights(start)
+        pace = _Pace(job.recipe.threads)
+
+        def on_step(step: int, name: str = name, pace: _Pace = pace) -> None:
+            pace.lap()
+            words = f"{name}, {CHECK_STEPS} steps on public data"
+            progress(len(tries) * CHECK_STEPS + step, len(packed) * CHECK_STEPS, words)
+
+        lr, seed = job.recipe.lr_grid[0], job.recipe.selection.seed
+        tries.append(fit(model, data, job.recipe, lr=lr, seed=seed, on_step=on_step, stop_after=CHECK_STEPS))
+        if diverged := tries[-1].diverged:
+            sentence = f"task {name}: {CHECK_STEPS} preparation steps on public data fail: {diverged}"
+            raise Refusal("model_invalid", sentence, hint="check the weights")
+        forecast += pace.seconds * planned_steps(job.recipe, len(data[0]), seeds=len(job.recipe.seeds))
+    refuse_endless(forecast, job.limits.wall_seconds)
     facts = model.facts
-    results = {"architecture": facts.architecture, "parameters": facts.parameters, "losses": list(done.losses)}
+    results = {"architecture": facts.architecture, "parameters": facts.parameters, "losses": list(tries[0].losses)}
     return Outcome("done", "", {}, results, network.hardware(), network.versions())

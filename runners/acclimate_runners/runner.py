@@ -17,7 +17,8 @@ class Status:
         step, total: progress of the child, 0 of 0 before it said anything.
         what: what the child is at, in its own words.
         reason: for failed, what happened, with the end of the child's log.
-        code: for failed, a refusal's code (no_space: nobody's fault, try again later), or cancelled.
+        code: for failed: limit_exceeded (the model's time or memory did not suffice), no_space (try again later), runner_failed
+            (the machine's fault), job_failed (our code's), cancelled, or another refusal's code.
         log: digest of the child's output, once it has ended.
         network: what the child said of its network: none, open; empty before it said anything.
     """

@@ -101,7 +101,19 @@ def test_a_refused_model_is_an_outcome_and_a_broken_job_is_not(prepared, tmp_pat
     assert refused_status.state == "done" and refused_status.outcome is not None
     assert refused_status.outcome.status == "refused" and "NaN" in refused_status.outcome.reason
     assert slow_status.state == "failed" and "ran longer than" in slow_status.reason
+    assert slow_status.code == "limit_exceeded" and blobs.has(slow_status.log)
     assert gone_status.state == "failed" and gone_status.code == "blob_unknown"
+    runner.close()
+
+
+def test_a_try_that_was_killed_leaves_its_inputs_no_longer_than_to_the_next(prepared, tmp_path: Path) -> None:
+    _, blobs, job, _ = prepared
+    left = tmp_path / "work" / "attempts" / "sha256-ef-1" / "1" / "inputs"
+    left.mkdir(parents=True)
+    (left / "ab").write_bytes(b"what a killed process was given")
+    runner = LocalRunner(tmp_path / "work", slots=1)
+    assert ended(runner.start("sha256:ef/1", job, blobs)).state == "done"
+    assert not left.exists()
     runner.close()
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,17 +18,20 @@ import live as staging
 import pytest
 import tiny
 from live import Actor, Live, Staged
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 import acclimate_runners
+from acclimate import dispatch
 from acclimate import stages as lifecycle
 from acclimate.dispatch import Dispatcher
-from acclimate.service import publish, release
-from acclimate.store import outbox, results, stages, submissions
+from acclimate.service import clockwork, publish, release
+from acclimate.store import Tx, outbox, results, stages, submissions
 from acclimate_competitions import digests, tables
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.phases import Phase
+from acclimate_competitions.phases import Phase, Round
+from acclimate_runners.jobs import Job
 from acclimate_runners.local import LocalRunner
+from acclimate_runners.runner import BlobAccess, Handle, Status
 
 
 @pytest.fixture
@@ -138,7 +142,9 @@ Dispatcher(store, store.blobs, settings, runner).run(threading.Event())
 """
 
 
-def test_a_round_from_check_to_evaluation_with_a_dispatcher_that_is_killed(server: Live, tmp_path: Path) -> None:
+def test_a_round_from_check_to_evaluation_with_a_dispatcher_that_is_killed(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     staged, finished = staging.open_round(server, tmp_path), []
     submitted = {name: send(staged, name, seed=seed)[1] for name, seed in {"ada": 1, "bea": 2}.items()}
     _, bad = send(staged, "cal", seed=3, poisoned=True)
@@ -189,6 +195,8 @@ def test_a_round_from_check_to_evaluation_with_a_dispatcher_that_is_killed(serve
         assert all(server.store.blobs.has(d["prepared"]) and server.store.blobs.has(d["log"]) for d in prepared)
         # 4. Shares come, the holdout opens, everything is evaluated, direct and prepared.
         give_shares(staged)
+        # The system's temporary folder may be full: what is scored is written beside the blobs.
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
         step_until(third, lambda: server.phase(staged.round) == "evaluated" and bool(finished))
         assert states(server, "evaluate") == {"committed"} and len(rows(server, "evaluate")) == plan + 4
         assert finished == [staged.round]
@@ -197,9 +205,7 @@ def test_a_round_from_check_to_evaluation_with_a_dispatcher_that_is_killed(serve
         state, files = tx.round(staged.round), release.holdout_files(tx, staged.round)
         marks = tx.execute(select(outbox.c.payload, outbox.c.run)).all()
     assert state.phase is Phase.EVALUATED and len(state.evaluated) == plan + 4
-    assert len(marks) == plan + plan + 4 + 1 and [run for payload, run in marks if payload["kind"] == "round"] == [
-        "done"
-    ]
+    assert [(payload["kind"], run) for payload, run in marks] == [("round", "done")]
     seen = [table for table in job_inputs(server) if "example" in table.column_names]
     holdout = set(tables.read(server.store.blobs.path(files["tint.parquet"])).column("example").to_pylist())
     of_holdout = [table for table in seen if set(table.column("example").to_pylist()) == holdout]
@@ -245,28 +251,168 @@ def test_work_that_nobody_waits_for_is_cancelled(server: Live, tmp_path: Path) -
         step_until(running, lambda: server.phase(staged.round) == "prepared", within=20)
 
 
-def test_what_fails_again_and_again_is_blocked_until_someone_looks(
-    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_model_that_needs_too_much_is_its_entrants_outcome_and_stops_no_round(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No child can load torch in this much memory.
     monkeypatch.setattr(tiny, "DEFINITION", tiny.DEFINITION.replace('memory = "2GiB"', 'memory = "64MiB"'))
+    monkeypatch.setattr(dispatch, "_BACKOFF", 0.01)
     staged = staging.open_round(server, tmp_path)
     _, submission = send(staged, "ada", seed=1)
+    staging.submit_model(staged, staging.enter(staged, server.actor("bea")), seed=2)
     with dispatcher(server) as running:
+        # 1. While the round is open, its entrant is told and can send another.
+        step_until(running, lambda: state_of(server, submission)[0] != "checking")
+        refused, reason = state_of(server, submission)
+        assert refused == "refused" and "GiB are allowed, at each of 3 tries" in reason
+        assert [(row.state, row.attempts) for row in rows(server, "check")] == [("failed", 3)]
+        # 2. Later each preparation has failed and nothing is scored, but the round goes on.
+        server.clock.set(staged.fields["closes"], seconds=61)
+        step_until(running, lambda: server.phase(staged.round) == "prepared")
+        with server.store.snapshot() as tx:
+            outcomes = list(tx.round(staged.round).prepared.values())
+        assert outcomes and all("GiB are allowed" in record["failed"]["reason"] for record in outcomes)
+        assert all(server.store.blobs.has(record["failed"]["log"]) for record in outcomes)
+        give_shares(staged)
+        step_until(running, lambda: server.phase(staged.round) == "evaluated")
+    with server.store.snapshot() as tx:
+        evaluated = list(tx.round(staged.round).evaluated.values())
+    given = [tables.read(server.store.blobs.path(record["predictions"])) for record in evaluated]
+    assert given and all(table.num_rows == 12 for table in given)
+    assert all(table.column("loglikelihoods").null_count == 12 for table in given)
+
+
+class Said:
+    """An attempt that has ended as it was told to."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def poll(self) -> Status:
+        return self._status
+
+    def cancel(self) -> None:
+        pass
+
+
+class Troubled:
+    """A runner that first does what it was told to, one start after the other, and then what a local one does."""
+
+    slots = 1
+
+    def __init__(self, runner: LocalRunner, troubles: list[Status | Exception]) -> None:
+        self._runner, self.troubles = runner, troubles
+
+    def start(self, name: str, job: Job, blobs: BlobAccess) -> Handle:
+        if not self.troubles:
+            return self._runner.start(name, job, blobs)
+        trouble = self.troubles.pop(0)
+        if isinstance(trouble, Exception):
+            raise trouble
+        return Said(trouble)
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def troubled(live: Live, troubles: list[Status | Exception]) -> Dispatcher:
+    return Dispatcher(
+        live.store,
+        live.store.blobs,
+        live.settings,
+        lambda: Troubled(LocalRunner(live.settings.work, slots=1), troubles),
+    )
+
+
+@pytest.mark.parametrize(
+    "troubles",
+    [
+        [ConnectionError("the head is gone")] * 12,
+        [Status("failed", reason="its Ray actor is gone", code="runner_failed")] * 9,
+        # What the model is not to blame for brings it no nearer to its last try.
+        [Status("failed", reason="its Ray actor is gone", code="runner_failed")] * 5
+        + [Status("failed", reason="ran longer than the 1 s allowed", code="limit_exceeded")] * 2,
+    ],
+)
+def test_a_hiccup_of_the_machines_blocks_nothing(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, troubles: list[Status | Exception]
+) -> None:
+    for name, value in {"_PAUSE": 0.01, "_BACKOFF": 0.01, "_LONG_BACKOFF": (0.01, 0.05)}.items():
+        monkeypatch.setattr(dispatch, name, value)
+    staged = staging.open_round(server, tmp_path)
+    _, submission = send(staged, "ada", seed=1)
+    failed = sum(isinstance(trouble, Status) for trouble in troubles)
+    with troubled(server, left := list(troubles)) as running:
+        step_until(running, lambda: state_of(server, submission)[0] == "accepted")
+    # What was not even started is no attempt.
+    assert left == [] and [row.attempts for row in rows(server, "check")] == [failed + 1]
+
+
+def test_what_our_code_fails_at_is_blocked_until_someone_looks(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dispatch, "_BACKOFF", 0.01)
+    staged = staging.open_round(server, tmp_path)
+    _, submission = send(staged, "ada", seed=1)
+    ours = Status("failed", reason="exited with status 1: KeyError: 'tint'", code="job_failed")
+    assert server.anyone().get(staged.path).json()["problem"] is None
+    with troubled(server, [ours] * 3) as running:
         step_until(running, lambda: states(server, "check") == {"blocked"})
         (row,) = rows(server, "check")
-        assert row.attempts == 3 and "failed 3 times" in row.reason and "GiB are allowed" in row.reason
+        assert row.attempts == 3 and "failed 3 times" in row.reason and "KeyError" in row.reason
         assert state_of(server, submission)[0] == "checking"
         for _ in range(5):
             running.step()
         assert rows(server, "check") == [row]
+    # The status tells of it, but while the round is open nothing of what an entrant's model led to.
+    problem = server.anyone().get(staged.path).json()["problem"]
+    assert problem["code"] == "work_blocked" and "1 stages" in problem["sentence"] and "KeyError" not in str(problem)
     with dispatcher(server) as again:
         assert states(server, "check") == {"pending"}
-        step_until(again, lambda: states(server, "check") == {"running"})
-    assert states(server, "check") == {"pending"} and rows(server, "check")[0].attempts == 0
+        step_until(again, lambda: state_of(server, submission)[0] == "accepted")
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [line["event"] for line in said].count("attempt failed") >= 3
+    assert [line["event"] for line in said].count("attempt failed") == 3
     assert any(line["event"] == "blocked" and line["hint"] for line in said)
+
+
+def test_one_rounds_fault_stops_no_other(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = staging.open_round(server, tmp_path)
+    _, unreadable = send(broken, "ada", seed=1)
+    server.clock.now = staging.START
+    staged = staging.open_round(server, tmp_path, name="second")
+    _, submission = send(staged, "bea", seed=2)
+    with server.store.transaction() as tx:
+        tx.execute(update(submissions).where(submissions.c.id == unreadable).values(manifest={}))
+    # 1. Its work can't be planned.
+    with dispatcher(server) as running:
+        step_until(running, lambda: state_of(server, submission)[0] == "accepted")
+    assert state_of(server, unreadable)[0] == "checking"
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    (told,) = [line for line in said if line["event"] == "not planned"]
+    assert told["round"] == broken.round and "Error" in told["traceback"]
+    # 2. Its transitions can't be decided.
+    decide = clockwork._DECISIONS[Phase.OPEN]
+
+    def faulty(tx: Tx, state: Round) -> tuple[str, dict] | None:
+        return {}[state.id] if state.id == broken.round else decide(tx, state)
+
+    monkeypatch.setitem(clockwork._DECISIONS, Phase.OPEN, faulty)
+    server.clock.set(staged.fields["closes"], seconds=61)
+    assert server.tick() == ["RoundClosed"]
+    assert (server.phase(broken.round), server.phase(staged.round)) == ("open", "closed")
+
+
+def test_a_new_dispatcher_removes_what_a_killed_one_had_opened(server: Live) -> None:
+    work = server.settings.work
+    for name in ("opening-x/holdout", "rehearsal-y/dummy", "attempts/z"):
+        (work / name).mkdir(parents=True)
+        (work / name / "rows").write_bytes(b"plaintext")
+    with dispatcher(server):
+        assert not (work / "opening-x").exists()
+    # What others may be at stays.
+    assert (work / "rehearsal-y/dummy/rows").exists() and (work / "attempts/z/rows").exists()
 
 
 def test_a_round_of_other_code_is_left_alone(server: Live, tmp_path: Path) -> None:
@@ -288,13 +434,18 @@ def test_a_round_of_other_code_is_left_alone(server: Live, tmp_path: Path) -> No
             if said["event"] == "other code":
                 break
         process.kill()
-    assert staged.fields["code"] in said["reason"] and states(server, "prepare") == {"pending"}
+    assert staged.fields["code"] in said["reason"] and states(server, "prepare") == {"blocked"}
+    # The status says it, and the version that the round was made with goes on.
+    problem = server.anyone().get(staged.path).json()["problem"]
+    assert problem["code"] == "work_blocked" and staged.fields["code"] in problem["sentence"]
+    with dispatcher(server) as right:
+        step_until(right, lambda: server.phase(staged.round) == "prepared")
+    assert server.anyone().get(staged.path).json()["problem"] is None
 
 
 def test_a_commit_is_for_the_attempt_that_holds_the_stage(server: Live, tmp_path: Path) -> None:
     from acclimate import assignments, commits
     from acclimate_runners.jobs import Outcome
-    from acclimate_runners.runner import Status
 
     staged = staging.open_round(server, tmp_path)
     send(staged, "ada", seed=1)

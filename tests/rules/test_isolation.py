@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -117,24 +118,43 @@ def test_progress_and_the_reason_of_a_failure_are_heard(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "limits", "reason"),
+    ("body", "limits", "reason", "code"),
     [
         (
             "kept = [b'x' * (1 << 20) for _ in range(400)]; time.sleep(30)",
             {"memory": 200 << 20},
             "0.20 GiB are allowed",
+            "limit_exceeded",
         ),
-        ("kept = bytearray(1 << 40)", {"memory": 200 << 20}, "MemoryError"),
-        ("time.sleep(30)", {"wall_seconds": 0.5}, "ran longer than"),
-        ("os.kill(os.getpid(), 11)", {}, "killed by SIGSEGV"),
+        ("kept = bytearray(1 << 40)", {"memory": 200 << 20}, "MemoryError", "job_failed"),
+        ("sys.exit(isolation.NO_MEMORY)", {"memory": 200 << 20}, "more memory than the 0.20 GiB", "limit_exceeded"),
+        ("sys.exit(isolation.NO_SPACE)", {}, "exited with status", "no_space"),
+        ("time.sleep(30)", {"wall_seconds": 0.5}, "ran longer than", "limit_exceeded"),
+        ("os.kill(os.getpid(), 11)", {}, "killed by SIGSEGV", "job_failed"),
+        ("os.kill(os.getpid(), 9)", {}, "killed by SIGKILL", "runner_failed"),
+        ("raise ValueError('a bug of ours')", {}, "ValueError: a bug of ours", "job_failed"),
     ],
 )
-def test_limits_end_a_child_with_a_reason(tmp_path: Path, body: str, limits: dict[str, int], reason: str) -> None:
+def test_a_child_that_ends_early_says_why_and_whose_fault_it_is(
+    tmp_path: Path, body: str, limits: dict[str, int], reason: str, code: str
+) -> None:
     given = Limits((), 1, 1, **{"memory": PLENTY.memory, "wall_seconds": PLENTY.wall_seconds, **limits})
     began = time.monotonic()
     spawned, ended = child(tmp_path, body, limits=given)
-    assert reason in ended.reason
+    assert reason in ended.reason and ended.code == code
     assert time.monotonic() - began < 10 and gone(spawned.pid)
+
+
+def test_a_shortage_has_an_exit_status_of_its_own() -> None:
+    from acclimate_competitions.errors import Refusal
+    from acclimate_runners.__main__ import _shortage
+
+    torchs = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+    assert _shortage(MemoryError()) == _shortage(torchs) == isolation.NO_MEMORY
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    said = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert _shortage(full) == _shortage(said) == _shortage(Refusal("no_space", "full")) == isolation.NO_SPACE
+    assert _shortage(OSError(errno.EACCES, "no")) == _shortage(RuntimeError("shape mismatch")) == 0
 
 
 def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
@@ -153,7 +173,7 @@ def test_cancelling_kills_the_whole_group(tmp_path: Path) -> None:
     """
     spawned, stop = start(tmp_path, body), threading.Event()
     threading.Timer(0.1, lambda: (wait_for(tmp_path / "grandchild"), stop.set())).start()
-    assert spawned.supervise(stop) == Ended("cancelled")
+    assert spawned.supervise(stop) == Ended("cancelled", "cancelled")
     assert gone(spawned.pid) and gone(int((tmp_path / "grandchild").read_text()))
 
 

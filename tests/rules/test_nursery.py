@@ -222,12 +222,12 @@ def test_ends_of_children_are_reported_and_nothing_is_left(tmp_path: Path, made,
     stop, new, began = threading.Event(), Nursery(), time.monotonic()
     threading.Timer(0.2, stop.set).start()
     cancelled = start(laid_out(tmp_path / "cancelled", made, **endless(made)), new, stop)
-    assert cancelled.supervise(stop) == Ended("cancelled") and time.monotonic() - began < 2
+    assert cancelled.supervise(stop) == Ended("cancelled", "cancelled") and time.monotonic() - began < 2
     # 5. Killed the moment it is there, and let go of without a word.
     for number in range(5):
         began = time.monotonic()
         hasty = start(laid_out(tmp_path / f"hasty-{number}", made, **endless(made)), nursery)
-        assert hasty.supervise(stop) == Ended("cancelled") and time.monotonic() - began < 2
+        assert hasty.supervise(stop) == Ended("cancelled", "cancelled") and time.monotonic() - began < 2
     (words, told), dropped = os.pipe(), laid_out(tmp_path / "dropped", made, **endless(made))
     variables = isolation.environment(dropped[0], threads=1)
     forked = nursery.start(dropped[0], environment=variables, memory=0, words=told, stop=threading.Event())
@@ -270,7 +270,7 @@ def test_without_a_server_children_are_started_plainly(
     child = start(given, nursery, stop)
     assert parent_of(child.pid) == os.getpid()
     stop.set()
-    assert child.supervise(stop) == Ended("cancelled")
+    assert child.supervise(stop) == Ended("cancelled", "cancelled")
 
 
 OWNER = """

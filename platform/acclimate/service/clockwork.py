@@ -18,6 +18,8 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round, entries_root
 
 _log = logging.getLogger(__name__)
+# What was last said of each round: ticks come several times a second.
+_told: dict[str, str] = {}
 TERMINAL = frozenset({Phase.PUBLISHED, Phase.VOIDED})
 
 
@@ -34,10 +36,17 @@ def tick(store: Store, settings: Settings) -> list[str]:
             # Several may be due at once: a round without entries goes from closed to prepared in the same tick.
             while (kind := _advance(store, settings, name)) is not None:
                 done.append(f"{name}: {kind}")
-        except Refusal as refusal:
-            # One round's trouble (a full disk, a lost blob) must not hold up the others; the next tick tries again.
-            _log.warning("round %s waits: %s", name, refusal)
+        except Exception as error:
+            # One round's trouble (a full disk, a lost blob, a bug) must not hold up the others; the next tick tries again.
+            _tell(name, error)
     return done
+
+
+def _tell(name: str, error: Exception) -> None:
+    words = f"{type(error).__name__}: {error}"
+    if _told.get(name) != words:
+        _told[name] = words
+        _log.warning("round %s waits: %s", name, words, exc_info=None if isinstance(error, Refusal) else error)
 
 
 def _advance(store: Store, settings: Settings, round_id: str) -> str | None:

@@ -13,6 +13,7 @@ from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import format_time, parse_time
 
 _HIDING = frozenset({Phase.DRAFT, Phase.SEALED, Phase.OPEN})
+_WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
 
 
 def rounds_list(store: Store) -> list[dict[str, Any]]:
@@ -103,6 +104,22 @@ def _rehearsal(tx: Tx, state: Round) -> dict[str, Any] | None:
 
 def upcoming(tx: Tx, state: Round) -> dict[str, Any]:
     """What happens next: {text, at (time or None), waiting_for, problem (or None)}."""
+    found = _upcoming(tx, state)
+    return found if found["problem"] is not None else found | {"problem": _blocked(tx, state)}
+
+
+def _blocked(tx: Tx, state: Round) -> dict[str, str] | None:
+    """What an operator must see to before the round can go on; of a check in an open round no more than that there is one."""
+    mine = (stages.c.round == state.id) & (stages.c.state == "blocked")
+    if state.phase not in _WORKING or (count := tx.execute(select(func.count()).where(mine)).scalar_one()) == 0:
+        return None
+    sentence = f"an operator must look at this: {count} stages are blocked"
+    if state.phase not in _HIDING:
+        sentence += f", one of them as {tx.execute(select(stages.c.reason).where(mine).limit(1)).scalar_one()}"
+    return {"code": "work_blocked", "sentence": sentence}
+
+
+def _upcoming(tx: Tx, state: Round) -> dict[str, Any]:
     found: dict[str, Any] = {"at": None, "waiting_for": [], "problem": None}
     now = tx.now()
     match state.phase:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Faults of the machine: the opening is tried again.
 _PASSING = frozenset({"no_space", "busy", "file_unreadable"})
+_OPENING = "opening-"
 DAMAGED = frozenset({"blob_corrupt", "blob_unknown"})
 """This server's copy of the ciphertext is not what was sealed: tried again once it is uploaded again. Any other refusal stands."""
 
@@ -72,7 +73,7 @@ def rehearsal_share(
         documents = released_documents(tx, row.seal)
     succeeded = row.succeeded
     if succeeded is None and len(documents) >= state.threshold:
-        with tempfile.TemporaryDirectory(dir=_work(settings)) as folder:
+        with tempfile.TemporaryDirectory(dir=_work(settings), prefix="rehearsal-") as folder:
             _open(store, state, row.header, documents, Path(folder) / "dummy", rehearsal=True)
         with store.transaction() as tx:
             succeeded = timestamp(tx)
@@ -181,7 +182,7 @@ def open_holdout(store: Store, settings: Settings, round_id: str) -> bool:
             return False
         documents = released_documents(tx, fields["seal"])
     try:
-        with tempfile.TemporaryDirectory(dir=_work(settings)) as folder:
+        with tempfile.TemporaryDirectory(dir=_work(settings), prefix=_OPENING) as folder:
             found = Path(folder) / "holdout"
             try:
                 # 1, 2
@@ -290,6 +291,6 @@ def _work(settings: Settings) -> Path:
 
 
 def clear(settings: Settings) -> None:
-    """Remove what a killed process left of an opening."""
-    for path in settings.work.glob("tmp*"):
+    """Remove what a killed process left of an opening; for the only process that opens."""
+    for path in settings.work.glob(f"{_OPENING}*"):
         shutil.rmtree(path, ignore_errors=True)
