@@ -167,14 +167,15 @@ class Play:
         approvals = [
             custodian.approve_void(c.client, c.keys, self.id, reason=reason)
             for c in self.custodians
-            if c.name != ABSENT
+            # Before the close no approval is needed, and who has not acknowledged yet can't give one.
+            if c.name != ABSENT and state.closed
         ]
         organizer.void(
             self.organizer.client,
             self.organizer.keys,
             self.id,
             reason=reason,
-            approvals=approvals if state.closed else (),
+            approvals=approvals,
         )
         self.say(f"round {self.id} was interrupted while it was open: voided, a successor follows")
 
