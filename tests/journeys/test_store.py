@@ -2,6 +2,7 @@
 
 import base64
 import os
+import resource
 import sqlite3
 import stat
 import threading
@@ -161,9 +162,15 @@ def test_a_folder_that_exists_keeps_its_mode(tmp_path):
     assert stat.S_IMODE(shared.stat().st_mode) == 0o750
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_table_for_which_there_is_no_room_is_a_refusal():
-    refused("no_space", tables.write, pa.table({"example": [str(n) for n in range(10_000)]}), Path("/dev/full"))
+def test_a_table_for_which_there_is_no_room_is_a_refusal(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    table = pa.table({"example": [str(n) for n in range(10_000)]})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        refused("no_space", tables.write, table, tmp_path / "table.parquet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    tables.write(table, tmp_path / "table.parquet")
 
 
 # ---- transactions and triggers -------------------------------------------------------------------------------------

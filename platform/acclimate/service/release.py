@@ -247,7 +247,7 @@ def _check_usable(store: Store, state: Round, files: Mapping[str, Path]) -> None
         table = tables.read(files[name])
         problems += [f"{name}: {problem}" for problem in _unusable(table, task, needed)]
     if problems:
-        sentence = f"what was sealed is no holdout of this competition: {problems[0]}"
+        sentence = f"what was sealed is no holdout of this competition: {'; '.join(problems[:5])}"
         raise Refusal("seal_mismatch", sentence, problems=problems)
 
 
