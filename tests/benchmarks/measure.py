@@ -68,7 +68,12 @@ def _rows(path: Path, digest: str, size: int) -> None:
 
     from acclimate_competitions import tables
 
-    rows = {"example": ["one"], "input": ["see the blob"], "target": ["a"], "blob": [{"sha256": f"sha256:{digest}", "size": size}]}
+    rows = {
+        "example": ["one"],
+        "input": ["see the blob"],
+        "target": ["a"],
+        "blob": [{"sha256": f"sha256:{digest}", "size": size}],
+    }
     tables.write(pa.table(rows), path)
 
 
