@@ -9,6 +9,7 @@ goes on where it stopped. One case can't go on: a round whose time to submit end
 life the organizer voids it, after the close with the custodians' approval, and opens a successor.
 """
 
+import fcntl
 import json
 import subprocess
 import time
@@ -17,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -322,6 +323,7 @@ def play(data: Path, *, runner: str, say: Say, console: Console) -> Result:
     from acclimate.config import load
     from acclimate_runners import lineup
 
+    lock = _lock(data)
     timings: dict[str, float] = {}
     started = time.monotonic()
 
@@ -363,9 +365,28 @@ def play(data: Path, *, runner: str, say: Say, console: Console) -> Result:
     )
     lap("stability")
     (data / "timings.json").write_text(json.dumps(timings, indent=1) + "\n", "utf-8")
+    lock.close()
     return Result(
         document, len(show.competition.preparation.seeds), verdict, line, f"acclimate mlflow --data {data / 'server'}"
     )
+
+
+def _lock(data: Path) -> IO[bytes]:
+    """A lock on the demo's folder, which ends with the process.
+
+    Raises:
+        Refusal: busy, where another demo plays there.
+    """
+    data.mkdir(parents=True, exist_ok=True)
+    lock = (data / "demo.lock").open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise Refusal(
+            "busy", f"another demo is playing in {data}", hint="wait for it, or name another folder"
+        ) from None
+    return lock
 
 
 def _build(built: Path, say: Say) -> None:
@@ -373,6 +394,7 @@ def _build(built: Path, say: Say) -> None:
         return
     say(f"building the competition {COMPETITION!r}: 1,797 handwritten digits, four questions about each")
     line = demo_servers.command("competition", "build", COMPETITION, "--out", str(built), "--json")
-    done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    done = subprocess.run(line, capture_output=True, check=False, text=True)
     if done.returncode != 0:
-        raise Refusal("job_failed", f"building the competition {COMPETITION!r} failed")
+        told = done.stderr.strip().removeprefix("error: ")
+        raise Refusal("job_failed", f"building the competition {COMPETITION!r} failed: {told[-500:]}")

@@ -1,5 +1,6 @@
 """`acclimate demo`: a whole round on this machine, every actor with its own keys, over the public HTTP API."""
 
+import errno
 import json
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from acclimate.cli.options import need
 from acclimate_competitions.errors import Refusal
 
 
@@ -27,10 +29,15 @@ def demo(
 
     Example: acclimate demo --data demo-data --json result.json
     """
-    from acclimate import demo as play
-
     if runner not in ("ray", "local"):
         raise Refusal("config_invalid", f"--runner {runner}: choose ray or local")
+    need(
+        "all", "torch", "transformers", "sqlalchemy", "fastapi", "mlflow", "sklearn", "datasets", *({"ray"} & {runner})
+    )
+    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
+        raise Refusal("file_unreadable", f"--json {json_file}: not a file in an existing folder")
+    from acclimate import demo as play
+
     console = Console(stderr=True, highlight=False)
     started = time.monotonic()
 
@@ -38,10 +45,15 @@ def demo(
         seconds = int(time.monotonic() - started)
         console.print(f"[dim]{seconds // 60}:{seconds % 60:02d}[/dim]  {line}", soft_wrap=True)
 
-    result = play.play(data.resolve(), runner=runner, say=say, console=console)
+    try:
+        result = play.play(data.resolve(), runner=runner, say=say, console=console)
+        if json_file is not None:
+            json_file.write_text(json.dumps(result.document, indent=1, sort_keys=True) + "\n", "utf-8")
+    except OSError as error:
+        code = "no_space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "file_unreadable"
+        hint = "mend that and run the same command again: it goes on where it stopped"
+        raise Refusal(code, f"{error.filename or data}: {error.strerror}", hint=hint) from error
     show(result, Console(highlight=False))
-    if json_file is not None:
-        json_file.write_text(json.dumps(result.document, indent=1, sort_keys=True) + "\n", "utf-8")
     if result.verdict != 0:
         raise typer.Exit(1)
 

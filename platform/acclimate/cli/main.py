@@ -63,7 +63,7 @@ def run() -> None:
     try:
         app(prog_name="acclimate")
     except Refusal as refusal:
-        complain(refusal, as_json="--json" in sys.argv)
+        complain(refusal, as_json="--json" in sys.argv and sys.argv[1] != "demo")
         sys.exit(1)
     except SystemExit as end:
         if end.code == 130:

@@ -1,0 +1,64 @@
+"""The wheel, installed without extras in an environment of its own: what an entrant, a custodian, an auditor need, and no more."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("torch", "transformers", "ray", "mlflow", "fastapi", "sqlalchemy", "datasets", "scipy", "pandas")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment that holds the wheel and its core dependencies."""
+    folder = tmp_path_factory.mktemp("core")
+    uv = Path(sys.executable).parent / "uv"
+    environment = {**os.environ, "UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", "")}
+    subprocess.run([uv, "build", "--wheel", "--quiet", "--out-dir", folder / "dist", ROOT], check=True, env=environment)
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    wheel = next((folder / "dist").glob("*.whl"))
+    environment["VIRTUAL_ENV"] = str(folder / "venv")
+    subprocess.run([uv, "pip", "install", "--quiet", wheel], check=True, env=environment)
+    return folder / "venv" / "bin"
+
+
+def run(core: Path, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([core / "acclimate", *arguments], cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_a_core_install_is_light(core: Path, name: str) -> None:
+    done = subprocess.run([core / "python", "-c", f"import {name}"], capture_output=True, text=True)
+    assert "ModuleNotFoundError" in done.stderr
+
+
+def test_a_custodian_and_an_auditor_work_on_it(core: Path, tmp_path: Path) -> None:
+    import rounds_made
+
+    made = rounds_made.make(tmp_path / "round")
+    bundle = made.write(tmp_path / "bundle")
+    done = run(core, "verify", bundle, "--log-key", made.signer.vkey, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = run(core, "custodian", "keygen", "--name", "custodian-a", "--keys", tmp_path / "keys", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "keys" / "age.txt").exists()
+
+
+def test_the_wheel_carries_the_digits_and_shows_their_definition(core: Path, tmp_path: Path) -> None:
+    done = run(core, "competition", "show", "digits", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "prime" in done.stdout
+
+
+@pytest.mark.parametrize("command", [["api", "--data", "d"], ["dispatch", "--data", "d"], ["demo", "--data", "d"]])
+def test_what_needs_an_extra_says_which(core: Path, tmp_path: Path, command: list[str]) -> None:
+    done = run(core, *command, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "pip install" in done.stderr
+    assert "Traceback" not in done.stderr
