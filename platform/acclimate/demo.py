@@ -13,6 +13,7 @@ import fcntl
 import json
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class Result:
     verdict: int
     verdict_line: str
     mlflow_command: str
+    verify_command: str
 
 
 class Actor:
@@ -83,6 +85,7 @@ class Play:
         self.entrants = {name: self.organizer if name == BASELINE else self._actor(name, "entrant") for name in models}
         self.id = ""
         self._told = 0
+        self._said: defaultdict[str, set[str]] = defaultdict(set)
 
     def _actor(self, name: str, role: str) -> Actor:
         return Actor(self.data / "actors" / name, self.servers.url, role=role, invite=self._invite)
@@ -266,7 +269,17 @@ class Play:
                     _refuse_blocked(stages)
                     done = sum(1.0 if s["state"] in ("committed", "failed") else s["progress"] for s in stages)
                     bar.update(task, completed=done, total=len(stages) or None)
+                    self._tell(what, stages)
                 time.sleep(LOOK)
+
+    def _tell(self, what: str, stages: list[dict[str, Any]]) -> None:
+        """Say which entries are done, where nobody sees the bar."""
+        if self.console.is_terminal:
+            return
+        left = {stage["entrant"] for stage in stages if stage["state"] not in ("committed", "failed")}
+        for name in sorted({stage["entrant"] for stage in stages} - left - self._said[what]):
+            self._said[what].add(name)
+            self.say(f"  {name} is {what}")
 
 
 def _bar(console: Console) -> Progress:
@@ -355,6 +368,7 @@ def play(data: Path, *, runner: str, say: Say, console: Console) -> Result:
         report = anybody.report(state.id, folder_ / "report.html")
         lap("download bundle and report")
         log_key = custodian.pinned(show.custodians[0].keys, state.id).log
+        verify = demo_servers.shown("verify", str(bundle), "--log-key", log_key)
         verdict, line = demo_outcome.audit(bundle, log_key=log_key)
         lap("verify the bundle")
         demo_outcome.wait_for_tracking(anybody, state)
@@ -366,9 +380,8 @@ def play(data: Path, *, runner: str, say: Say, console: Console) -> Result:
     lap("stability")
     (data / "timings.json").write_text(json.dumps(timings, indent=1) + "\n", "utf-8")
     lock.close()
-    return Result(
-        document, len(show.competition.preparation.seeds), verdict, line, f"acclimate mlflow --data {data / 'server'}"
-    )
+    seeds = len(show.competition.preparation.seeds)
+    return Result(document, seeds, verdict, line, demo_servers.shown("mlflow", "--data", str(data / "server")), verify)
 
 
 def _lock(data: Path) -> IO[bytes]:

@@ -74,6 +74,8 @@ def describe(state: Round, bundle: Path, *, report: Path, tracking: str, crammed
     columns = ("entrant", "rank", "rank_low", "rank_high", "score", "se", "direct_rank", "direct_score")
     return {
         "round": state.id,
+        "competition": state.competition.slug,
+        "round_name": state.defined["name"],
         "ranking": [{key: row[key] for key in columns} for row in ranking["ranking"]],
         "baselines": ranking["baselines"],
         "bundle": str(bundle),

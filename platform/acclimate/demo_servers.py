@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +17,13 @@ from acclimate_competitions.errors import Refusal
 
 STARTED_WITHIN = 60.0
 STOPPED_WITHIN = 20.0
+
+
+def shown(*arguments: str) -> str:
+    """A command line as a person would type it here: with the path of `acclimate` where it is not on the search path."""
+    beside = Path(sys.executable).with_name("acclimate")
+    program = "acclimate" if shutil.which("acclimate") or not beside.exists() else str(beside)
+    return shlex.join([program, *arguments])
 
 
 def command(*arguments: str) -> list[str]:

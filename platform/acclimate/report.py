@@ -132,7 +132,7 @@ def _preparation(ranking: Mapping[str, Any], stability: Mapping[str, Any]) -> st
         return ""
     parts = [
         "<h2>What preparation changed</h2>\n<p>On the left the models as submitted, on the right after the same "
-        "fine-tune for all. A model that was trained on the test task leads on the left and falls to its place on the right.</p>",
+        "fine-tune for all. A model that owes its place to practice on the tasks falls; one that was never asked this way rises.</p>",
         _figure(plots.slope(ranking), "Ranks before and after preparation; the numbers stand in the ranking's table."),
     ]
     if stability:

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,6 +41,8 @@ def demo(
     from acclimate import demo as play
 
     console = Console(stderr=True, highlight=False)
+    # Ended politely, the demo ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started = time.monotonic()
 
     def say(line: str) -> None:
@@ -95,8 +99,11 @@ def show(result: Any, console: Console) -> None:
         f"rank {c['prepared_rank']} once all were prepared alike."
     )
     lines += ["", f"report   {document['report']}", f"bundle   {document['bundle']}"]
-    lines += [f"MLflow   {document['tracking_uri']}", f"         {result.mlflow_command}"]
-    lines += [f"auditor  {result.verdict_line}", f"         acclimate verify {document['bundle']}"]
+    lines += [
+        f"MLflow   {document['tracking_uri']} (competition {document['competition']}, round {document['round_name']})"
+    ]
+    lines += [f"         {result.mlflow_command}"]
+    lines += [f"auditor  {result.verdict_line}", f"         {result.verify_command}"]
     for line in lines:
         console.print(line, soft_wrap=True, markup=False)
 
