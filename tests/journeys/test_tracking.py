@@ -36,7 +36,7 @@ def made(
     digest = lambda *parts: digests.of_json(list(parts))  # noqa: E731
     entries = tuple(
         EntryData(
-            name, f"submission-{name}", {"title": name.title(), "family": "llama", "parameters": 5000}, digest(name)
+            name, f"submission-{name}", {"title": name.title(), "family": "conifer", "parameters": 5000}, digest(name)
         )
         for name in entrants
     )
