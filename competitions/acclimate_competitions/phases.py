@@ -37,6 +37,12 @@ class Submission:
     committed: int | None
     accepted: int | None = None
     withdrawn: bool = False
+    refused: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is out for good: nothing more can be said of it."""
+        return self.withdrawn or self.refused
 
     @property
     def order(self) -> int:
@@ -123,8 +129,8 @@ class Round:
 
     @property
     def outstanding(self) -> tuple[str, ...]:
-        """Commitments that were neither accepted nor withdrawn, in order."""
-        return tuple(sorted(c for c, s in self.submissions.items() if s.accepted is None and not s.withdrawn))
+        """Commitments that were neither accepted nor refused nor withdrawn, in order."""
+        return tuple(sorted(c for c, s in self.submissions.items() if s.accepted is None and not s.ended))
 
     @property
     def acknowledgements_needed(self) -> int:
@@ -157,7 +163,7 @@ class Round:
         Not the one accepted last: how fast checks run must not decide which submission counts.
         """
         last: dict[str, Entry] = {}
-        standing = (s for s in self.submissions.values() if s.accepted is not None and not s.withdrawn)
+        standing = (s for s in self.submissions.values() if s.accepted is not None and not s.ended)
         for s in sorted(standing, key=lambda s: s.order):
             assert s.accepted is not None
             last[s.entrant] = Entry(s.entrant, s.accepted, s.commitment)

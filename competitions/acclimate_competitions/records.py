@@ -44,6 +44,7 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
         ("EntrantRegistered", "entrant ed25519 conflicts", "", True),
         ("SubmissionCommitted", "entrant commitment", "", True),
         ("SubmissionAccepted", "entrant commitment", "", True),
+        ("SubmissionRefused", "entrant commitment reason", "", True),
         ("SubmissionWithdrawn", "entrant commitment", "", True),
         ("RoundClosed", "count entries_root forfeited", "", False),
         (
@@ -66,6 +67,8 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
 
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 _UNSIGNED = ("at", "sig", "approvals")
+LONGEST_REASON = 2000
+"""Characters that the reason of a SubmissionRefused may have."""
 
 
 def _form(value: object, form: str) -> bool:
@@ -87,6 +90,8 @@ def _form(value: object, form: str) -> bool:
             return isinstance(value, dict)
         case "words":
             return isinstance(value, str) and bool(value.strip())
+        case "reason":
+            return isinstance(value, str) and bool(value.strip()) and len(value) <= LONGEST_REASON
         case "tally":
             return _object(value, count="number", root="digest")
         case "failure":
@@ -137,6 +142,8 @@ _FORMS: dict[str, str] = {
     }.items()
     for name in names.split()
 }
+# A field that holds something else in one type of record than in the others.
+_FORMS_OF: dict[tuple[str, str], str] = {("SubmissionRefused", "reason"): "reason"}
 
 
 @dataclass(frozen=True)
@@ -270,10 +277,9 @@ def check_fields(kind: str, fields: Mapping[str, Any], *, signed: bool) -> None:
     if missing or extra:
         raise Refusal("record_invalid", f"{kind}: missing {sorted(missing)}, unknown {sorted(extra)}")
     for name, value in fields.items():
-        if name in _FORMS and not _form(value, _FORMS[name]):
-            raise Refusal(
-                "record_invalid", f"{kind}: {name} is {str(value)[:80]!r}, expected {_expected(_FORMS[name])}"
-            )
+        form = _FORMS_OF.get((kind, name), _FORMS.get(name))
+        if form is not None and not _form(value, form):
+            raise Refusal("record_invalid", f"{kind}: {name} is {str(value)[:80]!r}, expected {_expected(form)}")
 
 
 def _expected(form: str) -> str:
@@ -286,6 +292,7 @@ def _expected(form: str) -> str:
         "object": "an object",
         "text": "text",
         "words": "text that is not blank",
+        "reason": f"text that is not blank, of at most {LONGEST_REASON} characters",
         "tally": "an object of count and root",
         "failure": "an object of reason (text that is not blank) and log (a digest)",
         "choice or null": "an object of lr and epoch, or null",

@@ -5,7 +5,7 @@ Rules that no reader may break:
 - times are receipt times by the database's clock (`at`); an interval is half-open: opens ≤ at < closes;
 - a record changes the round only if its signature verifies and its signer may sign it;
 - RoundDefined authorizes the unsigned records in advance: they say when, never what, and every value in them is recomputed;
-- nothing is accepted or withdrawn after RoundClosed, and nothing is released before PreparationFinished.
+- nothing is accepted, refused or withdrawn after RoundClosed, and nothing is released before PreparationFinished.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -205,11 +205,26 @@ def _accept(state: Round, record: Record, index: int) -> Round:
         submission.entrant == record["entrant"], "another entrant committed to this submission", "signature_invalid"
     )
     _require(
-        submission.accepted is None and not submission.withdrawn,
-        "this submission was accepted or withdrawn before",
+        submission.accepted is None and not submission.ended,
+        "this submission was accepted, refused or withdrawn before",
         "conflict",
     )
     return replace(state, submissions={**state.submissions, commitment: replace(submission, accepted=index)})
+
+
+def _refuse(state: Round, record: Record, index: int) -> Round:
+    # For as long as it could be accepted: after that it is forfeited, whatever the check says.
+    if record.at >= state.last_acceptance:
+        raise _too_late(state, record)
+    submission = state.submissions.get(record["commitment"])
+    if submission is None or submission.entrant != record["entrant"]:
+        raise Refusal("submission_unknown", f"entrant {record['entrant']!r} has no submission with this commitment")
+    _require(
+        submission.accepted is None and not submission.ended,
+        "this submission was accepted, refused or withdrawn before",
+        "conflict",
+    )
+    return replace(state, submissions={**state.submissions, submission.commitment: replace(submission, refused=True)})
 
 
 def _withdraw(state: Round, record: Record, index: int) -> Round:
@@ -217,7 +232,7 @@ def _withdraw(state: Round, record: Record, index: int) -> Round:
     submission = state.submissions.get(record["commitment"])
     if submission is None or submission.entrant != record["entrant"]:
         raise Refusal("submission_unknown", "the entrant has no submission with this commitment")
-    _require(not submission.withdrawn, "this submission was withdrawn before", "conflict")
+    _require(not submission.ended, "this submission was refused or withdrawn before", "conflict")
     return replace(state, submissions={**state.submissions, submission.commitment: replace(submission, withdrawn=True)})
 
 
@@ -397,7 +412,7 @@ _Change = Callable[[Round, Record, int], Round]
 _BEFORE_PUBLISHED = frozenset(Phase) - {Phase.PUBLISHED, Phase.VOIDED}
 _AFTER_OPEN = frozenset(Phase) - {Phase.DRAFT, Phase.SEALED, Phase.OPEN, Phase.VOIDED}
 _SUBMITTING = frozenset(
-    {"EntrantRegistered", "SubmissionCommitted", "SubmissionAccepted", "SubmissionWithdrawn", "ClosingExtended"}
+    "EntrantRegistered SubmissionCommitted SubmissionAccepted SubmissionRefused SubmissionWithdrawn ClosingExtended".split()
 )
 
 # PreparationAudited has a form (records.py) and no place here: what it would guard, drawn re-runs, no definition can ask for yet.
@@ -410,6 +425,7 @@ TABLE: dict[str, tuple[frozenset[Phase], _Signers | None, _Change]] = {
     "EntrantRegistered": (frozenset({Phase.OPEN}), _registrant, _register),
     "SubmissionCommitted": (frozenset({Phase.OPEN}), _entrant, _commit),
     "SubmissionAccepted": (frozenset({Phase.OPEN}), _entrant, _accept),
+    "SubmissionRefused": (frozenset({Phase.OPEN}), _evaluators, _refuse),
     "SubmissionWithdrawn": (frozenset({Phase.OPEN}), _entrant, _withdraw),
     "RoundClosed": (frozenset({Phase.OPEN}), None, _close),
     "ModelPrepared": (frozenset({Phase.CLOSED}), _evaluators, _prepare),

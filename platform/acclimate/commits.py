@@ -47,7 +47,7 @@ def commit(
             busy, no_space.
     """
     if assignment.kind == "check":
-        _check(store, assignment, status)
+        _check(store, identity, assignment, status)
     elif assignment.kind == "prepare":
         _prepare(store, identity, assignment, status)
     else:
@@ -62,12 +62,12 @@ def outlasted(store: Store, state: Round, status: Status, *, tries: int) -> Stat
     return replace(status, state="done", outcome=outcome, log=status.log or store.blobs.put_bytes(b""))
 
 
-def _check(store: Store, assignment: Assignment, status: Status) -> None:
+def _check(store: Store, identity: Identity, assignment: Assignment, status: Status) -> None:
     outcome = _outcome(status)
     if outcome.status == "done":
         submit.accept(store, assignment.submission)
     else:
-        submit.refuse(store, assignment.submission, outcome.reason[:_LONGEST_REASON])
+        submit.refuse(store, assignment.submission, outcome.reason, identity=identity)
     # A crash in between is mended by the next plan, which sees that the submission is no longer being checked.
     with store.transaction() as tx:
         document = {**finite(outcome.results), **_circumstances(status)}

@@ -20,6 +20,7 @@ SUBMITTING = {
     "EntrantRegistered",
     "SubmissionCommitted",
     "SubmissionAccepted",
+    "SubmissionRefused",
     "SubmissionWithdrawn",
     "ClosingExtended",
 }
@@ -130,6 +131,10 @@ class Story:
     def submission(self, kind: str, name: str, number: int, **options: object) -> "Story":
         fields = {"entrant": name, "commitment": digest(f"{name} {number}")}
         return self.tell(f"Submission{kind}", fields, **{"by": name, **options})
+
+    def refuse(self, name: str, number: int, *, reason: str = "it does not load", **options: object) -> "Story":
+        fields = {"entrant": name, "commitment": digest(f"{name} {number}"), "reason": reason}
+        return self.tell("SubmissionRefused", fields, **{"by": "evaluator", **options})
 
     def submit(self, name: str, number: int) -> "Story":
         return self.submission("Committed", name, number).submission("Accepted", name, number)

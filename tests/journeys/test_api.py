@@ -692,6 +692,46 @@ def test_an_unreadable_model_is_refused_with_its_reasons_and_refunded(staged, ad
     assert (found["quota"]["used"], found["quota"]["used_today"]) == (0, 1)
     with staged.live.store.snapshot() as tx:
         assert [row["kind"] for row in quota.ledger(tx, staged.round, "ada")] == ["debit", "refused"]
+    # The log says so too: the close waits for nobody, and nothing was forfeited.
+    record = records_of(staged)["SubmissionRefused"]
+    assert record["reason"] == done["reason"] and record["by"] in staged.fields["evaluators"]
+    staged.live.clock.set(staged.fields["closes"])
+    assert staged.live.tick()[0] == "RoundClosed"
+    assert records_of(staged)["RoundClosed"]["forfeited"]["count"] == 0
+    withdrawal = ada.sign("SubmissionWithdrawn", staged.round, entrant="ada", commitment=found["commitment"])
+    refused(ada.post(f"{staged.path}/withdrawals", withdrawal), "round_closed", 409)
+
+
+def records_of(staged):
+    """The newest record of each type."""
+    found = staged.live.anyone().get(f"{staged.path}/records").json()
+    return {entry["record"]["type"]: entry["record"] for entry in found}
+
+
+@pytest.mark.parametrize(
+    ("reason", "kept"),
+    [("", "the check gave no reason"), ("x" * 3000, "x" * 2000), ("bad \ud800 name", "bad ? name")],
+)
+def test_whatever_the_check_says_the_log_takes_it(staged, ada, reason, kept):
+    served = staged.live
+    made, _ = live.commit(staged, ada, seed=1)
+    with served.store.transaction() as tx:
+        tx.execute(update(submissions).values(state="checking"))
+    submit.refuse(served.store, made["submission"], reason, identity=identity.load(served.settings))
+    assert records_of(staged)["SubmissionRefused"]["reason"] == kept
+    assert ada.get(f"/v1/submissions/{made['submission']}").json()["reason"] == kept
+
+
+def test_a_check_that_refuses_too_late_is_told_to_the_entrant_alone(staged, ada):
+    served = staged.live
+    made, _ = live.commit(staged, ada, seed=1)
+    with served.store.transaction() as tx:
+        tx.execute(update(submissions).values(state="checking"))
+    served.clock.set(staged.fields["closes"], seconds=60)
+    submit.refuse(served.store, made["submission"], "it does not load", identity=identity.load(served.settings))
+    assert ada.get(f"/v1/submissions/{made['submission']}").json()["state"] == "refused"
+    assert served.tick()[0] == "RoundClosed" and "SubmissionRefused" not in records_of(staged)
+    assert records_of(staged)["RoundClosed"]["forfeited"]["count"] == 1
 
 
 def test_the_last_accepted_submission_counts_and_a_withdrawn_one_does_not(staged, ada):
@@ -1141,11 +1181,12 @@ def test_a_corrupt_blob_is_never_served_as_the_definition(served, tmp_path):
 def test_a_submission_that_waits_is_not_touched_by_a_second_answer_of_the_check(staged, ada):
     served = staged.live
     made, _ = live.commit(staged, ada, seed=1)
-    submit.refuse(served.store, made["submission"], "too early")
+    signer = identity.load(served.settings)
+    submit.refuse(served.store, made["submission"], "too early", identity=signer)
     assert submit.accept(served.store, made["submission"])["state"] == "uploading"
     with served.store.transaction() as tx:
         tx.execute(update(submissions).values(state="checking"))
-    submit.refuse(served.store, made["submission"], "it does not load")
+    submit.refuse(served.store, made["submission"], "it does not load", identity=signer)
     assert submit.accept(served.store, made["submission"])["state"] == "refused"
     with pytest.raises(Refusal):
         submit.accept(served.store, "nothing")

@@ -154,12 +154,16 @@ def test_a_round_from_check_to_evaluation_with_a_dispatcher_that_is_killed(
         assert {state_of(server, s)[0] for s in submitted.values()} == {"accepted"}
         refused, reason = state_of(server, bad)
         assert refused == "refused" and "NaN" in reason
+        with server.store.snapshot() as tx:
+            state = tx.round(staged.round)
+        # Nothing of it keeps the round waiting.
+        assert state.outstanding == () and sum(s.refused for s in state.submissions.values()) == 1
         assert [row.state for row in rows(server, "check")].count("committed") == 2
         with pytest.raises(Refusal) as second:
             dispatcher(server).__enter__()
         assert second.value.code == "busy"
-    # 2. The round closes; a dispatcher of its own process begins to prepare, and is killed.
-    server.clock.set(staged.fields["closes"], seconds=61)
+    # 2. The round closes, at once; a dispatcher of its own process begins to prepare, and is killed.
+    server.clock.set(staged.fields["closes"], seconds=1)
     arguments = [str(server.settings.data), server.clock.now.isoformat()]
     with subprocess.Popen([sys.executable, "-c", KILLED, *arguments], stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -275,6 +275,46 @@ def test_what_was_committed_may_be_accepted_within_the_grace(at, taken):
         assert [entry.entrant for entry in story.state.entries] == ["ada"]
 
 
+def test_a_refused_submission_keeps_no_round_waiting_and_forfeits_nothing():
+    story = until(Phase.OPEN).register("ada").submit("ada", 1).submission("Committed", "ada", 2)
+    refuses("too_early", story.close, at=CLOSES)
+    story.refuse("ada", 2).close(at=CLOSES)
+    assert story.state.closed["forfeited"] == {"count": 0, "root": digests.root_of_leaves([])}
+    assert [entry.commitment for entry in story.state.entries] == [digest("ada 1")]
+    assert story.state.submissions[digest("ada 2")].refused
+    refuses("round_closed", story.refuse, "ada", 1)
+    assert rounds.fold(story.log, competition()) == story.state
+
+
+def test_a_submission_is_refused_once_by_an_evaluator_who_says_why():
+    story = until(Phase.OPEN).register("ada").register("bea").submission("Committed", "ada", 1)
+    for thief in ("ada", "bea", "organizer", "custodian-a"):
+        refuses("signature_invalid", story.refuse, "ada", 1, by=thief)
+    refuses("submission_unknown", story.refuse, "ada", 2)
+    other = {"entrant": "bea", "commitment": digest("ada 1"), "reason": "not hers"}
+    refuses("submission_unknown", story.tell, "SubmissionRefused", other, by="evaluator")
+    for reason in ("", " \n", "x" * 2001):
+        refuses("record_invalid", story.refuse, "ada", 1, reason=reason)
+    story.refuse("ada", 1, reason="x" * 2000)
+    refuses("conflict", story.refuse, "ada", 1)
+    for kind in ("Committed", "Accepted", "Withdrawn"):
+        refuses("conflict", story.submission, kind, "ada", 1)
+    # What was accepted stays so, and what was withdrawn needs no reason.
+    refuses("conflict", story.submit("ada", 2).refuse, "ada", 2)
+    refuses("conflict", story.submission("Committed", "bea", 1).submission("Withdrawn", "bea", 1).refuse, "bea", 1)
+    assert [entry.commitment for entry in story.state.frozen_entries()] == [digest("ada 2")]
+
+
+@pytest.mark.parametrize(("at", "taken"), [(CLOSES + GRACE - TICK, True), (CLOSES + GRACE, False)])
+def test_what_was_committed_may_be_refused_within_the_grace(at, taken):
+    story = until(Phase.OPEN).register("ada").submission("Committed", "ada", 1)
+    if taken:
+        story.refuse("ada", 1, at=at)
+    else:
+        refuses("round_closed", story.refuse, "ada", 1, at=at)
+    assert story.close(at=at).state.closed["forfeited"]["count"] == (0 if taken else 1)
+
+
 def test_an_entrant_registers_once_with_its_own_key():
     story = until(Phase.OPEN).register("ada")
     refuses("conflict", story.register, "ada")
@@ -547,6 +587,10 @@ def somebody_submits(story: Story, draw: random.Random) -> None:
     story.submission(kind, name, draw.randint(1, 3), by=by or name)
 
 
+def the_evaluator_refuses(story: Story, draw: random.Random) -> None:
+    story.refuse(draw.choice(NAMES), draw.randint(1, 3), by=draw.choice([*SIGNERS, "evaluator"]) or "evaluator")
+
+
 def somebody_registers(story: Story, draw: random.Random) -> None:
     story.register(draw.choice(NAMES), by=draw.choice(SIGNERS) or "")
 
@@ -589,7 +633,7 @@ def the_organizer_ends_it(story: Story, draw: random.Random) -> None:
 
 ACTS = (
     time_passes, the_honest_next_step, somebody_submits, somebody_submits, somebody_registers, the_organizer_extends, a_custodian_acts,
-    the_server_acts, the_server_acts, the_evaluator_prepares, the_evaluator_evaluates, the_organizer_ends_it,
+    the_evaluator_refuses,    the_server_acts, the_server_acts, the_evaluator_prepares, the_evaluator_evaluates, the_organizer_ends_it,
 )  # fmt: skip
 
 
@@ -627,7 +671,7 @@ def check_fair(told: list[Record], state: Round) -> None:
     for position, record in enumerate(told):
         if record.type in SUBMITTING:
             assert place["RoundOpened"] < position < place.get("RoundClosed", len(told))
-            committed = record.type == "SubmissionAccepted" and any(
+            committed = record.type in ("SubmissionAccepted", "SubmissionRefused") and any(
                 r.type == "SubmissionCommitted" and r["commitment"] == record["commitment"] for r in told[:position]
             )
             assert OPENS <= record.at < (closes + GRACE if committed else closes)
@@ -637,6 +681,9 @@ def check_fair(told: list[Record], state: Round) -> None:
         if record.type == "SubmissionAccepted":
             first = next(p for p, r in enumerate(told) if r.fields.get("commitment") == record["commitment"])
             standing.setdefault(record["entrant"], []).append((first, position))
+        if record.type == "SubmissionRefused":
+            mine = [r.type for r in told if r.fields.get("commitment") == record["commitment"]]
+            assert mine == ["SubmissionCommitted", "SubmissionRefused"]
         if record.type == "SubmissionWithdrawn":
             gone = [p for p, r in enumerate(told) if r.fields.get("commitment") == record["commitment"]]
             mine = standing.get(record["entrant"], [])

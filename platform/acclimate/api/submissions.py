@@ -77,7 +77,7 @@ async def put_file(
 @router.post("/v1/submissions/{submission}/complete", summary="All files are there", responses=answers(_STATE))
 def complete(submission: SubmissionId, here: Here, account: Caller) -> dict[str, Any]:
     """The files are read strictly, without running anything; then they wait for the check, or are refused with the reason."""
-    return submit.complete(here.store, account, submission)
+    return submit.complete(here.store, account, submission, identity=here.identity)
 
 
 @router.get(

@@ -12,6 +12,7 @@ from sqlalchemy import Row, insert, select, update
 
 from acclimate.service import finding, manifests, names, quota
 from acclimate.service.accounts import Account, decode, require_signer
+from acclimate.service.identity import Identity
 from acclimate.store import Store, Tx, submissions, timestamp, uploads
 from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
@@ -215,8 +216,14 @@ def received(store: Store, account: Account, submission: str, digest: str) -> di
         return {"submission": row.id, "state": row.state, "missing": _missing(tx, row)}
 
 
-def complete(store: Store, account: Account, submission: str) -> dict[str, Any]:
+def complete(store: Store, account: Account, submission: str, *, identity: Identity) -> dict[str, Any]:
     """All files are there: read them strictly, without running anything; then they wait for the check, or are refused.
+
+    Args:
+        store: the store.
+        account: its entrant.
+        submission: its id.
+        identity: whose evaluator key signs a refusal.
 
     Returns:
         {submission, state, reason}; state is `checking`, or `refused` with the reason.
@@ -248,7 +255,7 @@ def complete(store: Store, account: Account, submission: str) -> dict[str, Any]:
             if reason is None:
                 _set(tx, row.id, state="checking")
             else:
-                _refuse(tx, row, reason)
+                _refuse(tx, row, reason, identity=identity)
         row = _row(tx, row.id)
         return {"submission": row.id, "state": row.state, "reason": row.reason}
 
@@ -301,12 +308,15 @@ def accept(store: Store, submission: str) -> dict[str, Any]:
         return {"submission": row.id, "state": row.state, "accepted_index": row.accepted_index}
 
 
-def refuse(store: Store, submission: str, reason: str) -> None:
-    """For the dispatcher: the check has refused the model, for a reason that the entrant may read; the debit is refunded."""
+def refuse(store: Store, submission: str, reason: str, *, identity: Identity) -> None:
+    """For the dispatcher: the check has refused the model, so log SubmissionRefused with the reason; the debit is refunded.
+
+    Where close or voiding came first the log takes it no more, and only the entrant reads the reason.
+    """
     with store.transaction() as tx:
         row = _row(tx, submission)
         if row.state == "checking":
-            _refuse(tx, row, reason)
+            _refuse(tx, row, reason, identity=identity)
 
 
 def forfeit(tx: Tx, row: Row[Any], *, reason: str, ours: bool = False) -> None:
@@ -323,7 +333,16 @@ def forfeit(tx: Tx, row: Row[Any], *, reason: str, ours: bool = False) -> None:
     _set(tx, row.id, state="forfeited", reason=reason)
 
 
-def _refuse(tx: Tx, row: Row[Any], reason: str) -> None:
+def _refuse(tx: Tx, row: Row[Any], reason: str, *, identity: Identity) -> None:
+    # A reason holds what a model's file says, which may be no Unicode text, nothing, or without end.
+    reason = reason.encode("utf-8", "replace").decode().strip()[: records.LONGEST_REASON] or "the check gave no reason"
+    if tx.round(row.round).phase is Phase.OPEN:
+        fields = {"entrant": row.entrant, "commitment": row.commitment, "reason": reason}
+        try:
+            tx.append(records.sign("SubmissionRefused", row.round, fields, key=identity.evaluator_key))
+        except Refusal as refusal:
+            if refusal.code != "round_closed":
+                raise
     quota.refund(tx, row.id, kind="refused", reason=reason)
     _set(tx, row.id, state="refused", reason=reason)
 
