@@ -45,10 +45,11 @@ def keygen(
     """
     from acclimate import keys as key_files
     from acclimate.client import folder
-    from acclimate.client.custodian import DOCUMENT_FILE
+    from acclimate.client.folder import DOCUMENT_FILE
 
     if backup is not None and make_backup is not None:
         raise typer.BadParameter("give --backup or --make-backup, not both")
+    _require_new(keys)
     if make_backup is not None:
         backup = _make_backup(make_backup)
     elif backup is not None:
@@ -59,6 +60,10 @@ def keygen(
     document = {"name": name, "age": made.age_recipient, "ed25519": made.public, "backup": backup}
     folder.write_json(keys / DOCUMENT_FILE, document)
     say(f"send {keys / DOCUMENT_FILE} to the organizer; the other files in {keys} are secret")
+    say(
+        "next: get a custodian's invitation from the server's operator, then: acclimate register --role custodian"
+        f" --name {name} --invitation CODE --server URL --keys {keys}"
+    )
     emit(document, as_json=as_json, text=[f"{label} {value or 'none'}" for label, value in document.items()])
 
 
@@ -155,6 +160,30 @@ def _connect(keys: Path, identity: Path | None) -> "tuple[Client, Keys]":
 
         opened = dataclasses.replace(opened, age_identity=load_age_identity(identity))
     return client, opened
+
+
+def _require_new(keys: Path) -> None:
+    """Refuse a key folder in which no keys can be made, before anything is written.
+
+    Raises:
+        Refusal: key_refused, file_unreadable.
+    """
+    import os
+
+    from acclimate import keys as key_files
+    from acclimate_competitions.errors import Refusal
+
+    if (keys / key_files.ED25519_FILE).exists():
+        raise Refusal(
+            "key_refused",
+            f"{keys / key_files.ED25519_FILE} exists already; a key is never overwritten",
+            hint="use it, or name another folder",
+        )
+    there = next(path for path in (keys, *keys.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise Refusal("file_unreadable", f"{there} is no folder that can be written to", hint="name another folder")
+    if there == keys and any(keys.iterdir()) and os.name == "posix" and keys.stat().st_mode & 0o022:
+        raise Refusal("key_refused", f"others than its owner may put files into {keys}", hint=f"chmod 700 {keys}")
 
 
 def _make_backup(path: Path) -> str:

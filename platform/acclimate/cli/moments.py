@@ -16,11 +16,13 @@ def clock() -> datetime:
 
 
 def parse(text: str, *, now: datetime) -> datetime:
-    """The moment that text names: RFC 3339 with an offset, or +2d, +2h, +1h30m, +30s from now.
+    """The moment that text names: now, RFC 3339 with an offset, or +2d, +2h, +1h30m, +30s from now.
 
     Raises:
         Refusal: time_invalid, for dates without an offset too: nobody can tell which moment they mean.
     """
+    if text == "now":
+        return now
     relative = _RELATIVE.fullmatch(text)
     if relative and len(text) > 1:
         days, hours, minutes, seconds = (int(number or 0) for number in relative.groups())
@@ -38,7 +40,7 @@ def parse(text: str, *, now: datetime) -> datetime:
     raise Refusal(
         "time_invalid",
         f"{text!r} is neither a date with an offset nor a time from now",
-        hint="such as 2027-03-01T12:00:00Z, 2027-03-01T13:00:00+01:00, +2h, +30d",
+        hint="such as now, 2027-03-01T12:00:00Z, 2027-03-01T13:00:00+01:00, +2h, +30d",
     )
 
 

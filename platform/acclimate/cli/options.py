@@ -1,5 +1,6 @@
 """Options that many commands share, and what they open."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,14 @@ Server = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout; notes stay on stderr.")]
 RoundId = Annotated[str, typer.Argument(help="The round's id, or any beginning of it that is unique.", metavar="ROUND")]
+LogKey = Annotated[
+    str | None,
+    typer.Option(
+        "--log-key",
+        help="The log's key, got elsewhere: name+hash+base64, a file that holds it, or a key folder that keeps it.",
+        metavar="KEY",
+    ),
+]
 DataFolder = Annotated[
     Path | None,
     typer.Option("--data", help="The server's data folder; else ACCLIMATE_DATA, else ./acclimate-data.", metavar="DIR"),
@@ -60,17 +69,52 @@ def reader(folder: Path | None, server: str | None) -> "Client":
     )
 
 
+_VKEY = re.compile(r"[^+\s]+\+[0-9a-f]{8}\+[A-Za-z0-9+/]+=*")
+
+
 def read_key(text: str) -> str:
     """A verifier key, or what the file of this name holds.
 
     Raises:
         Refusal: file_unreadable.
     """
+    if _VKEY.fullmatch(text):
+        return text
     path = Path(text)
     try:
-        return path.read_text("utf-8").strip() if "+" not in text and path.is_file() else text
+        if path.is_file():
+            return path.read_text("utf-8").strip()
+        if path.exists():
+            raise Refusal("file_unreadable", f"{text} is not a file", hint="name the file that holds the key")
     except (OSError, UnicodeDecodeError) as error:
         raise Refusal("file_unreadable", f"{text}: {error}") from error
+    if "+" not in text or text.startswith((".", "/", "~")):
+        raise Refusal(
+            "file_unreadable",
+            f"{text}: no such file",
+            hint="a key itself looks like name+hash+base64, such as x.org/log+…",
+        )
+    return text
+
+
+def read_log_key(text: str) -> str:
+    """A log's key: itself, or what a file holds, or what an actor's key folder keeps.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    from acclimate.client.folder import kept_log_keys
+
+    if _VKEY.fullmatch(text) or not (folder := Path(text)).is_dir():
+        return read_key(text)
+    found = kept_log_keys(folder)
+    if len(found) != 1:
+        raise Refusal(
+            "file_unreadable",
+            f"{text} keeps {len(found) or 'no'} log keys: {', '.join(found)}" if found else f"{text} keeps no log key",
+            hint="a key folder keeps it in log.vkey, made by `acclimate register`; a custodian's in pins.json, too",
+        )
+    return found[0]
 
 
 def need(extra: str, *modules: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acclimate.cli.options import AsJson, read_key
+from acclimate.cli.options import AsJson, LogKey, read_log_key
 from acclimate.cli.output import emit
 from acclimate_competitions.errors import Refusal
 
@@ -24,12 +24,7 @@ def receipts() -> None:
 @app.command()
 def verify(
     file: Annotated[Path, typer.Argument(help="A receipt, as `acclimate submit` keeps it: *.tlog-proof.")],
-    log_key: Annotated[
-        str | None,
-        typer.Option(
-            "--log-key", help="The log's key, got elsewhere: name+hash+base64, or a file that holds it.", metavar="KEY"
-        ),
-    ] = None,
+    log_key: LogKey = None,
     bundle: Annotated[
         Path | None, typer.Option("--bundle", help="The round's bundle: is the entry in its log, too?", metavar="FILE")
     ] = None,
@@ -47,14 +42,14 @@ def verify(
         raise Refusal(
             "proof_invalid",
             "a receipt alone shows nothing: whose log is it?",
-            hint="--log-key KEY, got from somebody you trust; or --bundle FILE, whose keys.json names one",
+            hint="--log-key KEY, got from somebody you trust, or DIR, your key folder; or --bundle FILE, whose keys.json names one",
         )
     try:
         receipt = log.Receipt.parse(file.read_bytes())
     except OSError as error:
         raise Refusal("file_unreadable", f"{file}: {error.strerror}") from error
     checks: list[dict[str, str]] = []
-    log_key = read_key(log_key) if log_key is not None else None
+    log_key = read_log_key(log_key) if log_key is not None else None
     key, entries = (log_key, None) if bundle is None else _from_bundle(bundle, log_key)
     assert key is not None
     record, signed = receipt.open(log.parse_vkey(key))

@@ -27,26 +27,37 @@ def register(
 ) -> None:
     """Make keys and an account at a server.
 
-    The token is shown once, and kept in DIR/account.json. The key signs what the account does; the token opens the server's routes. Entrants need no invitation.
+    The token is shown once, and kept in DIR/account.json. The key signs what the account does; the token opens the server's routes. Entrants need no invitation. The log's key is kept in DIR/log.vkey: receipts and bundles are checked with `--log-key DIR`.
 
     Example: acclimate register --server https://rounds.example.org --name ada --keys ./ada
     """
     from acclimate import keys as key_files
-    from acclimate.client import Client, register_account
+    from acclimate.client import Client, folder, register_account
+    from acclimate_competitions.errors import Refusal
 
-    known = (keys / "account.json").exists() and not renew
-    if not (keys / key_files.ED25519_FILE).exists():
-        key_files.create(keys, age=role == "custodian")
-        say(f"made a new key in {keys}; keep it safe: nothing else can prove that you are {name}")
-    opened = key_files.load(keys)
+    known = (keys / folder.ACCOUNT_FILE).exists() and not renew
+    new = not (keys / key_files.ED25519_FILE).exists()
     with Client(server) as client:
-        account = register_account(client, opened, name=name, role=role, invitation=invitation, renew=renew)
+        folder.check_owner(keys, client.url, name=name, role=role)
+        # Nothing is written before a server has answered.
+        vkey = folder.log_key(client, keys)
+        opened = key_files.create(keys, age=role == "custodian") if new else key_files.load(keys)
+        try:
+            account = register_account(client, opened, name=name, role=role, invitation=invitation, renew=renew)
+        except Refusal:
+            if new:
+                say(f"no account was made; the new key in {keys} is kept, and the next try uses it")
+            raise
+    folder.keep_log_key(keys, vkey)
+    if new:
+        say(f"made a new key in {keys}; keep it safe: nothing else can prove that you are {name}")
     value = {
         "id": account.id,
         "role": account.role,
         "server": account.server,
         "keys": str(keys),
         "ed25519": opened.public,
+        "log": vkey,
     }
     if known:
         emit(value | {"token": None}, as_json=as_json, text=f"{account.id} is registered already, as {account.role}")
@@ -55,5 +66,7 @@ def register(
         f"{account.id}, {account.role} at {account.server}",
         f"token {account.token}",
         f"(shown this once; kept in {keys / 'account.json'})",
+        f"log {vkey}",
+        f"(the log's key; kept in {keys / folder.LOG_KEY_FILE})",
     ]
     emit(value | {"token": account.token}, as_json=as_json, text=text)

@@ -17,7 +17,7 @@ app = typer.Typer(
 )
 
 Out = Annotated[Path, typer.Option("--out", help="The file to write.", metavar="FILE")]
-_WHEN = "RFC 3339 with an offset, or from now: +30s, +2h, +30d."
+_WHEN = "RFC 3339 with an offset, or from now: +30s, +2h, +30d; or now."
 
 
 @app.command()
@@ -25,11 +25,16 @@ def create(
     folder: Annotated[Path, typer.Argument(help="A built competition: competition.toml, splits/, tokenizer.json.")],
     keys: KeysFolder,
     custodian: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option("--custodian", help="A custodian's public part, custodian.json; one for each.", metavar="FILE"),
-    ],
+    ] = None,
     opens: Annotated[
-        str | None, typer.Option("--opens", help=f"When submissions may begin. {_WHEN}", metavar="WHEN")
+        str | None,
+        typer.Option(
+            "--opens",
+            help=f"When submissions may begin; else the definition's, else now. {_WHEN}",
+            metavar="WHEN",
+        ),
     ] = None,
     closes: Annotated[str | None, typer.Option("--closes", help="When submissions end.", metavar="WHEN")] = None,
     closes_latest: Annotated[
@@ -51,10 +56,11 @@ def create(
     """
     from acclimate import client as actors
     from acclimate.client.folder import read_json
+    from acclimate_competitions import definition
     from acclimate_competitions.records import parse_time
 
     client, opened = connect(keys)
-    people = [read_json(path / "custodian.json" if path.is_dir() else path) for path in custodian]
+    people = [read_json(path / "custodian.json" if path.is_dir() else path) for path in custodian or []]
     with client, bar("uploading definition and public files") as progress:
         now = parse_time(client.server()["now"])
         given = {"opens": opens, "closes": closes, "closes_latest": closes_latest, "release_by": release_by}
@@ -63,6 +69,10 @@ def create(
         state = client.round(created)
     say(f"opens  {moments.show(parse_time(state['opens']), now=now)}")
     say(f"closes {moments.show(parse_time(state['closes']), now=now)}")
+    for baseline in actors.submitted_baselines(definition.load(folder)):
+        say(f"the definition names the baseline {baseline}; once the round is open you submit it:")
+        say(f"  acclimate enter {created} --baseline {baseline} --keys {keys}")
+        say(f"  acclimate submit MODEL --round {created} --baseline {baseline} --keys {keys}")
     say(f"next: acclimate round seal {created} {folder} --keys {keys}")
     emit(state, as_json=as_json, text=created)
 
@@ -131,7 +141,7 @@ def publish(
 
     client, opened = connect(keys)
     with client:
-        done = actors.publish(client, opened, round_id, reason=reason)
+        done = actors.publish(client, opened, round_id, reason=reason, say=say)
     emit(
         {name: done[name] for name in ("round", "index", "digest")},
         as_json=as_json,

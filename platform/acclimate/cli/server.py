@@ -3,12 +3,16 @@
 import os
 import sys
 import threading
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from acclimate.cli.options import AsJson, DataFolder, need
 from acclimate.cli.output import emit, say
+from acclimate_competitions.errors import Refusal
+
+if TYPE_CHECKING:
+    from acclimate.config import Settings
 
 Host = Annotated[
     str | None, typer.Option("--host", help="The address to listen on; else ACCLIMATE_HOST, else 127.0.0.1.")
@@ -19,7 +23,7 @@ StopWithStdin = Annotated[
 
 
 def invite(
-    role: Annotated[str, typer.Option("--role", help="organizer, custodian or analyst.")],
+    role: Annotated[str, typer.Option("--role", help="organizer, custodian, analyst or entrant; entrants need none.")],
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -34,7 +38,7 @@ def invite(
     from acclimate.service import accounts
     from acclimate.store import Store
 
-    store = Store.open(config.load(data))
+    store = Store.open(_made(config.load(data)))
     try:
         code = accounts.invite(store, role)
     finally:
@@ -67,18 +71,29 @@ def api(
     server.serve(settings)
 
 
-def dispatch(data: DataFolder = None, stop_with_stdin: StopWithStdin = False) -> None:
+def dispatch(
+    data: DataFolder = None,
+    runner: Annotated[
+        str | None,
+        typer.Option("--runner", help="ray, or local without Ray; else ACCLIMATE_RUNNER, else ray.", metavar="RUNNER"),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option("--slots", help="Jobs at once; 0 lets the runner decide; else ACCLIMATE_SLOTS, else 0."),
+    ] = None,
+    stop_with_stdin: StopWithStdin = False,
+) -> None:
     """Run the dispatcher of a data folder, one a folder.
 
-    It makes the scheduled transitions, and checks, prepares and evaluates models.
+    It makes the scheduled transitions, and checks, prepares and evaluates models. All settings: docs/settings.md.
 
-    Example: acclimate dispatch --data /srv/acclimate
+    Example: acclimate dispatch --data /srv/acclimate --runner local --slots 2
     """
     need("all", "sqlalchemy", "torch", "transformers", "mlflow")
     from acclimate import config, publisher
     from acclimate import dispatch as dispatcher
 
-    settings = config.load(data)
+    settings = _made(config.load(data, given={"runner": runner, "slots": slots}))
     if settings.runner == "ray":
         need("all", "ray")
     if stop_with_stdin:
@@ -100,11 +115,26 @@ def mlflow(
     need("server", "mlflow")
     from acclimate import config
 
-    settings = config.load(data)
+    settings = _made(config.load(data))
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", settings.tracking]
     command += ["--artifacts-destination", str(settings.artifacts), "--host", host or "127.0.0.1", "--port", str(port)]
     say(f"MLflow on http://{host or '127.0.0.1'}:{port}")
     os.execv(sys.executable, command)
+
+
+def _made(settings: "Settings") -> "Settings":
+    """The settings, where their data folder is there: only `acclimate api` makes one, so that a wrong name is noticed.
+
+    Raises:
+        Refusal: config_invalid.
+    """
+    if not any(os.path.lexists(settings.data / name) for name in ("VERSION", "acclimate.db")):
+        raise Refusal(
+            "config_invalid",
+            f"no data folder here: {settings.data}",
+            hint="name it with --data or ACCLIMATE_DATA; `acclimate api --data DIR` makes one on first use",
+        )
+    return settings
 
 
 def _stop_with_stdin() -> None:

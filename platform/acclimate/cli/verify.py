@@ -1,13 +1,14 @@
 """`acclimate verify`: the auditor's report on a bundle."""
 
 import os
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acclimate.cli.options import AsJson, read_key
+from acclimate.cli.options import AsJson, LogKey, read_key, read_log_key
 from acclimate.cli.output import emit, plain
 from acclimate_competitions.errors import Refusal
 
@@ -19,12 +20,7 @@ _COLOURS = {"ok": "green", "FAILED": "red", "NOT CHECKED": "yellow"}
 
 def verify(
     bundle: Annotated[Path, typer.Argument(help="A published bundle: its folder or its ZIP.", metavar="BUNDLE")],
-    log_key: Annotated[
-        str | None,
-        typer.Option(
-            "--log-key", help="The log's key, got elsewhere: name+hash+base64, or a file that holds it.", metavar="KEY"
-        ),
-    ] = None,
+    log_key: LogKey = None,
     witness: Annotated[
         list[str] | None,
         typer.Option("--witness", help="A witness's key, got elsewhere; may be repeated.", metavar="KEY"),
@@ -40,7 +36,7 @@ def verify(
     One numbered line a check: ok, FAILED with the first bad place, or NOT CHECKED with the reason. Exits 0 if nothing
     FAILED, else 1.
 
-    Example: acclimate verify digits-2027-1.zip --log-key "$(cat key-that-a-custodian-gave-me.txt)"
+    Example: acclimate verify digits-2027-1.zip --log-key key-that-a-custodian-gave-me.txt
     """
     from acclimate import verify as auditor
 
@@ -48,14 +44,47 @@ def verify(
         raise Refusal(
             "file_unreadable", f"{bundle}: there is no such file or folder", hint="give a bundle's folder or ZIP"
         )
+    _require_bundle(bundle)
     report = auditor.verify(
         bundle,
-        log_key=read_key(log_key) if log_key is not None else None,
+        log_key=read_log_key(log_key) if log_key is not None else None,
         witnesses=[read_key(text) for text in witness or []],
         levels=level or auditor.LEVELS,
     )
     emit(report.document(), as_json=as_json, text=_lines(report), styled=True)
     raise typer.Exit(report.exit_code)
+
+
+def _require_bundle(path: Path) -> None:
+    """Refuse what is no bundle at all; a damaged one gets the full report.
+
+    Raises:
+        Refusal: bundle_invalid, file_unreadable.
+    """
+    try:
+        if path.is_dir():
+            known = {item.name for item in path.iterdir()}
+            what = f"the folder {path}"
+        else:
+            what = f"the file {path}"
+            with path.open("rb") as stream:
+                begins_as_zip = stream.read(2) == b"PK"
+            if begins_as_zip and not zipfile.is_zipfile(path):
+                return  # cut off or damaged
+            known = set()
+            if begins_as_zip:
+                with zipfile.ZipFile(path) as archive:
+                    known = {name.rpartition("/")[2] for name in archive.namelist()}
+    except (zipfile.BadZipFile, NotImplementedError, ValueError):
+        return
+    except OSError as error:
+        raise Refusal("file_unreadable", f"{path}: {error.strerror or error}") from error
+    if known.isdisjoint({"MANIFEST", "entries.jsonl"}):
+        raise Refusal(
+            "bundle_invalid",
+            f"this is no bundle: {what} has neither MANIFEST nor entries.jsonl",
+            hint="a published round's: acclimate round bundle ROUND --out FILE",
+        )
 
 
 def _lines(report: "Report") -> Iterator[str]:

@@ -4,7 +4,15 @@ from acclimate.client.connection import Client
 from acclimate.client.custodian import acknowledge, approve_void, inspect, release
 from acclimate.client.entrant import enter_round, submission_status, submit, withdraw
 from acclimate.client.folder import Account, load_account, register_account
-from acclimate.client.organizer import create_round, enter_baseline, extend, publish, seal_round, void
+from acclimate.client.organizer import (
+    create_round,
+    enter_baseline,
+    extend,
+    publish,
+    seal_round,
+    submitted_baselines,
+    void,
+)
 
 __all__ = [
     "Account",
@@ -23,6 +31,7 @@ __all__ = [
     "seal_round",
     "submission_status",
     "submit",
+    "submitted_baselines",
     "void",
     "withdraw",
 ]

@@ -19,6 +19,7 @@ from acclimate import custody, log
 from acclimate.client import folder as files
 from acclimate.client.connection import Client
 from acclimate.client.entrant import definition_of
+from acclimate.client.folder import DOCUMENT_FILE, PINS_FILE
 from acclimate.keys import Keys
 from acclimate_competitions import digests, records, rounds
 from acclimate_competitions.definition import Competition
@@ -26,8 +27,6 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import Record
 
-PINS_FILE = "pins.json"
-DOCUMENT_FILE = "custodian.json"
 CHECKPOINT_PATIENCE = 5.0
 
 

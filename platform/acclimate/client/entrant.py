@@ -125,6 +125,7 @@ def submit(
     manifest = manifest_of(model, about, defined=defined, entrant=entrant)
     mine = _find(keys, manifest, again=again)
     if mine is None:
+        _require_entered(client, keys, defined.round, entrant, baseline=bool(baseline))
         mine = _begin(keys, manifest, server=client.url)
     elif mine.state in FINAL:
         say(f"this model was submitted before: {mine.state}")
@@ -317,6 +318,22 @@ def definition_of(client: Client, round_id: str) -> tuple[Record, Competition]:
     competition = definition.parse(raw)
     rounds.begin(defined, competition)
     return defined, competition
+
+
+def _require_entered(client: Client, keys: Keys, round_id: str, entrant: str, *, baseline: bool) -> None:
+    """Refuse to begin a submission for somebody who has not entered the round.
+
+    Raises:
+        Refusal: entrant_unknown.
+    """
+    for _, record in client.records(round_id):
+        if record.type == "EntrantRegistered" and record["entrant"] == entrant:
+            return
+    raise Refusal(
+        "entrant_unknown",
+        f"{entrant!r} has not entered {round_id}; nothing was sent or written",
+        hint=f"acclimate enter {round_id}{f' --baseline {entrant}' if baseline else ''} --keys {keys.folder}",
+    )
 
 
 def _begin(keys: Keys, manifest: dict[str, Any], *, server: str) -> Submission:

@@ -1,4 +1,4 @@
-"""What the client keeps in an actor's key folder, beside the keys: account.json, pins.json, submissions/, receipts/, seals/.
+"""What the client keeps in an actor's key folder, beside the keys: account.json, log.vkey, pins.json, submissions/, receipts/, seals/.
 
 Each file is written whole or not at all, and those that hold a secret (a token, a nonce) with mode 0600. A command that was killed
 finds here what it had done.
@@ -22,6 +22,9 @@ from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 
 ACCOUNT_FILE = "account.json"
+LOG_KEY_FILE = "log.vkey"
+PINS_FILE = "pins.json"
+DOCUMENT_FILE = "custodian.json"
 
 
 @dataclass(frozen=True)
@@ -60,15 +63,12 @@ def register_account(
     there already, it answers with that; with `renew` it gets a new token, and the old one ends.
 
     Raises:
-        Refusal: conflict, where the folder has another account; whatever the server refuses.
+        Refusal: conflict, where the folder is somebody else's; whatever the server refuses.
     """
     path = keys.folder / ACCOUNT_FILE
-    if path.exists():
-        account = load_account(keys.folder)
-        if (account.server, account.id, account.role) != (client.url, name, role):
-            raise _other_account(path, account)
-        if not renew:
-            return account
+    check_owner(keys.folder, client.url, name=name, role=role)
+    if path.exists() and not renew:
+        return load_account(keys.folder)
 
     asked = {"name": name, "role": role, "ed25519": keys.public}
     proof = keys.ed25519.sign(b"acclimate/account/v1\n" + digests.canonical(asked))
@@ -78,6 +78,68 @@ def register_account(
     account = Account(client.url, str(answer["id"]), str(answer["role"]), str(answer["token"]))
     write_json(path, dataclasses.asdict(account))
     return account
+
+
+def check_owner(folder: Path, server: str, *, name: str, role: str) -> None:
+    """Refuse a key folder that has another account, or the document of another custodian.
+
+    Raises:
+        Refusal: conflict, file_unreadable.
+    """
+    path = folder / ACCOUNT_FILE
+    if path.exists():
+        account = load_account(folder)
+        if (account.server, account.id, account.role) != (server, name, role):
+            raise _other_account(path, account)
+    path = folder / DOCUMENT_FILE
+    if path.exists():
+        document = read_json(path)
+        own = document.get("name") if isinstance(document, dict) else None
+        if (own, "custodian") != (name, role):
+            raise Refusal(
+                "conflict",
+                f"{path} is of the custodian {own!r}, asked for was {name!r} as {role}",
+                hint=f"--name {own} --role custodian --invitation CODE; or name another folder",
+            )
+
+
+def log_key(client: Client, folder: Path) -> str:
+    """The key of the server's log; where the folder keeps one, the same.
+
+    Raises:
+        Refusal: server_unreachable, proof_invalid; log_inconsistent, where the folder keeps another.
+    """
+    found = str(client.server().get("log"))
+    log.parse_vkey(found)
+    path = folder / LOG_KEY_FILE
+    if path.exists() and (kept := _read_text(path)) != found:
+        raise Refusal(
+            "log_inconsistent",
+            f"{client.url} has the log {found}, {path} keeps {kept}",
+            hint="the log's key never changes: ask the operator, and the others, before you go on",
+        )
+    return found
+
+
+def keep_log_key(folder: Path, vkey: str) -> None:
+    """Keep a log's key in the key folder, for `--log-key DIR`."""
+    if not (folder / LOG_KEY_FILE).exists():
+        write(folder / LOG_KEY_FILE, f"{vkey}\n".encode(), mode=0o644)
+
+
+def kept_log_keys(folder: Path) -> list[str]:
+    """The log keys that a key folder keeps, each once: of log.vkey, and of a custodian's pins.json.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    found = [_read_text(folder / LOG_KEY_FILE)] if (folder / LOG_KEY_FILE).exists() else []
+    if (folder / PINS_FILE).exists():
+        try:
+            found += [str(pin["log"]) for pin in read_json(folder / PINS_FILE).values()]
+        except (AttributeError, KeyError, TypeError) as error:
+            raise Refusal("file_unreadable", f"{folder / PINS_FILE} does not hold pins") from error
+    return list(dict.fromkeys(found))
 
 
 def load_account(folder: Path) -> Account:
@@ -172,6 +234,15 @@ def read_json(path: Path) -> Any:
         raise failed(path, error) from error
     except ValueError as error:
         raise Refusal("file_unreadable", f"{path} is not JSON: {error}") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except OSError as error:
+        raise failed(path, error) from error
+    except UnicodeDecodeError as error:
+        raise Refusal("file_unreadable", f"{path} is not UTF-8") from error
 
 
 def failed(path: Path, error: OSError) -> Refusal:

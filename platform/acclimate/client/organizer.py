@@ -22,6 +22,7 @@ from acclimate.keys import Keys
 from acclimate_competitions import definition, digests, records, rounds
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.records import Record, format_time
 
 ROUNDS_FILE = "rounds.json"
@@ -57,7 +58,7 @@ def create_round(
         keys: the organizer's keys.
         folder: the built competition.
         custodians: one for each name in the definition, in any order.
-        opens: when submissions may begin; None: the definition's date, as for the next three.
+        opens: when submissions may begin; None: the definition's date, as for the next three; else now, where closes is given.
         closes: when they end.
         closes_latest: how far the close may be moved; else not at all.
         release_by: when custody has failed; else RELEASE_AFTER later.
@@ -79,6 +80,10 @@ def create_round(
             hint='write publish = "manual", and publish with: acclimate round publish ROUND',
         )
     public = splits.public_files(folder)
+    server = client.server()
+    at = records.parse_time(server["now"])
+    given = {"opens": opens, "closes": closes, "closes_latest": closes_latest, "release_by": release_by}
+    dates, people = _plan(competition, custodians, given, now=at)
     fields = {
         "competition": competition.slug,
         "name": name or competition.round.name,
@@ -87,29 +92,22 @@ def create_round(
         "recipe": competition.preparation.digest,
         "scorer": rounds.scorer_digest(competition),
         "policy": competition.ranking.digest,
-        **_dates(competition, opens=opens, closes=closes, closes_latest=closes_latest, release_by=release_by),
+        **dates,
         "grace": int(competition.round.grace.total_seconds()),
         "k": competition.custody.threshold,
-        "custodians": _in_order(custodians, competition),
+        "custodians": people,
         "organizer": {"name": files.load_account(keys.folder).id, "ed25519": keys.public},
         "witnesses": [],
         "quorum": 0,
     }
     # 2
-    server = client.server()
     fields |= {"code": server["code"], "log": server["log"], "evaluators": server["evaluators"]}
     request = records.sign("RoundDefined", "", fields, key=keys.ed25519)
-    at = records.parse_time(server["now"])
     rounds.begin(Record("RoundDefined", request["round"], at, fields, request["by"], request["sig"]), competition)
     if records.parse_time(fields["closes"]) <= at:
         raise Refusal("guard_failed", f"the round would close {fields['closes']}, it is {server['now']}")
     # 3
-    uploads = {"competition.toml": folder / "competition.toml", **public}
-    total = sum(path.stat().st_size for path in uploads.values())
-    before = 0
-    for path in uploads.values():
-        client.put_blob(path, progress=_after(before, total, progress))
-        before += path.stat().st_size
+    _upload(client, [folder / "competition.toml", *public.values()], progress=progress)
     # 4
     return _define(client, keys, request)
 
@@ -196,7 +194,14 @@ def enter_baseline(
     return client.post(round_id, "entrants", records.sign("EntrantRegistered", round_id, fields, key=keys.ed25519))
 
 
-def publish(client: Client, keys: Keys, round_id: str, *, reason: str = "") -> dict[str, Any]:
+def submitted_baselines(competition: Competition) -> list[str]:
+    """The baselines that the organizer submits as models; the majority predictor needs none."""
+    return [name for name in competition.ranking.baselines if name != MAJORITY]
+
+
+def publish(
+    client: Client, keys: Keys, round_id: str, *, reason: str = "", say: Say = lambda line: None
+) -> dict[str, Any]:
     """Publish the ranking of an evaluated round, after recomputing it from the predictions here; {index, ranking}.
 
     1. The bundle is downloaded and audited as a stranger would, by the log key that RoundDefined names: nothing may FAIL.
@@ -214,6 +219,12 @@ def publish(client: Client, keys: Keys, round_id: str, *, reason: str = "") -> d
         # 2
         document = _recomputed(bundle, defined)
     ranking = digests.of_json(document)
+    submitted = {
+        record["entrant"] for _, record in client.records(defined.round) if record.type == "SubmissionAccepted"
+    }
+    for name in submitted_baselines(competition):
+        if name not in submitted:
+            say(f"warning: the baseline {name}, which the definition names, was never submitted; it has no scores")
     # 3
     fields = {"ranking": ranking, "policy": competition.ranking.digest, "reason": reason}
     request = records.sign("RankingPublished", defined.round, fields, key=keys.ed25519)
@@ -240,14 +251,43 @@ def void(
     return client.post(round_id, "void", records.sign("RoundVoided", round_id, fields, key=keys.ed25519))
 
 
-def _dates(competition: Competition, **given: datetime | None) -> dict[str, str]:
+def _plan(
+    competition: Competition, custodians: Sequence[Custodian], given: Mapping[str, datetime | None], *, now: datetime
+) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """The round's dates and custodians; what is missing of both is refused together."""
+    refusals: list[Refusal] = []
+    dates: dict[str, str] = {}
+    people: list[dict[str, Any]] = []
+    try:
+        dates = _dates(competition, given, now=now)
+    except Refusal as refusal:
+        refusals.append(refusal)
+    try:
+        people = _in_order(custodians, competition)
+    except Refusal as refusal:
+        refusals.append(refusal)
+    if len(refusals) > 1:
+        raise Refusal(
+            "definition_invalid",
+            f"{len(refusals)} things are missing: {refusals[0].sentence}",
+            hint="; ".join(refusal.hint for refusal in refusals),
+            problems=[refusal.sentence for refusal in refusals],
+        )
+    if refusals:
+        raise refusals[0]
+    return dates, people
+
+
+def _dates(competition: Competition, given: Mapping[str, datetime | None], *, now: datetime) -> dict[str, str]:
     chosen = {name: value or getattr(competition.round, name) for name, value in given.items()}
+    if given["closes"] is not None and chosen["opens"] is None:
+        chosen["opens"] = now
     missing = [name for name in ("opens", "closes") if chosen[name] is None]
     if missing:
         raise Refusal(
             "definition_invalid",
             f"neither the definition nor the command says when the round {' and '.join(missing)}",
-            hint="give --opens and --closes, such as --opens 2027-03-01T12:00:00Z --closes +30d",
+            hint="give --closes, and --opens where that is not now, such as --opens 2027-03-01T12:00:00Z --closes +30d",
         )
     if given["closes"] is not None and given["closes_latest"] is None:
         chosen["closes_latest"] = max(chosen["closes"], chosen["closes_latest"] or chosen["closes"])
@@ -366,6 +406,14 @@ def _sealed(
             result[kind] = {"fields": sealed.fields, "envelopes": sealed.envelopes}
     files.write_json(path, result)
     return result
+
+
+def _upload(client: Client, paths: Sequence[Path], *, progress: Progress | None) -> None:
+    total = sum(path.stat().st_size for path in paths)
+    before = 0
+    for path in paths:
+        client.put_blob(path, progress=_after(before, total, progress))
+        before += path.stat().st_size
 
 
 def _after(before: int, total: int, progress: Progress | None) -> Progress | None:
