@@ -101,6 +101,7 @@ def apply(state: Round, record: Record, *, index: int) -> Round:
         raise Refusal(
             "phase_wrong",
             f"{record.type} is not allowed in phase {state.phase}; allowed now: {', '.join(allowed(state.phase)) or 'nothing'}",
+            hint=_NEXT[state.phase],
         )
     signers, change = TABLE[record.type][1:]
     if signers is not None:
@@ -409,6 +410,19 @@ def _entrant(state: Round, record: Record) -> set[str]:
 
 _Signers = Callable[[Round, Record], set[str]]
 _Change = Callable[[Round, Record, int], Round]
+# What a phase waits for, for whoever came too early or too late.
+_NEXT = {
+    Phase.DRAFT: "the organizer seals the holdout next",
+    Phase.SEALED: "custodians acknowledge their shares and rehearse; then the round opens",
+    Phase.OPEN: "entrants submit until the round closes",
+    Phase.CLOSED: "the entries are prepared; then custodians release their shares",
+    Phase.PREPARED: "custodians release their shares; then the holdout is opened and the entries are evaluated",
+    Phase.RELEASED: "the holdout is opened; then the entries are evaluated",
+    Phase.OPENED: "the entries are evaluated; then the organizer publishes the ranking",
+    Phase.EVALUATED: "the organizer publishes the ranking next",
+    Phase.PUBLISHED: "the ranking is published; only its organizer may revise it, with a reason",
+    Phase.VOIDED: "nothing follows: the round is void",
+}
 _BEFORE_PUBLISHED = frozenset(Phase) - {Phase.PUBLISHED, Phase.VOIDED}
 _AFTER_OPEN = frozenset(Phase) - {Phase.DRAFT, Phase.SEALED, Phase.OPEN, Phase.VOIDED}
 _SUBMITTING = frozenset(

@@ -66,7 +66,7 @@ def refused(answer, code, status=None):
 def test_a_round_from_draft_to_published(served, tmp_path):
     staged = live.create(served, tmp_path)
     organizer, anyone = served.organizer(), served.anyone()
-    assert "seals" in anyone.get(staged.path).json()["next"]
+    assert anyone.get(staged.path).json()["next"].endswith(f"acclimate round seal {staged.round}")
     live.seal(staged)
     status = anyone.get(staged.path).json()
     assert status["phase"] == "sealed"
@@ -95,7 +95,8 @@ def test_a_round_from_draft_to_published(served, tmp_path):
     refused(anyone.get(f"{staged.path}/ranking"), "phase_wrong", 409)
     evaluate_all(staged)
     assert served.tick() == ["EvaluationFinished"]
-    refused(anyone.get(f"{staged.path}/ranking"), "phase_wrong")
+    hint = refused(anyone.get(f"{staged.path}/ranking"), "phase_wrong")["hint"]
+    assert hint.endswith(f"acclimate round publish {staged.round}")
     document = organizer.get(f"{staged.path}/ranking").json()
     assert [row["entrant"] for row in document["baselines"]] == ["majority", "untrained"]
     assert {row["entrant"] for row in document["ranking"]} == {"ada", "bea"}
@@ -476,7 +477,9 @@ def test_committed_bytes_may_come_within_the_grace_and_no_later(staged, ada, mic
     served.clock.set(staged.fields["closes"])
     assert served.tick() == []
     status = served.anyone().get(staged.path).json()
-    assert status["next_at"] == format_time(parse_time(staged.fields["closes"]).replace(second=0, minute=1))
+    until = format_time(parse_time(staged.fields["closes"]).replace(second=0, minute=1))
+    assert status["next_at"] == until
+    assert status["next"] == f"no more submissions; waiting for the checks of 2 committed ones until {until}"
     served.clock.set(staged.fields["closes"], seconds=60, microseconds=microseconds)
     path = files["config.json"]
     answer = ada.put(f"/v1/submissions/{made['submission']}/files/{digests.of_file(path)}", path.read_bytes())
@@ -852,7 +855,9 @@ def test_a_false_share_is_refused_and_named(staged, ada):
     first = release_share(staged, 1, documents[1])
     assert first.json()["released"] == 1
     assert release_share(staged, 1, documents[1]).json()["index"] == first.json()["index"]
-    assert "custodian-b" in served.anyone().get(staged.path).json()["next"]
+    said = served.anyone().get(staged.path).json()
+    assert said["next"].startswith("any 1 more of custodian-b, custodian-c must release their share, by ")
+    assert said["waiting_for"] == ["the share of any 1 more of custodian-b, custodian-c"]
 
 
 def test_a_lost_ciphertext_is_said_in_the_status_and_holds_nobody_else_up(staged, ada, tmp_path):

@@ -75,6 +75,7 @@ def test_every_record_that_a_phase_does_not_take_is_refused(phase):
         late = kind in SUBMITTING and phase not in (Phase.DRAFT, Phase.SEALED, Phase.VOIDED)
         refusal = refuses("round_closed" if late else "phase_wrong", story.tell, kind, {}, by=None)
         if not late:
+            assert refusal.hint and not any(name in refusal.hint for name in rounds.TABLE)
             for allowed in rounds.allowed(phase):
                 assert allowed in refusal.sentence
     refuses("phase_wrong", story.tell, "RoundDefined", {})

@@ -87,10 +87,15 @@ def missing_before_opening(tx: Tx, state: Round) -> list[str]:
     have, need = len(state.acknowledged), state.acknowledgements_needed
     if have < need:
         silent = [c["name"] for i, c in enumerate(state.defined["custodians"], start=1) if i not in state.acknowledged]
-        found.append(f"{need - have} more of {', '.join(silent)} must acknowledge their share")
+        found.append(f"{any_of(need - have, silent)} must acknowledge their share")
     if not rehearsed(tx, state.id):
         found.append("the rehearsal on a dummy seal must succeed")
     return found
+
+
+def any_of(count: int, names: Sequence[str]) -> str:
+    """So many of these people, in words."""
+    return ", ".join(names) if count >= len(names) else f"any {count} more of {', '.join(names)}"
 
 
 def rehearsed(tx: Tx, round_id: str) -> bool:

@@ -241,8 +241,13 @@ def require_results(tx: Tx, state: Round, account: Account | None) -> None:
     """
     if state.rankings or (state.phase is Phase.EVALUATED and finding.is_owner(tx, state.id, account)):
         return
+    hint = "custodians release first; publish once the round is evaluated"
+    if state.phase is Phase.EVALUATED:
+        hint = f"its organizer publishes it next: acclimate round publish {state.id}"
+    elif state.phase is Phase.VOIDED:
+        hint = "it was voided: it has no ranking"
     raise Refusal(
         "phase_wrong",
         f"round {state.id} is {state.phase}: results are shown once the ranking is published",
-        hint="the round's organizer sees them once it is evaluated",
+        hint=hint,
     )

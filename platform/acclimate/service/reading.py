@@ -124,14 +124,12 @@ def _upcoming(tx: Tx, state: Round) -> dict[str, Any]:
     now = tx.now()
     match state.phase:
         case Phase.DRAFT:
-            return found | {"text": "the organizer seals the holdout", "waiting_for": ["HoldoutSealed"]}
+            text = f"the organizer seals the holdout: acclimate round seal {state.id}"
+            return found | {"text": text, "waiting_for": ["the sealed holdout"]}
         case Phase.SEALED:
             return found | _before_opening(tx, state, now)
         case Phase.OPEN:
-            waits = bool(state.outstanding)
-            at = state.last_acceptance if waits and now >= state.closes else state.closes
-            extra = f"; {len(state.outstanding)} committed submissions are not accepted yet" if waits else ""
-            return found | {"text": f"the round closes {format_time(at)}{extra}", "at": format_time(at)}
+            return found | _before_closing(state, now)
         case Phase.CLOSED:
             done, plan = len(state.prepared), len(state.preparations)
             return found | {"text": f"entries are prepared: {done} of {plan} preparations have an outcome"}
@@ -149,7 +147,8 @@ def _upcoming(tx: Tx, state: Round) -> dict[str, Any]:
             done, plan = len(state.evaluated), len(state.models)
             return found | {"text": f"entries are evaluated: {done} of {plan} evaluations have an outcome"}
         case Phase.EVALUATED:
-            return found | {"text": "the organizer publishes the ranking", "waiting_for": ["RankingPublished"]}
+            text = f"the organizer publishes the ranking: acclimate round publish {state.id}"
+            return found | {"text": text, "waiting_for": ["the published ranking"]}
         case Phase.PUBLISHED:
             return found | {"text": "nothing: the ranking is published"}
     return found | {"text": "nothing: the round is void"}
@@ -170,11 +169,22 @@ def _before_opening(tx: Tx, state: Round, now: datetime) -> dict[str, Any]:
     return {"text": f"the round opens {state.defined['opens']}", "at": state.defined["opens"]}
 
 
+def _before_closing(state: Round, now: datetime) -> dict[str, Any]:
+    count = len(state.outstanding)
+    if count and now >= state.closes:
+        at = format_time(state.last_acceptance)
+        return {"text": f"no more submissions; waiting for the checks of {count} committed ones until {at}", "at": at}
+    at = format_time(state.closes)
+    extra = f"; {count} committed submissions are still to be checked" if count else ""
+    return {"text": f"the round closes {at}{extra}", "at": at}
+
+
 def _before_release(state: Round, now: datetime) -> dict[str, Any]:
     left = state.threshold - len(state.released)
     silent = [c["name"] for i, c in enumerate(state.defined["custodians"], start=1) if i not in state.released]
     by = parse_time(state.defined["release_by"])
-    text = f"{left} more of {', '.join(silent)} must release their share, by {format_time(by)}"
+    who = clockwork.any_of(left, silent)
+    text = f"{who} must release their share, by {format_time(by)}: acclimate custodian release {state.id}"
     problem = None
     if now >= by:
         sentence = (
@@ -184,7 +194,7 @@ def _before_release(state: Round, now: datetime) -> dict[str, Any]:
     return {
         "text": text,
         "at": format_time(by),
-        "waiting_for": [f"share of {name}" for name in silent],
+        "waiting_for": [f"the share of {who}"],
         "problem": problem,
     }
 
