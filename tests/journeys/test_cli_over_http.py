@@ -407,6 +407,8 @@ def test_a_token_is_shown_once_kept_privately_and_can_be_renewed(acclimate: Run,
     assert first["token"].startswith("acc_")
     assert (folder / "account.json").stat().st_mode & 0o077 == 0
     assert done(acclimate(*register)).json["token"] is None
+    with actors.Client(world.url) as client:
+        assert first["log"] == client.server()["log"] == (folder / "log.vkey").read_text().strip()
     second = done(acclimate(*register, "--renew")).json["token"]
     assert second != first["token"]
     # The old token has ended.
@@ -419,10 +421,10 @@ def test_a_token_is_shown_once_kept_privately_and_can_be_renewed(acclimate: Run,
 def test_a_name_is_taken_and_a_role_needs_an_invitation(acclimate: Run, world: World) -> None:
     person(acclimate, world, "bea")
     other = world.root / "people" / "other-bea"
-    sentence = refused(
-        acclimate("register", "--server", world.url, "--name", "bea", "--keys", other, "--json"), "name_taken"
-    )
-    assert "bea" in sentence
+    ran = acclimate("register", "--server", world.url, "--name", "bea", "--keys", other, "--json")
+    assert "bea" in refused(ran, "name_taken")
+    assert f"no account was made; the new key in {other} is kept" in ran.err
+    assert not (other / "log.vkey").exists()
     refused(
         acclimate(
             "register", "--server", world.url, "--name", "boss", "--role", "organizer", "--keys", other, "--json"
@@ -475,7 +477,22 @@ def test_wrong_dates_and_custodians_are_refused_before_anything_is_sent(acclimat
         refused(acclimate(*create, *given), "definition_invalid")
         sentence = refused(acclimate(*create, *given[:4], "--opens", "+0s", "--closes", "+1h"), "definition_invalid")
         assert "custodian-c" in sentence
+        ran = acclimate(*create)
+        refused(ran, "definition_invalid")
+        assert len(ran.json["error"]["problems"]) == 2
         assert len(client.rounds()) == before
+
+
+def test_a_round_opens_now_unless_told_and_its_baselines_are_named(acclimate: Run, world: World) -> None:
+    me = person(acclimate, world, "organizer", "organizer")
+    given = [p for name in CUSTODIANS for p in ("--custodian", person(acclimate, world, name, "custodian"))]
+    create = ("round", "create", world.competition, *given, "--closes", "+1h", "--keys", me, "--json")
+    for name, more in (("unsaid", ()), ("said", ("--opens", "now"))):
+        ran = done(acclimate(*create, "--name", name, *more))
+        assert records.parse_time(ran.json["opens"]) == world.now
+        round_id = ran.json["round"]
+        assert f"acclimate submit MODEL --round {round_id} --baseline untrained --keys {me}" in ran.err
+        assert "baseline majority" not in ran.err
 
 
 def test_a_killed_sealing_goes_on_with_the_same_seal(acclimate: Run, world: World) -> None:
@@ -639,6 +656,7 @@ def test_a_submission_is_checked_before_it_is_sent(acclimate: Run, world: World,
     ran = acclimate("submit", model, "--round", round_id, "--keys", stranger, "--json")
     refused(ran, "entrant_unknown")
     assert "acclimate enter" in ran.err
+    assert not (stranger / "submissions").exists()
 
 
 def test_an_upload_that_was_killed_goes_on_as_the_same_submission(acclimate: Run, world: World, tmp_path: Path) -> None:
@@ -941,7 +959,9 @@ def test_a_round_is_published_from_what_the_organizer_recomputes(acclimate: Run,
     refused(ran, "bundle_invalid")
     assert "prepared" in ran.err
     assert kinds(world, round_id)[-1] == "EvaluationFinished"
-    value = done(acclimate("round", "publish", round_id, "--keys", me, "--json")).json
+    ran = done(acclimate("round", "publish", round_id, "--keys", me, "--json"))
+    assert "the baseline untrained, which the definition names, was never submitted" in ran.err
+    value = ran.json
     assert kinds(world, round_id)[-1] == "RankingPublished"
     assert done(acclimate("round", "publish", round_id, "--keys", me, "--json")).json == value
 

@@ -1,6 +1,7 @@
 """The client and the command line as people use them: over real HTTP, with what goes wrong on the way."""
 
 import base64
+import importlib.util
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -212,6 +214,7 @@ NOW = datetime(2027, 3, 1, 12, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("text", "after"),
     [
+        ("now", timedelta(0)),
         ("+30s", timedelta(seconds=30)),
         ("+2h", timedelta(hours=2)),
         ("+1d12h", timedelta(hours=36)),
@@ -339,6 +342,46 @@ def test_a_custodians_keys_are_safe_and_its_document_is_complete(acclimate: Call
     assert keys.load(folder).public == opened.public
 
 
+def test_a_custodian_is_told_what_comes_next(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+    ran = acclimate("custodian", "keygen", "--name", "custodian-a", "--keys", tmp_path / "a")
+    assert "invitation" in ran.err
+    assert "acclimate register --role custodian --name custodian-a --invitation CODE" in ran.err
+
+
+def test_no_backup_is_made_for_a_folder_that_is_refused(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+    taken, shared, plain = tmp_path / "taken", tmp_path / "shared", tmp_path / "plain"
+    keys.create(taken, age=True)
+    shared.mkdir()
+    (shared / "x").write_text("")
+    shared.chmod(0o777)
+    plain.write_text("")
+    for folder in (taken, shared, plain):
+        backup = tmp_path / "backup.txt"
+        ran = acclimate("custodian", "keygen", "--name", "a", "--keys", folder, "--make-backup", backup)
+        assert ran.code == 1, folder
+        assert not backup.exists()
+    assert not (taken / "custodian.json").exists()
+
+
+def test_a_custodians_folder_registers_as_that_custodian_only(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    assert acclimate("custodian", "keygen", "--name", "custodian-a", "--keys", folder).code == 0
+    with scripted(SERVER) as (url, script):
+        for name, role in (("custodian-b", "custodian"), ("custodian-a", "entrant")):
+            ran = acclimate("register", "--server", url, "--name", name, "--role", role, "--keys", folder, "--json")
+            assert ran.code == 1
+            assert ran.json["error"]["code"] == "conflict"
+            assert "custodian-a" in ran.err
+    assert script.seen == []
+
+
+def test_no_key_is_made_where_no_acclimate_server_answers(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+    for answer in ((404, {}, b"not here"), SERVER):
+        with scripted(answer) as (url, _):
+            assert acclimate("register", "--server", url, "--name", "ada", "--keys", tmp_path / "ada").code == 1
+        assert not (tmp_path / "ada").exists()
+
+
 def test_a_command_without_a_server_or_an_account_says_what_to_do(
     acclimate: Callable[..., Ran], tmp_path: Path
 ) -> None:
@@ -409,6 +452,93 @@ def test_a_receipt_verifies_with_the_logs_key_only(acclimate: Callable[..., Ran]
     assert acclimate("receipt", "verify", path, "--log-key", other.vkey).code == 1
     assert acclimate("receipt", "verify", path).code == 1
     assert acclimate("receipt", "verify", tmp_path / "none", "--log-key", signer.vkey).code == 1
+
+
+def test_a_key_folder_that_keeps_the_logs_key_names_it(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+    path, signer = receipt_of(tmp_path)
+    other = log.Signer("example.org/other", keys.create(tmp_path / "other", age=False).ed25519)
+    folder = tmp_path / "me"
+    folder.mkdir()
+    verify = ("receipt", "verify", path, "--log-key")
+    ran = acclimate(*verify, folder)
+    assert ran.code == 1
+    assert "keeps no log key" in ran.err
+    (folder / "pins.json").write_text(json.dumps({"r-1": {"log": signer.vkey}, "r-2": {"log": signer.vkey}}))
+    assert acclimate(*verify, folder).code == 0
+    (folder / "log.vkey").write_text(other.vkey + "\n")
+    ran = acclimate(*verify, folder)
+    assert ran.code == 1
+    assert "keeps 2 log keys" in ran.err
+    (folder / "pins.json").unlink()
+    assert acclimate(*verify, folder).code == 1
+    (folder / "log.vkey").write_text(signer.vkey + "\n")
+    assert acclimate(*verify, folder).code == 0
+    assert acclimate(*verify, folder / "log.vkey").code == 0
+
+
+@pytest.mark.parametrize("name", ["missing", "./a+missing", "no/such.vkey"])
+def test_a_log_key_that_looks_like_a_path_and_is_not_there_is_no_such_file(
+    acclimate: Callable[..., Ran], tmp_path: Path, name: str
+) -> None:
+    path, _ = receipt_of(tmp_path)
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "MANIFEST").write_text("")
+    for command in (("receipt", "verify", path), ("verify", bundle)):
+        ran = acclimate(*command, "--log-key", name)
+        assert ran.code == 1
+        assert f"error: {name}: no such file\n" in ran.err
+
+
+@pytest.mark.parametrize("kind", ["folder", "text", "zip"])
+def test_what_is_no_bundle_is_one_refusal(acclimate: Callable[..., Ran], tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "thing"
+    if kind == "folder":
+        path.mkdir()
+        (path / "README").write_text("x")
+    elif kind == "text":
+        path.write_text("x")
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("thing/README", "x")
+    ran = acclimate("verify", path, "--json")
+    assert ran.code == 1
+    assert ran.json["error"]["code"] == "bundle_invalid"
+    assert "error: this is no bundle" in ran.err
+    assert acclimate("verify", path).out == ""
+
+
+def test_a_damaged_bundle_still_gets_the_whole_report(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+    (tmp_path / "entries.jsonl").write_text("")
+    (tmp_path / "cut.zip").write_bytes(b"PK\x03\x04 and no more")
+    for path in (tmp_path, tmp_path / "cut.zip"):
+        ran = acclimate("verify", path)
+        assert ran.code == 1
+        assert "FAILED" in ran.out
+
+
+@pytest.mark.parametrize("command", [("invite", "--role", "organizer"), ("dispatch", "--runner", "local"), ("mlflow",)])
+def test_only_the_api_makes_a_data_folder(
+    acclimate: Callable[..., Ran], tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    for package in ("sqlalchemy", "torch", "transformers", "mlflow"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    ran = acclimate(*command, "--data", tmp_path / "typo")
+    assert ran.code == 1
+    assert f"error: no data folder here: {tmp_path / 'typo'}\n" in ran.err
+    assert "acclimate api" in ran.err
+    assert not (tmp_path / "typo").exists()
+
+
+def test_the_dispatchers_settings_are_options(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+    for package in ("sqlalchemy", "torch", "transformers", "mlflow"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    ran = acclimate("dispatch", "--data", tmp_path, "--runner", "abacus", "--slots", "-1")
+    assert ran.code == 1
+    assert "  runner (argument): 'abacus' must be one of ray, local\n" in ran.err
+    assert "  slots (argument): -1 must be" in ran.err
 
 
 def test_a_changed_receipt_is_refused(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
