@@ -1,7 +1,6 @@
 import dataclasses
 import math
 import random
-import time
 from fractions import Fraction
 
 import numpy as np
@@ -427,26 +426,3 @@ def test_the_table_for_terminals_escapes_names():
     assert text.isascii() or "\x1b" not in text
     lines = text.splitlines()
     assert lines[0].split() == "rank 95% set tier entrant prepared ± se direct direct rank n seeds".split()
-
-
-def test_the_demo_s_size_takes_less_than_two_seconds():
-    entrants = [f"e{place}" for place in range(10)]
-    tasks = [dataclasses.replace(DIGIT, name=name) for name in "abcd"]
-    n, keys = 800, [(e, t, s) for e in entrants for t in "abcd" for s in (None, 11, 12, 13)]
-    examples = [f"x{place}" for place in range(n)]
-    columns = {
-        "entrant": [e for e, _, _ in keys for _ in range(n)],
-        "protocol": ["direct" if s is None else "prepared" for _, _, s in keys for _ in range(n)],
-        "task": [t for _, t, _ in keys for _ in range(n)],
-        "seed": [s for _, _, s in keys for _ in range(n)],
-        "metric": ["accuracy"] * (n * len(keys)),
-        "example": examples * len(keys),
-        "cluster": examples * len(keys),
-        "score": np.random.default_rng(0).integers(0, 2, n * len(keys)).astype(float),
-        "reason": [None] * (n * len(keys)),
-    }
-    scores = pa.table(columns, schema=tables.SCORES)
-    start = time.perf_counter()
-    policy = with_policy(interval=Interval("simultaneous", 0.95, 10_000, 1), baselines=())
-    ranking.rank(scores, tasks=tasks, policy=policy, entrants=entrants)
-    assert time.perf_counter() - start < 2

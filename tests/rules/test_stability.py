@@ -2,7 +2,6 @@ import csv
 import json
 import math
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -209,11 +208,3 @@ def test_a_task_of_one_cluster_has_no_ceiling():
     document = of_round(one, 2, draws=10).document()
     assert document["agreement"]["ceiling_prepared"] is None
     assert document["agreement"]["prepared"] is not None
-
-
-def test_the_demo_s_size_takes_less_than_ten_seconds():
-    chances = np.linspace(0.4, 0.9, 10)[:, None].repeat(3, axis=1)
-    scores = round_scores(chances, chances, n=400)
-    start = time.perf_counter()
-    of_round(scores, 10, draws=400)
-    assert time.perf_counter() - start < 10

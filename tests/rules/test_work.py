@@ -71,13 +71,13 @@ def test_planning_costs_the_same_for_an_entry_in_any_round(tmp_path):
         story = opened_round(entrants)
         store, best = stored(tmp_path / str(entrants), story), math.inf
         for _ in range(3):
-            began = time.perf_counter()
+            began = time.process_time()
             assert len(outstanding(store, story.state)) == entrants
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.process_time() - began)
         return best
 
     small, large = seconds(40), seconds(200)
-    assert large < 5 * 1.6 * small, (small, large)
+    assert large < 5 * 2.5 * small, (small, large)
 
 
 @pytest.mark.parametrize("diverged", ["", "at learning rate 0.005: the loss at step 3 is nan"])
