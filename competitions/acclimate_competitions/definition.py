@@ -194,7 +194,8 @@ class Competition:
         return flat(nested)
 
 
-_ROUND_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,31}")
+ROUND_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,31}")
+ROUND_NAME_MEANING = "lower-case letters, digits, dots and hyphens, at most 32, such as 2027-1"
 _ENTRANTS_SEE = re.compile(r"none|full|tail:[1-9][0-9]{0,5}")
 
 
@@ -289,9 +290,7 @@ def _invalid(document: Document) -> Refusal:
 
 def _round(table: Table) -> RoundSettings:
     settings = RoundSettings(
-        name=table.text(
-            "name", pattern=_ROUND_NAME, form="lower-case letters, digits, dots and hyphens, at most 32, such as 2027-1"
-        ),
+        name=table.text("name", pattern=ROUND_NAME, form=ROUND_NAME_MEANING),
         opens=table.moment("opens"),
         closes=table.moment("closes"),
         closes_latest=table.moment("closes_latest"),

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from acclimate_competitions import digests, records
-from acclimate_competitions.definition import Competition
+from acclimate_competitions.definition import ROUND_NAME, ROUND_NAME_MEANING, Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.phases import Phase, Round, Submission, entries_root
@@ -45,6 +45,11 @@ def begin(record: Record, competition: Competition) -> Round:
     _require(record["recipe"] == competition.preparation.digest, "RoundDefined names another recipe")
     _require(record["policy"] == competition.ranking.digest, "RoundDefined names another ranking policy")
     _require(record["scorer"] == scorer_digest(competition), "RoundDefined names another scorer")
+    _require(
+        isinstance(record["name"], str) and ROUND_NAME.fullmatch(record["name"]) is not None,
+        f"round name {record['name']!r}: {ROUND_NAME_MEANING}",
+        "name_invalid",
+    )
     opens, closes, latest, by = (
         parse_time(record[name]) for name in ("opens", "closes", "closes_latest", "release_by")
     )
@@ -336,7 +341,9 @@ def _void(state: Round, record: Record, index: int) -> Round:
     _require(bool(record["reason"]), "voiding a round gives its reason")
     # Only here do the custodians keep the round waiting; before, the organizer would be the one who waits.
     custody_failure = state.phase is Phase.PREPARED and record.at >= parse_time(state.defined["release_by"])
-    if state.closed is not None and not custody_failure:
+    # The close counts, not RoundClosed: between the two stands the grace, and the organizer may know who submitted.
+    closed = state.closed is not None or (state.phase is Phase.OPEN and record.at >= state.closes)
+    if closed and not custody_failure:
         assert record.by is not None
         covered = records.statement(record.type, record.round, record.fields, by=record.by)
         approvals = record.fields.get("approvals", [])

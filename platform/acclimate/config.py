@@ -237,7 +237,7 @@ def claim(settings: Settings) -> None:
             temporary = settings.data / f".VERSION.{os.getpid()}"
             temporary.write_text(DATA_VERSION + "\n", "utf-8")
             temporary.replace(version)
-        found = version.read_text("utf-8").strip()
+        found = version.read_text("utf-8", "replace").strip()[:100]
     except OSError as error:
         raise Refusal(
             "config_invalid",

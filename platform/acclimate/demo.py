@@ -171,8 +171,8 @@ class Play:
         approvals = [
             custodian.approve_void(c.client, c.keys, self.id, reason=reason)
             for c in self.custodians
-            # Before the close no approval is needed, and who has not acknowledged yet can't give one.
-            if c.name != ABSENT and state.closed
+            # Before the round opens no approval is needed, and who has not acknowledged yet can't give one.
+            if c.name != ABSENT and state.phase not in (Phase.DRAFT, Phase.SEALED)
         ]
         organizer.void(
             self.organizer.client,

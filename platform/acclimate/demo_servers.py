@@ -1,5 +1,6 @@
 """The demo's servers: `acclimate api` and `acclimate dispatch` as processes of their own, ended with the demo."""
 
+import fcntl
 import json
 import os
 import shlex
@@ -58,6 +59,7 @@ class Servers:
                             hint=self._hint("api"),
                         )
                     time.sleep(0.1)
+            self._await_end_of_another()
             self._start("dispatch")
         except BaseException:
             self.stop()
@@ -93,6 +95,21 @@ class Servers:
             log.close()
         self._running.clear()
 
+    def _await_end_of_another(self) -> None:
+        """Wait for the dispatcher of a demo that was killed: it ends by itself once it notices, later while Ray starts."""
+        with (self.data / "dispatcher.lock").open("ab") as lock:
+            deadline = time.monotonic() + STARTED_WITHIN
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise Refusal(
+                            "busy", f"another dispatcher works on {self.data}", hint="stop it, or name another folder"
+                        ) from None
+                    time.sleep(0.2)
+
     def _start(self, name: str, *arguments: str) -> None:
         self.data.mkdir(parents=True, exist_ok=True)
         log = (self.data / f"{name}.log").open("ab")
@@ -105,8 +122,9 @@ class Servers:
 
     def _hint(self, name: str) -> str:
         path = self.data / f"{name}.log"
-        last = path.read_text("utf-8", "replace").strip().splitlines()[-1:] if path.exists() else []
-        return f"see {path}" + (f"; its last line: {last[0]}" if last else "")
+        lines = path.read_text("utf-8", "replace").strip().splitlines() if path.exists() else []
+        told = [line for line in lines if line.startswith("error: ")] or lines
+        return f"see {path}" + (f"; it says: {told[-1][:300]}" if told else "")
 
 
 def _port(path: Path) -> int:

@@ -413,6 +413,19 @@ def test_a_token_that_others_may_read_is_not_used(acclimate: Callable[..., Ran],
     assert "acc_x" not in ran.err
 
 
+@pytest.mark.parametrize("changes", [{"token": "acc_é"}, {"token": 5}, {"more": "x"}, {"id": "ada\n"}])
+def test_a_broken_account_is_refused(acclimate: Callable[..., Ran], tmp_path: Path, changes: dict) -> None:
+    keys.create(tmp_path / "ada", age=False)
+    account = tmp_path / "ada" / "account.json"
+    sound = {"server": "http://127.0.0.1:9", "id": "ada", "role": "entrant", "token": "acc_x"}
+    account.write_text(json.dumps({**sound, **changes}))
+    account.chmod(0o600)
+    ran = acclimate("enter", "x", "--keys", tmp_path / "ada")
+    assert ran.code == 1
+    assert "is not an account" in ran.err
+    assert "hint: " in ran.err
+
+
 def test_a_token_goes_to_no_other_server(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
     keys.create(tmp_path / "ada", age=False)
     account = tmp_path / "ada" / "account.json"

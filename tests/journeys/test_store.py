@@ -100,11 +100,12 @@ def test_a_database_this_version_does_not_speak_is_refused(tmp_path, url):
     refused("config_invalid", Store.open, config.load(tmp_path, environ={"ACCLIMATE_DATABASE": url}))
 
 
-def test_a_folder_of_another_version_is_refused_and_left_alone(settings):
+@pytest.mark.parametrize("other", [b"0\n", b"\xff\x00", b""])
+def test_a_folder_of_another_version_is_refused_and_left_alone(settings, other):
     Store.open(settings).close()
-    (settings.data / "VERSION").write_text("0\n", "utf-8")
+    (settings.data / "VERSION").write_bytes(other)
     refused("data_version", Store.open, settings)
-    assert (settings.data / "VERSION").read_text("utf-8") == "0\n"
+    assert (settings.data / "VERSION").read_bytes() == other
 
 
 def test_a_database_without_a_version_file_is_refused(settings):

@@ -507,6 +507,20 @@ def test_voiding_needs_a_reason_and_after_the_close_k_custodians():
         assert until(phase).void().state.phase is Phase.VOIDED
 
 
+def test_in_the_grace_voiding_needs_the_custodians_too():
+    story = until(Phase.OPEN)
+    refuses("guard_failed", story.void, at=CLOSES)
+    assert story.void(at=CLOSES, approvals=("custodian-a", "custodian-c")).state.phase is Phase.VOIDED
+    assert until(Phase.OPEN).void(at=CLOSES - TICK).state.phase is Phase.VOIDED
+
+
+@pytest.mark.parametrize("name", ["c/d", "../x", "a b", "‮x", "<b>", "%2f", "", "A", "tab\t", "x" * 33, 7])
+def test_a_round_s_name_fits_into_an_address(name):
+    with pytest.raises(Refusal) as caught:
+        begin(name=name)
+    assert caught.value.code in ("name_invalid", "record_invalid")
+
+
 def test_an_approval_of_another_reason_is_none():
     story = until(Phase.CLOSED)
     other = {"reason": "another"}

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import signal
 import sys
 import time
@@ -36,8 +37,16 @@ def demo(
     need(
         "all", "torch", "transformers", "sqlalchemy", "fastapi", "mlflow", "sklearn", "datasets", *({"ray"} & {runner})
     )
-    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
-        raise Refusal("file_unreadable", f"--json {json_file}: not a file in an existing folder")
+    if json_file is not None:
+        folder = json_file.absolute().parent
+        if (
+            json_file.is_dir()
+            or not folder.is_dir()
+            or not os.access(json_file if json_file.exists() else folder, os.W_OK)
+        ):
+            raise Refusal(
+                "file_unreadable", f"--json {json_file} can't be written", hint="name a file in a folder of yours"
+            )
     from acclimate import demo as play
 
     console = Console(stderr=True, highlight=False)

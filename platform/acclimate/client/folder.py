@@ -157,10 +157,18 @@ def load_account(folder: Path) -> Account:
         )
     if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise Refusal("key_refused", f"{path} holds a token and others may read it", hint=f"chmod 600 {path}")
-    try:
-        return Account(**read_json(path))
-    except TypeError as error:
-        raise Refusal("file_unreadable", f"{path} is not an account: {error}") from error
+    values = read_json(path)
+    names = {field.name for field in dataclasses.fields(Account)}
+    sound = isinstance(values, dict) and set(values) == names
+    if not sound or not all(
+        isinstance(value, str) and value.isascii() and value.isprintable() for value in values.values()
+    ):
+        raise Refusal(
+            "file_unreadable",
+            f"{path} is not an account",
+            hint=f"restore it, or ask for a new token: acclimate register --renew --keys {folder} …",
+        )
+    return Account(**values)
 
 
 def save_receipt(client: Client, path: Path, *, index: int, vkey: str, request: Request) -> Path:
