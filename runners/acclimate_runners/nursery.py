@@ -329,6 +329,8 @@ def _become(request: dict[str, Any], given: list[int], server: int, told: socket
         # 1. A session of its own, of which the owner hears only now that it can kill the group; and four files, first out of the way
         # of each other. The server's objects stay referenced by its frames, so none closes a number that is another file's by then.
         os.setsid()
+        # Until it confines itself, which asks again: the way there must not outlive the server either.
+        isolation.die_with(server)
         _tell(told, os.getpid())
         stdin, stdout, words = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in given)
         for number, descriptor in enumerate((stdin, stdout, stdout, words)):

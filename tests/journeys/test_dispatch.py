@@ -21,11 +21,11 @@ from live import Actor, Live, Staged
 from sqlalchemy import select, update
 
 import acclimate_runners
-from acclimate import dispatch
+from acclimate import config, dispatch
 from acclimate import stages as lifecycle
 from acclimate.dispatch import Dispatcher
 from acclimate.service import clockwork, publish, release
-from acclimate.store import Tx, outbox, results, stages, submissions
+from acclimate.store import Store, Tx, outbox, results, stages, submissions
 from acclimate_competitions import digests, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
@@ -113,9 +113,11 @@ def holding(mark: str) -> Iterator[set[int]]:
     def hold() -> None:
         while not over.wait(0.005):
             for pid in set(children(mark)) - held:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGSTOP)
-                    held.add(pid)
+                # Only once it is confined: one that is stopped on the way there can't do what confinement promises.
+                with contextlib.suppress(OSError):
+                    if "NoNewPrivs:\t1" in Path(f"/proc/{pid}/status").read_text("utf-8"):
+                        os.kill(pid, signal.SIGSTOP)
+                        held.add(pid)
 
     thread = threading.Thread(target=hold)
     thread.start()
@@ -449,6 +451,7 @@ def test_a_round_of_other_code_is_left_alone(server: Live, tmp_path: Path) -> No
 
 def test_a_commit_is_for_the_attempt_that_holds_the_stage(server: Live, tmp_path: Path) -> None:
     from acclimate import assignments, commits
+    from acclimate.service import identity
     from acclimate_runners.jobs import Outcome
 
     staged = staging.open_round(server, tmp_path)
@@ -459,7 +462,7 @@ def test_a_commit_is_for_the_attempt_that_holds_the_stage(server: Live, tmp_path
     outcome = Outcome("refused", "no good", {}, {}, "cpu", {})
     status = Status("done", outcome=outcome, log=digests.of_bytes(b""))
     with pytest.raises(Refusal, match="no longer of attempt"):
-        commits.commit(server.store, None, assignment, status, holdout={})
+        commits.commit(server.store, identity.load(server.settings), assignment, status, holdout={})
     with server.store.transaction() as tx:
         assert lifecycle.claim(tx, assignment) == 1
         assert lifecycle.claim(tx, assignment) is None
@@ -468,6 +471,7 @@ def test_a_commit_is_for_the_attempt_that_holds_the_stage(server: Live, tmp_path
 def test_the_command_stops_when_told_and_gives_back_what_it_holds(tmp_path: Path) -> None:
     environment = {**os.environ, "ACCLIMATE_RUNNER": "local"}
     command = [sys.executable, "-m", "acclimate", "dispatch", "--data", str(tmp_path / "data")]
+    Store.open(config.load(tmp_path / "data", environ={})).close()
     for number in (signal.SIGTERM, signal.SIGINT):
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stderr is not None

@@ -179,7 +179,7 @@ def main(arguments):
 program.main, folder = main, sys.argv[1]
 tempfile.gettempdir()
 os.environ["ACCLIMATE_TOKEN"] = "acc_secret"
-nursery._become({"folder": folder, "environment": {"TMPDIR": folder, "A": "b"}, "memory": 5}, [0, 1, 2], 4, socket.socketpair()[0])
+nursery._become({"folder": folder, "environment": {"TMPDIR": folder, "A": "b"}, "memory": 5}, [0, 1, 2], os.getppid(), socket.socketpair()[0])
 """
 
 
@@ -197,7 +197,7 @@ def test_a_forked_child_sees_the_environment_it_was_asked_for(
     command = [sys.executable, "-c", PROBE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 7, done.stderr
-    arguments = [str(tmp_path), "--parent", "4", "--progress", "3", "--memory", "5"]
+    arguments = [str(tmp_path), "--parent", str(os.getpid()), "--progress", "3", "--memory", "5"]
     assert json.loads(done.stdout) == [{"TMPDIR": str(tmp_path), "A": "b"}, str(tmp_path), str(tmp_path), arguments]
 
 
