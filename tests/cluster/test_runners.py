@@ -198,7 +198,7 @@ def cluster():
 @pytest.mark.filterwarnings("default")
 def test_ray_gives_the_same_bytes_and_survives_its_nodes(prepared, cluster, tmp_path: Path) -> None:
     made, nodes = cluster
-    attempts = f"{tmp_path}/work/attempts"
+    attempts = str(tmp_path / "work" / "attempts")
     _, blobs, job, local = prepared
     before = signal.getsignal(signal.SIGTERM)
     runner = RayRunner(tmp_path / "work", made.address, resources={"seat": 1})
