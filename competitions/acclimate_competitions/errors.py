@@ -71,7 +71,12 @@ CODES: dict[str, Code] = {
     # machine
     "blob_unknown": Code(404, "No blob has this digest."),
     "blob_corrupt": Code(500, "A stored blob differs from its digest; it was set aside."),
-    "data_version": Code(500, "The data folder was written by another version of Acclimate."),
+    "data_version": Code(500, "The data folder or database was written by another version of Acclimate."),
+    "database_unreachable": Code(503, "The database does not answer, or refuses the login; nothing was changed."),
+    "blobs_unreachable": Code(503, "The store of blobs does not answer, refuses the login, or can't be written."),
+    "other_installation": Code(500, "Database, blobs, keys and data folder do not belong to the same installation."),
+    "lease_lost": Code(503, "Another dispatcher leads now; this one's write was refused."),
+    "infeasible": Code(409, "No machine of the pool can ever take a job of this competition."),
     "no_space": Code(507, "The disk is full; nothing was lost."),
     "busy": Code(503, "Another process holds what this one needs; try again shortly."),
     "server_unreachable": Code(503, "The server does not answer."),

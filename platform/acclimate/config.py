@@ -29,12 +29,17 @@ class Settings:
         data: the data folder.
         host, port: where the API listens; port 0 takes a free one.
         origin: the log's name in checkpoints and receipts; fixed with the first entry.
-        database: SQLAlchemy URL.
-        blobs: folder of the content-addressed bytes.
+        database: SQLAlchemy URL: sqlite:///FILE or postgresql://…; never printed with its password.
+        blobs: where the content-addressed bytes lie: a folder, or s3://BUCKET/PREFIX.
+        blobs_endpoint: address of an S3 server that is not Amazon's; else empty.
+        keys: folder of the server's own keys.
         tracking: MLflow tracking URI.
-        artifacts: where MLflow keeps artifacts.
+        artifacts: where MLflow keeps artifacts: a folder, or a URI.
+        mlflow_port: port of MLflow's pages.
         runner: what prepares and evaluates.
         ray_address: "local" or a cluster's address.
+        node_work: folder for attempts under way on each machine of the cluster.
+        dispatch_port: port of the dispatcher's own health and metrics; 0 for none.
         slots: jobs at once; 0 lets the runner decide.
         upload_limit: largest upload in bytes.
         origins: name -> "environment", "file …", "argument" or "default".
@@ -45,19 +50,19 @@ class Settings:
     port: int
     origin: str
     database: str
-    blobs: Path
+    blobs: str
+    blobs_endpoint: str
+    keys: Path
     tracking: str
-    artifacts: Path
+    artifacts: str
+    mlflow_port: int
     runner: Literal["ray", "local"]
     ray_address: str
+    node_work: Path
     slots: int
+    dispatch_port: int
     upload_limit: int
     origins: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def keys(self) -> Path:
-        """Folder of the server's own keys."""
-        return self.data / "keys"
 
     @property
     def work(self) -> Path:
@@ -115,17 +120,56 @@ def _path(value: Any) -> Path:
     return Path(_text(value)).expanduser().absolute()
 
 
+def _place(value: Any) -> str:
+    """A folder, made absolute, or a URI as it stands."""
+    text = _text(value)
+    return text if "://" in text else str(_path(text))
+
+
+def _blobs(value: Any) -> str:
+    place = _place(value)
+    if "://" in place and not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._-]+)*", place):
+        raise ValueError("must be a folder, or s3://BUCKET or s3://BUCKET/PREFIX")
+    return place
+
+
+def _database(value: Any) -> str:
+    text = _text(value)
+    for scheme in ("postgresql://", "postgres://"):
+        if text.startswith(scheme):
+            text = "postgresql+psycopg://" + text.removeprefix(scheme)
+    if not text.startswith(("sqlite:///", "postgresql+psycopg://")) or ":memory:" in text:
+        raise ValueError("must be sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+    return text
+
+
+def _endpoint(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"(https?://[^\s/@?#]+/?)?", value):
+        raise ValueError("must be an address such as http://s3.example.org:8333, or empty")
+    return value
+
+
 SETTINGS: dict[str, Setting] = {
     "host": Setting(_text, lambda data: "127.0.0.1", "address on which the API listens"),
     "port": Setting(_integer(0, 65535), lambda data: 8470, "port of the API; 0 takes a free one"),
     "origin": Setting(_origin, lambda data: "acclimate.localhost/log", "the log's name in checkpoints and receipts"),
-    "database": Setting(_text, lambda data: f"sqlite:///{data / 'acclimate.db'}", "SQLAlchemy URL of the database"),
-    "blobs": Setting(_path, lambda data: data / "blobs", "folder of uploads and results, by digest"),
+    "database": Setting(_database, lambda data: f"sqlite:///{data / 'acclimate.db'}", "SQLAlchemy URL of the database"),
+    "blobs": Setting(
+        _blobs, lambda data: str(data / "blobs"), "uploads and results: a folder, or `s3://BUCKET/PREFIX`"
+    ),
+    "blobs_endpoint": Setting(_endpoint, lambda data: "", "address of an S3 server that is not Amazon's"),
+    # ACCLIMATE_KEYS is the client's.
+    "server_keys": Setting(_path, lambda data: data / "keys", "folder of the server's own keys"),
     "tracking": Setting(_text, lambda data: f"sqlite:///{data / 'mlflow.db'}", "MLflow tracking URI"),
-    "artifacts": Setting(_path, lambda data: data / "mlartifacts", "folder of MLflow's artifacts"),
+    "artifacts": Setting(_place, lambda data: str(data / "mlartifacts"), "MLflow's artifacts: a folder, or a URI"),
+    "mlflow_port": Setting(_integer(0, 65535), lambda data: 5000, "port of MLflow's pages"),
     "runner": Setting(_one_of("ray", "local"), lambda data: "ray", "what prepares and evaluates: ray or local"),
     "ray_address": Setting(_text, lambda data: "local", "Ray cluster's address, or local"),
+    "node_work": Setting(_path, lambda data: data / "work", "folder for attempts on each machine of the cluster"),
     "slots": Setting(_integer(0, 10_000), lambda data: 0, "jobs at once; 0 lets the runner decide"),
+    "dispatch_port": Setting(
+        _integer(0, 65535), lambda data: 0, "port of the dispatcher's own health and metrics; 0 for none"
+    ),
     "upload_limit": Setting(_integer(1, 2**50), lambda data: 2**36, "largest upload in bytes"),
 }
 
@@ -175,6 +219,7 @@ def load(
             hint="docs/settings.md lists every setting with its meaning",
             problems=problems,
         )
+    values["keys"] = values.pop("server_keys")
     return Settings(data=data, origins=origins, **values)
 
 
@@ -225,7 +270,7 @@ def claim(settings: Settings) -> None:
     """
     version = settings.data / "VERSION"
     try:
-        for folder in (settings.data, settings.blobs):
+        for folder in (settings.data,):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not version.exists():
             if (settings.data / "acclimate.db").exists():

@@ -329,7 +329,8 @@ class Dispatcher:
             files, made = self._holdout(state.id), {}
             cluster = state.competition.ranking.cluster
             for task in state.competition.tasks:
-                table = tables.read(self._blobs.path(files[f"{task.name}.parquet"]))
+                with self._blobs.local(files[f"{task.name}.parquet"]) as path:
+                    table = tables.read(path)
                 kept = assignments.without_answers(table.column_names, task, cluster=cluster)
                 made[task.name] = commits.keep(self._blobs, table.select(kept).replace_schema_metadata(None))
             self._inputs[state.id] = made

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 def finish(store: Store, settings: Settings, round_id: str) -> None:
     """Project a round into MLflow: everything once its ranking is published, before that the preparations only. Idempotent."""
     data = gather(store, settings, round_id)
+    # A tracking server keeps the artifacts itself.
+    artifacts = None if settings.tracking.startswith(("http://", "https://")) else settings.artifacts
     if data.ranking is None:
-        tracking.publish_preparations(settings.tracking, settings.artifacts, data)
+        tracking.publish_preparations(settings.tracking, artifacts, data)
     else:
-        tracking.publish_round(settings.tracking, settings.artifacts, data)
+        tracking.publish_round(settings.tracking, artifacts, data)
 
 
 def gather(store: Store, settings: Settings, round_id: str) -> projection.RoundData:

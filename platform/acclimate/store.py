@@ -4,12 +4,14 @@ A round's records live in the log; its state is their fold (rounds.py), kept in 
 appends does so in the transaction of the record's effect, and the fold is advanced for others only after the commit.
 """
 
+import copy
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
@@ -187,6 +189,32 @@ outbox = Table(
     Column("payload", JSON, nullable=False),
     Column("run", String(64)),  # MLflow run id once logged
 )
+installation = Table(  # one row
+    "installation",
+    metadata,
+    Column("id", String(36), primary_key=True),  # also in blobs/INSTALLATION
+    Column("log", Text, nullable=False),  # the log's verifier key
+    Column("evaluator", String(44), nullable=False),
+    Column("created", String(27), nullable=False),
+)
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", String(32), primary_key=True),  # dispatch
+    Column("holder", String(64), nullable=False),
+    Column("epoch", Integer, nullable=False),  # one more with each change of holder or process
+    Column("expires", String(27), nullable=False),
+)
+pools = Table(  # what the leading dispatcher last saw of its machines; one row a lease
+    "pools",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("runner", String(16), nullable=False),  # ray | local
+    Column("slots", Integer, nullable=False),
+    Column("machines", JSON, nullable=False),  # [{name, cpus, gpus, memory, labels}]
+    Column("problem", Text, nullable=False, default=""),
+    Column("at", String(27), nullable=False),
+)
 
 
 @dataclass(frozen=True)
@@ -206,6 +234,7 @@ class Store:
         self._writer, self._folding = threading.Lock(), threading.Lock()
         self._folded: dict[str, _Folded] = {}
         self._competitions: dict[str, definition.Competition] = {}
+        self._check: Callable[[Tx], None] | None = None
 
     @classmethod
     def open(cls, settings: config.Settings, *, clock: database.Clock | None = None) -> "Store":
@@ -222,7 +251,13 @@ class Store:
         engine = database.connect(settings.database, clock=clock or database.system_clock)
         with database.refusing():
             database.create(engine, metadata, version=SCHEMA_VERSION)
-        return cls(engine, FolderBlobs(settings.blobs))
+        return cls(engine, FolderBlobs(Path(settings.blobs)))
+
+    def fenced(self, check: Callable[["Tx"], None]) -> "Store":
+        """This store as a leader uses it: each transaction that may write begins with `check`, which refuses one that was deposed."""
+        view = copy.copy(self)
+        view._check = check
+        return view
 
     def close(self) -> None:
         """Give back all connections."""
@@ -244,6 +279,8 @@ class Store:
                     connection = plain.execution_options(acclimate_begin="BEGIN IMMEDIATE")
                     with connection.begin():
                         tx = Tx(self, connection)
+                        if self._check is not None:
+                            self._check(tx)
                         yield tx
                 self._remember(tx)
         finally:

@@ -32,13 +32,13 @@ _CONTENT = "acclimate.content"
 
 
 def publish_preparations(
-    uri: str, artifacts: Path | None, data: RoundData, *, progress: Progress | None = None
+    uri: str, artifacts: Path | str | None, data: RoundData, *, progress: Progress | None = None
 ) -> None:
     """Write entries, selections and preparations: nothing of the holdout. Idempotent.
 
     Args:
         uri: MLflow tracking URI.
-        artifacts: folder of the artifacts; None leaves it to the MLflow server.
+        artifacts: folder of the artifacts, or a URI; None leaves it to the MLflow server.
         data: the round; its scores and ranking are not looked at.
         progress: called after each run.
 
@@ -48,7 +48,7 @@ def publish_preparations(
     _publish(uri, artifacts, data, list(projection.preparations(data)), progress)
 
 
-def publish_round(uri: str, artifacts: Path | None, data: RoundData, *, progress: Progress | None = None) -> None:
+def publish_round(uri: str, artifacts: Path | str | None, data: RoundData, *, progress: Progress | None = None) -> None:
     """Write a whole evaluated round, completing what publish_preparations wrote. Idempotent; arguments as there."""
     _publish(uri, artifacts, data, list(projection.whole(data)), progress)
 
@@ -194,7 +194,7 @@ def rounds(uri: str | Sequence[str]) -> "pd.DataFrame":
 
 
 def _publish(
-    uri: str, artifacts: Path | None, data: RoundData, planned: Sequence[Planned], progress: Progress | None
+    uri: str, artifacts: Path | str | None, data: RoundData, planned: Sequence[Planned], progress: Progress | None
 ) -> None:
     _journal(uri)
     client = _client(uri)
@@ -209,13 +209,13 @@ def _publish(
     _analyze(uri)
 
 
-def _claim(client: Any, artifacts: Path | None, data: RoundData) -> str:
+def _claim(client: Any, artifacts: Path | str | None, data: RoundData) -> str:
     """The round's experiment, made where there is none, with its tags."""
     name = projection.experiment_name(data.competition.slug, data.name)
     tags = projection.experiment_tags(data)
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        location = None if artifacts is None else (artifacts.absolute() / data.round).as_uri()
+        location = None if artifacts is None else f"{_uri(artifacts)}/{data.round}"
         created: str = client.create_experiment(name, artifact_location=location, tags=tags)
         return created
     if experiment.lifecycle_stage == "deleted":
@@ -327,6 +327,14 @@ def _execute(uri: str, statement: str) -> None:
             connection.exec_driver_sql(statement)
     finally:
         engine.dispose()
+
+
+def _uri(artifacts: Path | str) -> str:
+    return (
+        artifacts.rstrip("/")
+        if isinstance(artifacts, str) and "://" in artifacts
+        else Path(artifacts).absolute().as_uri()
+    )
 
 
 def _milliseconds(moment: Any) -> int:

@@ -72,6 +72,17 @@ class FolderBlobs:
         except FileNotFoundError as error:
             raise _unknown(digest) from error
 
+    @contextmanager
+    def local(self, digest: str) -> Iterator[Path]:
+        """The blob as a file of this machine for as long as the block lasts, for reading only; not re-hashed.
+
+        Raises:
+            Refusal: blob_unknown.
+        """
+        if not self.has(digest):
+            raise _unknown(digest)
+        yield self.path(digest)
+
     def read(self, digest: str) -> bytes:
         """The blob's bytes, re-hashed, for blobs that fit into memory.
 

@@ -21,9 +21,10 @@ from typing import Any
 from acclimate_runners.attempts import Attempt
 from acclimate_runners.jobs import Job
 from acclimate_runners.nursery import Nursery
-from acclimate_runners.runner import BlobAccess, Status
+from acclimate_runners.runner import BlobAccess, Demand, Machine, Status
 
 NAMESPACE = "acclimate"
+_ONE_CPU = Demand()
 _PATIENCE = 10.0
 _LINGER = 20.0
 """Seconds that a machine's fork-server outlives its last attempt."""
@@ -97,7 +98,21 @@ class RayRunner:
         self._class = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 4})(Attendant)
         self.slots = slots or max(1, int(ray.cluster_resources().get("CPU", 1)))
 
-    def start(self, name: str, job: Job, blobs: BlobAccess) -> "ActorHandle":
+    def machines(self) -> tuple[Machine, ...]:
+        """The cluster's machines."""
+        found = [node for node in self._ray.nodes() if node["Alive"]]
+        return tuple(
+            Machine(
+                name=node["NodeManagerHostname"],
+                cpus=node["Resources"].get("CPU", 0.0),
+                gpus=node["Resources"].get("GPU", 0.0),
+                memory=int(node["Resources"].get("memory", 0)),
+                labels=dict(node.get("Labels", {})),
+            )
+            for node in found
+        )
+
+    def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = _ONE_CPU) -> "ActorHandle":
         """Start an attempt, or adopt the actor of this name; returns at once, though Ray may place it later."""
         ray = self._ray
         # num_cpus sets no threads: the child's environment does.
@@ -106,7 +121,7 @@ class RayRunner:
         self._actors = {n: a for n, a in self._actors.items() if n != name} | {name: actor}
         return ActorHandle(ray, actor, forget=lambda: self._actors.pop(name, None))
 
-    def close(self) -> None:
+    def close(self, *, keep: bool = False) -> None:
         """Kill what still runs here, and leave the cluster; a local one ends."""
         ray = self._ray
         with contextlib.suppress(Exception):

@@ -6,9 +6,10 @@ from pathlib import Path
 from acclimate_runners.attempts import Attempt
 from acclimate_runners.jobs import Job
 from acclimate_runners.nursery import Nursery
-from acclimate_runners.runner import BlobAccess
+from acclimate_runners.runner import BlobAccess, Demand, Machine
 
 _PATIENCE = 10.0
+_ONE_CPU = Demand()
 _NURSERY = Nursery()
 """Of this process: runners that come after one another use the same imports."""
 
@@ -26,7 +27,11 @@ class LocalRunner:
         self._workdir = workdir.resolve()
         self._attempts: dict[str, Attempt] = {}
 
-    def start(self, name: str, job: Job, blobs: BlobAccess) -> Attempt:
+    def machines(self) -> tuple[Machine, ...]:
+        """This machine; its GPUs are not offered."""
+        return (Machine("localhost", float(self.slots)),)
+
+    def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = _ONE_CPU) -> Attempt:
         """Start an attempt, or adopt what an earlier process finished; returns at once."""
         running = self._attempts.get(name)
         if running is not None and running.poll().state == "running":
@@ -36,8 +41,8 @@ class LocalRunner:
         attempt.start()
         return attempt
 
-    def close(self) -> None:
-        """Kill what still runs, and wait until it is gone."""
+    def close(self, *, keep: bool = False) -> None:
+        """Kill what still runs, and wait until it is gone; nothing of it outlives this process, whatever `keep` says."""
         for attempt in self._attempts.values():
             attempt.cancel()
         until = time.monotonic() + _PATIENCE

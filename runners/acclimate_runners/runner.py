@@ -1,6 +1,7 @@
 """What the dispatcher asks of whoever runs jobs: this machine (local.py) or Ray (cluster.py), with equal bytes."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -34,6 +35,33 @@ class Status:
     network: str = ""
 
 
+@dataclass(frozen=True)
+class Demand:
+    """What one attempt takes of a machine.
+
+    Attributes:
+        cpus, gpus: whole CPUs; GPUs, of which a fraction is a share of one.
+        memory: bytes of main memory set aside; 0 for none.
+        labels: label -> value that the machine must carry.
+    """
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine of the pool, with all it has, whether free or in use; units as in Demand."""
+
+    name: str
+    cpus: float
+    gpus: float = 0.0
+    memory: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
 class BlobAccess(Protocol):
     """Content-addressed bytes as a runner sees them; picklable, as it travels to another machine."""
 
@@ -63,8 +91,11 @@ class Runner(Protocol):
     slots: int
     """How many jobs at once."""
 
-    def start(self, name: str, job: Job, blobs: BlobAccess) -> Handle:
+    def machines(self) -> tuple[Machine, ...]:
+        """The pool as it is now; empty where it can't be told."""
+
+    def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = ...) -> Handle:
         """Start an attempt, or adopt the one of this name that already runs or has finished; returns at once."""
 
-    def close(self) -> None:
-        """Kill what still runs and give back what the runner holds."""
+    def close(self, *, keep: bool = False) -> None:
+        """Give back what the runner holds. What still runs is killed; with `keep` it goes on where it can, for another to adopt."""
