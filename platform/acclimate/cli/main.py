@@ -5,6 +5,8 @@ exception that is no refusal is a fault of ours and shows its traceback.
 """
 
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 
 import typer
 
@@ -53,6 +55,16 @@ app.command("invite")(server.invite)
 app.command("api")(server.api)
 app.command("dispatch")(server.dispatch)
 app.command("mlflow")(server.mlflow)
+# While these are being written: those that are there.
+for _name, _module in (
+    ("up", "up"), ("doctor", "doctor"), ("config", "settings"), ("plan", "plan"), ("db", "database"),
+):  # fmt: skip
+    if find_spec(f"acclimate.cli.{_module}"):
+        _found = import_module(f"acclimate.cli.{_module}")
+        if _name == "db":
+            app.add_typer(_found.app, name="db")
+        else:
+            app.command(_name)(getattr(_found, _name))
 app.add_typer(competition.app, name="competition", short_help="Build, check and show competitions.")
 app.command("verify", short_help="Verify a round from its bundle alone, offline.")(verify.verify)
 app.command("demo", short_help="Play a whole blind round on this machine.")(demo.demo)
