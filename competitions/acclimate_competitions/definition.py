@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from acclimate_competitions import digests, parsing
+from acclimate_competitions import compute, digests, parsing
+from acclimate_competitions.compute import Compute
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.fields import NAME, NAME_MEANING, Document, Table, flat, out_of_bounds, rfc3339
 from acclimate_competitions.recipe import Optimizer, Recipe, Schedule, Selection
@@ -133,15 +134,6 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Compute:
-    """`[compute]`: the pool, its limit, and where the order of preparation is drawn from."""
-
-    hardware: str
-    max_gpu_hours: float
-    order_seed: Literal["from-log"]
-
-
-@dataclass(frozen=True)
 class Isolation:
     """`[isolation]`: limits of a child process; memory in bytes."""
 
@@ -225,7 +217,7 @@ def parse(raw: bytes) -> Competition:
         tasks=_tasks(root),
         preparation=_preparation(root.table("preparation", required=True)),
         ranking=_ranking(root.table("ranking")),
-        compute=_compute(root.table("compute")),
+        compute=compute.read(root.table("compute")),
         isolation=_isolation(root.table("isolation")),
         entrants_see=_logs(root.table("logs")),
         origins=document.origins,
@@ -473,16 +465,6 @@ def _ranking(table: Table) -> Policy:
 
 _NONE: Any = None
 _LARGEST_SEED = 2**32 - 1  # what every generator takes, with room for a step's number beside it
-
-
-def _compute(table: Table) -> Compute:
-    compute = Compute(
-        hardware=table.text("hardware", "cpu"),
-        max_gpu_hours=table.number("max_gpu_hours", 0.0),
-        order_seed=table.word("order_seed", ("from-log",), default="from-log"),
-    )
-    table.finish()
-    return compute
 
 
 def _isolation(table: Table) -> Isolation:

@@ -189,17 +189,36 @@ class Table:
             key, default, check, 'a duration, a whole number and s, m, h or d, such as "30m"', timedelta(1)
         )
 
-    def size(self, key: str, default: Any = REQUIRED) -> int:
-        """A size in bytes, written such as "2GiB"."""
+    def size(self, key: str, default: Any = REQUIRED, *, zero: bool = False) -> int:
+        """A size in bytes, written such as "2GiB"; "0" where zero is allowed."""
 
         def check(value: Any) -> int | None:
+            if zero and value == "0":
+                return 0
             found = _SIZE.fullmatch(value) if isinstance(value, str) else None
             if found is None:
                 return None
             size = int(found.group(1)) * _SIZES[found.group(2)]
             return size if 0 < size <= LARGEST else self._fail(key, f"= {value!r}: must be above 0", 1)
 
-        return self._read(key, default, check, f'a size, a whole number and one of {", ".join(_SIZES)}: "2GiB"', 1)
+        form = f'a size, a whole number and one of {", ".join(_SIZES)}: "2GiB"{", or 0 as text" if zero else ""}'
+        return self._read(key, default, check, form, 1)
+
+    def texts(self, key: str, *, names: re.Pattern[str], values: re.Pattern[str], form: str) -> dict[str, str]:
+        """A table of texts, empty where it is absent; form says in words what names and values must be."""
+        if key not in self._values:
+            return self._read(key, {}, lambda _: None, "a table", {})
+        table = self.table(key)
+        found = {}
+        for name in table._values:
+            if names.fullmatch(name):
+                found[name] = table.text(name, pattern=values, form=form)
+            else:
+                table.text(name)
+                table.problem(name, f"is not a name that is allowed here: {form}")
+        if not found:
+            self._document.origins[dotted(self._at(key))] = f"line {self._document.line(self._at(key))}"
+        return found
 
     def moment(self, key: str) -> datetime | None:
         """A moment in UTC, or None where the key is absent: RFC 3339 with offset, or {local, zone}."""
@@ -331,7 +350,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values by dotted key, JSON-ready: times as RFC 3339, durations in seconds."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             found |= flat(value, f"{prefix}{name}.")
         elif isinstance(value, datetime):
             found[prefix + name] = rfc3339(value)

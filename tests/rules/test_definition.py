@@ -58,6 +58,29 @@ def test_every_value_in_force_has_an_origin():
     assert values["round.closes"] == "2027-04-01T10:00:00Z"
 
 
+def test_what_an_attempt_takes_of_a_machine():
+    plain = definition.parse(BASE.encode())
+    assert (plain.compute.cpus, plain.compute.gpus, plain.compute.memory, dict(plain.compute.labels)) == (1, 0, 0, {})
+    assert plain.effective()["compute.labels"] == {} and plain.origins["compute.labels"] == "default"
+    lines = 'cpus = 2\ngpus = 0.25\nmemory = "3GiB"\nlabels = { pool = "a", "ray.io/accelerator-type" = "H100" }\n'
+    text = BASE.replace("[compute]\n", f"[compute]\n{lines}")
+    asked = definition.parse(text.encode())
+    values = asked.effective()
+    assert (values["compute.cpus"], values["compute.gpus"], values["compute.memory"]) == (2, 0.25, 3 * 2**30)
+    assert values["compute.labels.ray.io/accelerator-type"] == "H100" and set(values) == set(asked.origins)
+    line = text.splitlines().index("gpus = 0.25") + 1
+    assert asked.origins["compute.gpus"] == f"line {line}"
+    assert asked.origins["compute.labels.pool"] == f"line {line + 2}"
+    # It is no part of what a result follows from.
+    assert asked.preparation.digest == plain.preparation.digest and asked.ranking.digest == plain.ranking.digest
+
+
+@pytest.mark.parametrize("lines", ['memory = "0"', "labels = {}", "gpus = 8", "cpus = 0.07"])
+def test_what_an_attempt_may_take(lines: str):
+    found = definition.parse(BASE.replace("[compute]\n", f"[compute]\n{lines}\n").encode())
+    assert set(found.effective()) == set(found.origins)
+
+
 def test_the_digest_is_over_the_bytes_not_the_meaning():
     assert definition.parse(BASE.encode() + b"\n").digest != definition.parse(BASE.encode()).digest
 
@@ -156,6 +179,17 @@ CASES = [
     ("seed = 1 }", "seed = 4294967296 }", "ranking.interval.seed = 4294967296: must be at most 4294967295"),
     ("draws = 10_000", "draws = 100_001", "ranking.interval.draws = 100001: must be at most 100000"),
     ('missing = "worst"', 'missing = "fail"', 'ranking.missing = "fail": this version carries only "worst", "exclude"'),
+    ("max_gpu_hours = 0", "max_gpu_hours = 0\ncpus = 0", "compute.cpus = 0: must be above 0"),
+    ("max_gpu_hours = 0", "max_gpu_hours = 0\ncpus = 0.005", "compute.cpus = 0.005: must be a multiple of 0.01"),
+    ("max_gpu_hours = 0", "max_gpu_hours = 0\ngpus = -1", "compute.gpus = -1: must not be negative"),
+    ("max_gpu_hours = 0", "max_gpu_hours = 0\ngpus = 1.5", "compute.gpus = 1.5: must be whole, or a share below 1 of one GPU"),
+    ("max_gpu_hours = 0", 'max_gpu_hours = 0\ngpus = "1"', 'compute.gpus must be a number, not "1"'),
+    ("max_gpu_hours = 0", "max_gpu_hours = 0\nmemory = 0", "compute.memory must be a size"),
+    ("max_gpu_hours = 0", 'max_gpu_hours = 0\nmemory = "0GiB"', "compute.memory = '0GiB': must be above 0"),
+    ("max_gpu_hours = 0", 'max_gpu_hours = 0\nlabels = ["H100"]', "compute.labels must be a table"),
+    ("max_gpu_hours = 0", "max_gpu_hours = 0\nlabels = { zone = 3 }", "compute.labels.zone must be text, not 3"),
+    ("max_gpu_hours = 0", 'max_gpu_hours = 0\nlabels = { zone = "in(a,b)" }', "compute.labels.zone = 'in(a,b)': must be at most 63"),
+    ("max_gpu_hours = 0", 'max_gpu_hours = 0\nlabels = { "-x" = "a" }', "compute.labels.-x is not a name that is allowed here: at most 63"),
 ]  # fmt: skip
 
 

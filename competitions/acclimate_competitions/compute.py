@@ -1,0 +1,60 @@
+"""`[compute]`: what one attempt takes of a machine, and which machines may take it.
+
+None of it changes a result, so that nothing of it but `hardware` is in a stage's key: a round whose pool grows goes on.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from acclimate_competitions.fields import Table
+
+LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_LABEL_PART = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+LABEL_KEY = re.compile(rf"({_LABEL_PART}(\.{_LABEL_PART})*/)?{LABEL_VALUE.pattern}")
+_LABEL_MEANING = (
+    "at most 63 letters, digits, dots, hyphens and underscores, beginning and ending with a letter or digit"
+)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """`[compute]`: the pool, its limit, what an attempt takes, and where the order of preparation is drawn from.
+
+    Attributes:
+        hardware: the class of machines that results are declared for.
+        cpus: CPUs that one attempt sets aside.
+        gpus: GPUs that one attempt is given: whole ones, or a share of one.
+        memory: bytes of main memory that one attempt sets aside; 0 for none.
+        labels: label -> value that a machine must carry.
+    """
+
+    hardware: str
+    max_gpu_hours: float
+    order_seed: Literal["from-log"]
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def read(table: Table) -> Compute:
+    """The table's values; problems are noted in its document."""
+    compute = Compute(
+        hardware=table.text("hardware", "cpu"),
+        max_gpu_hours=table.number("max_gpu_hours", 0.0),
+        order_seed=table.word("order_seed", ("from-log",), default="from-log"),
+        cpus=table.number("cpus", 1.0, above=0, below=100_000),
+        gpus=table.number("gpus", 0.0, below=100_000),
+        memory=table.size("memory", 0, zero=True),
+        labels=table.texts("labels", names=LABEL_KEY, values=LABEL_VALUE, form=_LABEL_MEANING),
+    )
+    for name, count in (("cpus", compute.cpus), ("gpus", compute.gpus)):
+        # Schedulers count in small fixed steps; a finer share would be rounded where nobody sees it.
+        if table.good(name) and round(count * 100) / 100 != count:
+            table.problem(name, f"= {count:g}: must be a multiple of 0.01")
+    if table.good("gpus") and compute.gpus > 1 and not compute.gpus.is_integer():
+        table.problem("gpus", f"= {compute.gpus:g}: must be whole, or a share below 1 of one GPU")
+    table.finish()
+    return compute
