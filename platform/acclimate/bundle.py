@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, select
 
-from acclimate import log
+from acclimate import log, table_blobs
 from acclimate.service import publish, release
 from acclimate.store import Store, Tx, log_checkpoints, submissions
 from acclimate_competitions import digests
@@ -23,7 +23,7 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import Record
-from acclimate_runners.blobs import FolderBlobs
+from acclimate_runners.blobs import Blobs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +33,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SUBMITTING = frozenset({"SubmissionCommitted", "SubmissionAccepted"})
 
 
-def write(store: Store, blobs: FolderBlobs, round_id: str, out: Path) -> Path:
+def write(store: Store, blobs: Blobs, round_id: str, out: Path) -> Path:
     """Write the bundle of an evaluated or published round as a folder, which is whole or not there.
 
     Args:
@@ -81,7 +81,7 @@ def _await_checkpoint(store: Store, round_id: str) -> None:
 class _Writer:
     """Puts files into a folder and lists them."""
 
-    def __init__(self, folder: Path, blobs: FolderBlobs) -> None:
+    def __init__(self, folder: Path, blobs: Blobs) -> None:
         self._folder, self._blobs = folder, blobs
         folder.mkdir(parents=True)
 
@@ -202,7 +202,7 @@ def _write_numbers(writer: _Writer, store: Store, tx: Tx, state: Round) -> None:
         for key in keys:
             writer.blob(scores.predictions_name(entrant, key), state.evaluated[key]["predictions"])
         stored = [found[(entrant, protocol, task, seed)] for _, task, seed, protocol in keys]
-        parts = [tables.read(store.blobs.path(digest), tables.SCORES) for digest in stored]
+        parts = [table_blobs.read(store.blobs, digest, tables.SCORES) for digest in stored]
         writer.table(f"scores/{entrant}.parquet", parts)
     majority = publish.majority(store, state, release.holdout_files(tx, state.id))
     if majority:

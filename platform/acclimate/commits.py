@@ -4,13 +4,13 @@ The evaluator's key signs here. Predictions are scored here too, where the targe
 """
 
 import math
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, update
 
+from acclimate import table_blobs
 from acclimate.assignments import Assignment, Stage
 from acclimate.service import submit
 from acclimate.service.identity import Identity
@@ -20,7 +20,6 @@ from acclimate_competitions import records, tables
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
-from acclimate_runners.blobs import FolderBlobs
 from acclimate_runners.jobs import Outcome
 from acclimate_runners.runner import Status
 
@@ -129,13 +128,13 @@ def _evaluate(
     # Scoring and writing files takes time, so it is done before the transaction.
     documents = []
     tasks = {task.name: task for task in state.competition.tasks}
-    truth = {name: tables.read(store.blobs.path(holdout[f"{name}.parquet"])) for name in tasks}
+    truth = {name: table_blobs.read(store.blobs, holdout[f"{name}.parquet"]) for name in tasks}
     for stage in assignment.stages:
         assert stage.task is not None
         task = tasks[stage.task]
         if outcome.status == "refused":
             # The model was fit to be prepared and is not to be evaluated: unknown is not zero, its examples stay unscored.
-            predictions = keep(store.blobs, unpredicted(assignment.entrant, stage, truth[stage.task]))
+            predictions = table_blobs.keep(store.blobs, unpredicted(assignment.entrant, stage, truth[stage.task]))
             entry: dict[str, Any] = {"count": truth[stage.task].num_rows, "failed": {"reason": outcome.reason}}
         elif (stage.task, stage.seed, stage.protocol) in given:
             entry = finite(given[stage.task, stage.seed, stage.protocol])
@@ -179,13 +178,13 @@ def score(
     """
     from acclimate_competitions import metrics
 
-    table = tables.read(store.blobs.path(predictions), tables.PREDICTIONS)
+    table = table_blobs.read(store.blobs, predictions, tables.PREDICTIONS)
     wanted = {(assignment.entrant, stage.protocol, stage.task, stage.seed)}
     found = {tuple(row.values()) for row in table.select(["entrant", "protocol", "task", "seed"]).to_pylist()}
     if found != wanted:
         raise Refusal("scores_invalid", f"predictions are of {sorted(map(str, found))}, asked for was {wanted}")
     scored = metrics.score_predictions(table, holdout, task, cluster=state.competition.ranking.cluster)
-    return keep(store.blobs, scored)
+    return table_blobs.keep(store.blobs, scored)
 
 
 def unpredicted(entrant: str, stage: Stage, holdout: "pa.Table") -> "pa.Table":
@@ -197,22 +196,6 @@ def unpredicted(entrant: str, stage: Stage, holdout: "pa.Table") -> "pa.Table":
         for example in holdout.column("example").to_pylist()
     ]
     return pa.Table.from_pylist(rows, schema=tables.PREDICTIONS)
-
-
-def keep(blobs: FolderBlobs, table: "pa.Table") -> str:
-    """Store a table; returns its digest.
-
-    Raises:
-        Refusal: no_space.
-    """
-    # Beside the blobs, whose disk must have room for it anyway, and whose sweep takes what a crash leaves there.
-    path = blobs.root / "tmp" / f"{uuid.uuid4().hex}.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        tables.write(table, path)
-        return blobs.put(path)
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _signed(identity: Identity, state: Round, record: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:

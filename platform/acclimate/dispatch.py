@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from sqlalchemy import select
 
-from acclimate import assignments, commits, schedule, stages
+from acclimate import assignments, commits, schedule, stages, table_blobs
 from acclimate.assignments import Assignment
 from acclimate.config import Settings
 from acclimate.console import say
@@ -33,7 +33,7 @@ from acclimate.store import Store, Tx, log_checkpoints, log_entries, rounds
 from acclimate_competitions import tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
-from acclimate_runners.blobs import FolderBlobs
+from acclimate_runners.blobs import Blobs
 from acclimate_runners.runner import Handle, Runner, Status
 
 TRIES = {"limit_exceeded": 3, "job_failed": 3}
@@ -69,7 +69,7 @@ class Dispatcher:
     def __init__(
         self,
         store: Store,
-        blobs: FolderBlobs,
+        blobs: Blobs,
         settings: Settings,
         runner_factory: Callable[[], Runner],
         *,
@@ -332,7 +332,7 @@ class Dispatcher:
                 with self._blobs.local(files[f"{task.name}.parquet"]) as path:
                     table = tables.read(path)
                 kept = assignments.without_answers(table.column_names, task, cluster=cluster)
-                made[task.name] = commits.keep(self._blobs, table.select(kept).replace_schema_metadata(None))
+                made[task.name] = table_blobs.keep(self._blobs, table.select(kept).replace_schema_metadata(None))
             self._inputs[state.id] = made
         return self._inputs[state.id]
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from acclimate import projection, tracking
+from acclimate import projection, table_blobs, tracking
 from acclimate.config import Settings
 from acclimate.service import manifests, publish, release
 from acclimate.store import Store, Tx, results, stages, submissions
@@ -101,7 +101,7 @@ def _stages(tx: Tx, state: Round, known: dict[str, str], kinds: tuple[str, ...])
 
 
 def _targets(store: Store, digest: str) -> dict[str, str]:
-    table = tables.read(store.blobs.path(digest))
+    table = table_blobs.read(store.blobs, digest)
     return dict(zip(table.column("example").to_pylist(), table.column("target").to_pylist(), strict=True))
 
 
@@ -110,5 +110,5 @@ def _scores(store: Store, state: Round, holdout: dict[str, str]) -> "pa.Table":
 
     with store.snapshot() as tx:
         found = publish.score_digests(tx, state)
-    parts = [tables.read(store.blobs.path(digest), tables.SCORES) for digest in found.values()]
+    parts = [table_blobs.read(store.blobs, digest, tables.SCORES) for digest in found.values()]
     return pa.concat_tables(parts + publish.majority(store, state, holdout))

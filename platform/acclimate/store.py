@@ -11,211 +11,64 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    Column,
-    Connection,
-    Engine,
-    Float,
-    ForeignKey,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    func,
-    insert,
-    select,
-)
+from sqlalchemy import Connection, Engine, func, insert, select
 
-from acclimate import config, database
+from acclimate import config, database, migrations
+from acclimate.schema import (
+    accounts,
+    installation,
+    invitations,
+    leases,
+    log_checkpoints,
+    log_entries,
+    metadata,
+    openings,
+    outbox,
+    pools,
+    quota_ledger,
+    results,
+    rounds,
+    seals,
+    share_documents,
+    stages,
+    submissions,
+    uploads,
+)
 from acclimate_competitions import definition, digests, records
 from acclimate_competitions import rounds as machine
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
 from acclimate_competitions.records import Record, format_time, parse_time
-from acclimate_runners.blobs import FolderBlobs
+from acclimate_runners.blobs import Blobs, blobs_at
 
-SCHEMA_VERSION = 1
-_log = logging.getLogger(__name__)
-
-metadata = MetaData()
-
-accounts = Table(
+__all__ = [
+    "Store",
+    "Tx",
     "accounts",
-    metadata,
-    Column("id", String(64), primary_key=True),  # an entrant's id for good, across rounds
-    Column("role", String(16), nullable=False),  # organizer | entrant | custodian | analyst
-    Column("ed25519", String(44), nullable=False, unique=True),
-    Column("token_hash", String(71), nullable=False, unique=True),
-    Column("created", String(27), nullable=False),
-)
-invitations = Table(
-    "invitations",
-    metadata,
-    Column("code_hash", String(71), primary_key=True),
-    Column("role", String(16), nullable=False),
-    Column("used_by", String(64), ForeignKey("accounts.id")),
-)
-log_entries = Table(
-    "log_entries",
-    metadata,
-    Column("index", Integer, primary_key=True, autoincrement=False),
-    Column("round", String(120), nullable=False, index=True),
-    Column("type", String(32), nullable=False),
-    Column("data", LargeBinary, nullable=False),
-)
-log_checkpoints = Table(
-    "log_checkpoints",
-    metadata,
-    Column("size", Integer, primary_key=True, autoincrement=False),
-    Column("note", Text, nullable=False),
-    Column("at", String(27), nullable=False),
-)
-rounds = Table(
-    "rounds",
-    metadata,
-    Column("id", String(120), primary_key=True),
-    Column("competition", String(64), nullable=False),
-    Column("name", String(64), nullable=False),
-    Column("owner", String(64), ForeignKey("accounts.id"), nullable=False),
-    Column("definition", String(71), nullable=False),  # digest of the blob
-    Column("created", String(27), nullable=False),
-    UniqueConstraint("competition", "name"),
-)
-seals = Table(
-    "seals",
-    metadata,
-    Column("seal", String(71), primary_key=True),
-    Column("round", String(120), ForeignKey("rounds.id"), nullable=False, index=True),
-    Column("kind", String(16), nullable=False),  # real | rehearsal
-    Column("header", JSON, nullable=False),  # the fields of HoldoutSealed
-    Column("envelopes", JSON, nullable=False),  # [{index, to, main, backup}], age files as base64
-    Column("number", Integer, nullable=False, default=0),  # of the round's seals, in the order they came
-    Column("received", String(27), nullable=False),
-    Column("succeeded", String(27)),  # rehearsal only: when the dummy was opened
-)
-share_documents = Table(
-    "share_documents",
-    metadata,
-    Column("seal", String(71), ForeignKey("seals.seal"), primary_key=True),
-    Column("index", Integer, primary_key=True),
-    Column("document", LargeBinary, nullable=False),
-)
-submissions = Table(
-    "submissions",
-    metadata,
-    Column("id", String(36), primary_key=True),
-    Column("round", String(120), ForeignKey("rounds.id"), nullable=False, index=True),
-    Column("entrant", String(64), nullable=False),
-    Column("owner", String(64), ForeignKey("accounts.id"), nullable=False),  # the entrant; of a baseline the organizer
-    Column("commitment", String(71), nullable=False),
-    Column("nonce", String(44), nullable=False),
-    Column("manifest", JSON, nullable=False),
-    Column(
-        "acceptance", JSON, nullable=False
-    ),  # the entrant's signed SubmissionAccepted, logged once the check has passed
-    Column("state", String(16), nullable=False),  # uploading | checking | accepted | refused | forfeited | withdrawn
-    Column("reason", Text, nullable=False, default=""),
-    Column("committed_index", Integer, nullable=False),
-    Column("accepted_index", Integer),
-    Column("created", String(27), nullable=False),
-    UniqueConstraint("round", "commitment"),
-)
-quota_ledger = Table(
-    "quota_ledger",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("round", String(120), ForeignKey("rounds.id"), nullable=False, index=True),
-    Column("entrant", String(64), nullable=False),
-    Column("submission", String(36), ForeignKey("submissions.id"), nullable=False),
-    Column("kind", String(16), nullable=False),  # debit | refused | cancelled | platform; see service/quota.py
-    Column("delta", Integer, nullable=False),  # −1 a debit, +1 a refund
-    Column("reason", Text, nullable=False),
-    Column("at", String(27), nullable=False),
-)
-uploads = Table(
-    "uploads",
-    metadata,
-    Column("submission", String(36), ForeignKey("submissions.id"), primary_key=True),
-    Column("digest", String(71), primary_key=True),
-    Column("size", Integer, nullable=False),
-    Column("at", String(27), nullable=False),
-)
-openings = Table(
-    "openings",
-    metadata,
-    Column("round", String(120), ForeignKey("rounds.id"), primary_key=True),
-    Column("files", JSON, nullable=False),  # the opened holdout: name -> digest of the blob; {} where it didn't open
-    Column("code", String(32), nullable=False, default=""),  # why it didn't open: a refusal's code and sentence
-    Column("problem", Text, nullable=False, default=""),
-    Column("at", String(27), nullable=False),
-)
-stages = Table(
-    "stages",
-    metadata,
-    Column("key", String(71), primary_key=True),
-    Column("round", String(120), ForeignKey("rounds.id"), nullable=False, index=True),
-    Column("kind", String(16), nullable=False),  # check | select | prepare | evaluate
-    Column("submission", String(36), ForeignKey("submissions.id"), nullable=False),
-    Column("task", String(64)),
-    Column("seed", Integer),
-    Column("protocol", String(16)),
-    Column("state", String(16), nullable=False),  # pending | running | committed | failed | blocked
-    Column("attempt", String(71)),
-    Column("attempts", Integer, nullable=False, default=0),
-    Column("progress", Float, nullable=False, default=0.0),
-    Column("reason", Text, nullable=False, default=""),
-    Column("heartbeat", String(27)),
-)
-results = Table(
-    "results",
-    metadata,
-    Column("stage", String(71), ForeignKey("stages.key"), primary_key=True),
-    Column("document", JSON, nullable=False),  # of kind prepare: one of Outcome.results["prepared"]; and so on
-    Column("at", String(27), nullable=False),
-)
-outbox = Table(
-    "outbox",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("round", String(120), nullable=False, index=True),
-    Column("stage", String(71), unique=True),
-    Column("payload", JSON, nullable=False),
-    Column("run", String(64)),  # MLflow run id once logged
-)
-installation = Table(  # one row
     "installation",
-    metadata,
-    Column("id", String(36), primary_key=True),  # also in blobs/INSTALLATION
-    Column("log", Text, nullable=False),  # the log's verifier key
-    Column("evaluator", String(44), nullable=False),
-    Column("created", String(27), nullable=False),
-)
-leases = Table(
+    "invitations",
     "leases",
-    metadata,
-    Column("name", String(32), primary_key=True),  # dispatch
-    Column("holder", String(64), nullable=False),
-    Column("epoch", Integer, nullable=False),  # one more with each change of holder or process
-    Column("expires", String(27), nullable=False),
-)
-pools = Table(  # what the leading dispatcher last saw of its machines; one row a lease
+    "log_checkpoints",
+    "log_entries",
+    "metadata",
+    "openings",
+    "outbox",
     "pools",
-    metadata,
-    Column("name", String(32), primary_key=True),
-    Column("runner", String(16), nullable=False),  # ray | local
-    Column("slots", Integer, nullable=False),
-    Column("machines", JSON, nullable=False),  # [{name, cpus, gpus, memory, labels}]
-    Column("problem", Text, nullable=False, default=""),
-    Column("at", String(27), nullable=False),
-)
+    "quota_ledger",
+    "results",
+    "rounds",
+    "seals",
+    "share_documents",
+    "stages",
+    "submissions",
+    "timestamp",
+    "unsigned",
+    "uploads",
+]
 
+_log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Folded:
@@ -229,7 +82,7 @@ class _Folded:
 class Store:
     """The database and the blobs of an installation; safe to share between threads, cheap to open in each process."""
 
-    def __init__(self, engine: Engine, blobs: FolderBlobs) -> None:
+    def __init__(self, engine: Engine, blobs: Blobs) -> None:
         self.engine, self.blobs = engine, blobs
         self._writer, self._folding = threading.Lock(), threading.Lock()
         self._folded: dict[str, _Folded] = {}
@@ -251,7 +104,8 @@ class Store:
         engine = database.connect(settings.database, clock=clock or database.system_clock)
         with database.refusing():
             database.create(engine, metadata, version=SCHEMA_VERSION)
-        return cls(engine, FolderBlobs(Path(settings.blobs)))
+        blobs = blobs_at(settings.blobs, endpoint=settings.blobs_endpoint, scratch=settings.work / "blobs")
+        return cls(engine, blobs)
 
     def fenced(self, check: Callable[["Tx"], None]) -> "Store":
         """This store as a leader uses it: each transaction that may write begins with `check`, which refuses one that was deposed."""

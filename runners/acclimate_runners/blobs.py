@@ -1,29 +1,131 @@
-"""Content-addressed bytes in a folder: root/ab/cdef…, one file a blob, named by its own sha256.
+"""Content-addressed bytes: what every store of them promises (Blobs), and the store that is a folder (FolderBlobs; s3.py is the other).
 
-- Nothing partial is ever visible: bytes go to root/tmp, are flushed to the disk, and only then renamed into place.
+- Nothing partial is ever visible.
 - Storing the same bytes twice is one blob, whoever races; a blob is never changed afterwards.
-- Whoever gets a blob gets bytes that hash to its digest: a file that doesn't is moved to root/quarantine and refused.
-- On a full disk the store refuses and leaves nothing behind.
+- Whoever gets a blob gets bytes that hash to its digest: what doesn't is put into quarantine and refused.
+- Where there is no room the store refuses and leaves nothing behind.
+
+The folder's layout is root/ab/cdef…, one file a blob, named by its own sha256. Bytes go to root/tmp, are flushed to the disk, and only
+then renamed into place.
 """
 
 import errno
 import hashlib
 import io
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, Protocol
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 
+MARKER = "INSTALLATION"
+"""Name of the object, at a store's root, that says whose blobs these are."""
 _CHUNK = 1 << 20
 # EFBIG: the process's own limit on file sizes, which is a full disk to whoever set it.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Incoming(Protocol):
+    """A blob on its way in: write pieces, then finish(); leaving the `with` block before that stores nothing."""
+
+    def __enter__(self) -> "Incoming": ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def write(self, data: bytes) -> None:
+        """Take the next piece; refuses upload_mismatch where it would exceed the declared size."""
+
+    def finish(self) -> tuple[str, int]:
+        """Check what was declared and make the blob visible; returns digest and size."""
+
+    def abort(self) -> None:
+        """Drop what came so far, unless it is stored already."""
+
+
+class Blobs(Protocol):
+    """A store of blobs, for any number of threads, processes and machines at once; picklable, and without any secret then.
+
+    A store that does not answer, refuses the login or can't be written refuses with blobs_unreachable, each of its methods.
+    """
+
+    @property
+    def scratch(self) -> Path:
+        """A folder of this machine for files being made, which exists; sweep() takes what a crash leaves there."""
+
+    def has(self, digest: str) -> bool:
+        """Whether the blob is stored."""
+
+    def size(self, digest: str) -> int:
+        """The blob's size in bytes; refuses blob_unknown."""
+
+    def open(self, digest: str) -> BinaryIO:
+        """The blob's bytes for reading, in constant memory, not re-hashed; refuses blob_unknown."""
+
+    def local(self, digest: str, *, first: int | None = None) -> AbstractContextManager[Path]:
+        """The blob as a file of this machine for as long as the block lasts, for reading only.
+
+        Args:
+            digest: the blob's.
+            first: where only so many bytes are needed: the file has the blob's size, but behind them may be zeros.
+        """
+
+    def read(self, digest: str) -> bytes:
+        """The blob's bytes, re-hashed, for blobs that fit into memory; refuses blob_unknown, blob_corrupt."""
+
+    def get(self, digest: str, to: Path) -> None:
+        """Copy the blob to a file, re-hashing it; the file appears whole or not at all; refuses blob_unknown, blob_corrupt, no_space."""
+
+    def put(self, path: Path) -> str:
+        """Store a file; returns its digest; refuses file_unreadable, no_space."""
+
+    def put_bytes(self, data: bytes) -> str:
+        """Store bytes; returns their digest."""
+
+    def put_stream(self, stream: IO[bytes], *, digest: str | None = None, size: int | None = None) -> tuple[str, int]:
+        """Store what a stream still holds, in constant memory; digest and size in bytes; refuses upload_mismatch."""
+
+    def incoming(self, *, digest: str | None = None, size: int | None = None) -> Incoming:
+        """A blob that arrives in pieces, of the digest and size that were declared."""
+
+    def sweep(self, *, older_than: float = 3600.0) -> int:
+        """Remove what crashed writers left, not written to for so many seconds; returns how many things."""
+
+    def free(self) -> int | None:
+        """Bytes that still fit; None where nobody can say."""
+
+    def marker(self) -> str | None:
+        """The id of the installation whose blobs these are; None where nobody has marked them."""
+
+    def mark(self, installation: str) -> None:
+        """Write the installation's id, unless there is one already."""
+
+    def probe(self) -> None:
+        """Write, read and remove a small object; refuses blobs_unreachable with the cause, no_space."""
+
+
+def blobs_at(place: str, *, endpoint: str = "", scratch: Path) -> Blobs:
+    """The store of blobs at a place.
+
+    Args:
+        place: a folder, or s3://BUCKET or s3://BUCKET/PREFIX.
+        endpoint: address of an S3 server that is not Amazon's.
+        scratch: a folder of this machine for files being made, where the store has none of its own.
+
+    Raises:
+        Refusal: extra_missing, where s3fs is not installed.
+    """
+    if "://" not in place:
+        return FolderBlobs(Path(place))
+    from acclimate_runners import s3
+
+    return s3.at(place, endpoint=endpoint, scratch=scratch)
 
 
 @dataclass(frozen=True)
@@ -46,6 +148,18 @@ class FolderBlobs:
             raise Refusal("blob_unknown", f"{digest!r} is not a digest", hint="sha256: and 64 lower-case hex digits")
         return self.root / digest[7:9] / digest[9:]
 
+    @property
+    def scratch(self) -> Path:
+        """Beside the blobs, whose disk must have room for what becomes a blob anyway.
+
+        Raises:
+            Refusal: no_space.
+        """
+        folder = self.root / "tmp"
+        with space(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
     def has(self, digest: str) -> bool:
         """Whether the blob is stored."""
         return self.path(digest).is_file()
@@ -59,7 +173,7 @@ class FolderBlobs:
         try:
             return self.path(digest).stat().st_size
         except FileNotFoundError as error:
-            raise _unknown(digest) from error
+            raise unknown(digest) from error
 
     def open(self, digest: str) -> BinaryIO:
         """The blob's bytes for reading, not re-hashed; `get` and `read` are.
@@ -70,17 +184,17 @@ class FolderBlobs:
         try:
             return self.path(digest).open("rb")
         except FileNotFoundError as error:
-            raise _unknown(digest) from error
+            raise unknown(digest) from error
 
     @contextmanager
-    def local(self, digest: str) -> Iterator[Path]:
-        """The blob as a file of this machine for as long as the block lasts, for reading only; not re-hashed.
+    def local(self, digest: str, *, first: int | None = None) -> Iterator[Path]:
+        """The blob's own file, for reading only; not re-hashed.
 
         Raises:
             Refusal: blob_unknown.
         """
         if not self.has(digest):
-            raise _unknown(digest)
+            raise unknown(digest)
         yield self.path(digest)
 
     def read(self, digest: str) -> bytes:
@@ -100,7 +214,7 @@ class FolderBlobs:
         Raises:
             Refusal: blob_unknown, blob_corrupt, no_space.
         """
-        with self.open(digest) as source, _written(to, to.parent) as (target, _):
+        with self.open(digest) as source, written(to) as target:
             found, _size = _copy(source, target)
             self._check(digest, found)
 
@@ -145,14 +259,14 @@ class FolderBlobs:
         Raises:
             Refusal: upload_mismatch where the bytes are not those declared, no_space; nothing is stored then.
         """
-        with Incoming(self, digest=digest, size=size) as incoming:
+        with self.incoming(digest=digest, size=size) as incoming:
             while chunk := stream.read(_CHUNK):
                 incoming.write(chunk)
             return incoming.finish()
 
-    def incoming(self, *, digest: str | None = None, size: int | None = None) -> "Incoming":
+    def incoming(self, *, digest: str | None = None, size: int | None = None) -> Incoming:
         """A blob that arrives in pieces, for callers that are handed the pieces (an upload)."""
-        return Incoming(self, digest=digest, size=size)
+        return _FolderIncoming(self, digest=digest, size=size)
 
     def sweep(self, *, older_than: float = 3600.0) -> int:
         """Remove what crashed writers left in root/tmp; returns how many files.
@@ -167,6 +281,59 @@ class FolderBlobs:
                     path.unlink()
                     removed += 1
         return removed
+
+    def free(self) -> int:
+        """Bytes free on the folder's disk."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        return shutil.disk_usage(self.root).free
+
+    def marker(self) -> str | None:
+        """The id of the installation whose blobs these are, if they are marked."""
+        try:
+            return (self.root / MARKER).read_text("utf-8").strip()
+        except FileNotFoundError:
+            return None
+
+    def mark(self, installation: str) -> None:
+        """Write the installation's id, unless there is one already.
+
+        Raises:
+            Refusal: no_space.
+        """
+        temporary = self.scratch / uuid.uuid4().hex
+        try:
+            with space(temporary), temporary.open("xb") as stream:
+                stream.write(installation.encode())
+                _flush(stream)
+            # A link, unlike a rename, leaves what another process has put there first.
+            with suppress(FileExistsError):
+                (self.root / MARKER).hardlink_to(temporary)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def probe(self) -> None:
+        """Write, read and remove a small file.
+
+        Raises:
+            Refusal: blobs_unreachable, no_space.
+        """
+        data = uuid.uuid4().bytes
+        try:
+            path = self.scratch / f"probe-{uuid.uuid4().hex}"
+            with space(path):
+                path.write_bytes(data)
+                found = path.read_bytes()
+                path.unlink()
+        except OSError as error:
+            raise Refusal(
+                "blobs_unreachable",
+                f"the folder of blobs {self.root} can't be used: {error.strerror or error}",
+                hint="the account that runs this server must be able to write there; or choose another folder (blobs)",
+            ) from error
+        if found != data:
+            raise Refusal(
+                "blobs_unreachable", f"the folder of blobs {self.root} gave back other bytes than were written"
+            )
 
     def _stored(self, digest: str, size: int) -> bool:
         try:
@@ -188,20 +355,17 @@ class FolderBlobs:
         )
 
 
-class Incoming:
-    """A blob on its way in: write pieces, then finish(); leaving the `with` block before that stores nothing."""
-
+class _FolderIncoming:
     def __init__(self, blobs: FolderBlobs, *, digest: str | None, size: int | None) -> None:
         if digest is not None:
             blobs.path(digest)
         self._blobs, self._digest, self._declared = blobs, digest, size
         self._hash, self._size = hashlib.sha256(), 0
-        self._temporary = blobs.root / "tmp" / uuid.uuid4().hex
-        with _space(self._temporary):
-            self._temporary.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = blobs.scratch / uuid.uuid4().hex
+        with space(self._temporary):
             self._file = self._temporary.open("xb")
 
-    def __enter__(self) -> "Incoming":
+    def __enter__(self) -> Incoming:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -215,7 +379,7 @@ class Incoming:
         """
         if self._declared is not None and self._size + len(data) > self._declared:
             raise Refusal("upload_mismatch", f"more bytes came than the {self._declared} declared")
-        with _space(self._temporary):
+        with space(self._temporary):
             self._file.write(data)
         self._hash.update(data)
         self._size += len(data)
@@ -232,7 +396,7 @@ class Incoming:
         if self._digest is not None and found != self._digest:
             raise Refusal("upload_mismatch", f"the bytes hash to {found}, {self._digest} was declared")
         target = self._blobs.path(found)
-        with _space(self._temporary):
+        with space(self._temporary):
             _flush(self._file)
             self._temporary.chmod(0o444)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -249,22 +413,26 @@ class Incoming:
 
 
 @contextmanager
-def _written(to: Path, folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
-    """A temporary file in `folder` that becomes `to` when the block ends well, and vanishes when it doesn't."""
-    temporary = folder / f".{uuid.uuid4().hex}"
+def written(to: Path) -> Iterator[IO[bytes]]:
+    """A temporary file beside `to` that becomes it when the block ends well, and vanishes when it doesn't.
+
+    Raises:
+        Refusal: no_space.
+    """
+    temporary = to.parent / f".{uuid.uuid4().hex}"
     try:
-        with _space(temporary):
-            folder.mkdir(parents=True, exist_ok=True)
+        with space(temporary):
+            to.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("xb") as stream:
-                yield stream, temporary
+                yield stream
             temporary.replace(to)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def _space(path: Path) -> Iterator[None]:
-    """Turn a full disk into a refusal."""
+def space(path: Path) -> Iterator[None]:
+    """Turn a full disk into the refusal no_space."""
     try:
         yield
     except OSError as error:
@@ -302,5 +470,6 @@ def _flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _unknown(digest: str) -> Refusal:
+def unknown(digest: str) -> Refusal:
+    """blob_unknown."""
     return Refusal("blob_unknown", f"there is no blob {digest}")

@@ -24,6 +24,8 @@ TOKENIZER_MODELS = ("BPE", "WordLevel", "WordPiece", "Unigram")
 _CONFIG_BYTES = 1 << 16
 _HEADER_BYTES = 1 << 22
 _TOKENIZER_BYTES = 1 << 25
+READ_AT_MOST = _TOKENIZER_BYTES
+"""Bytes from the beginning of each file that `inspect` looks at, given no tokenizer to compare with; the rest may be anything."""
 _DEPTH = 24
 _SHOWN = 12
 

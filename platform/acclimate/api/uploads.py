@@ -1,7 +1,5 @@
 """Uploads: streamed to the blobs piece by piece, in constant memory; limits hold before the first byte is read."""
 
-import shutil
-
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
@@ -54,10 +52,8 @@ def _check_space(services: Services, size: int) -> None:
     limit = services.settings.upload_limit
     if size > limit:
         raise Refusal("upload_mismatch", f"the upload has {size} bytes, this server takes {limit} at most")
-    folder = services.store.blobs.root
-    folder.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder).free
-    if size + _SPARE > free:
+    free = services.store.blobs.free()
+    if free is not None and size + _SPARE > free:
         raise Refusal(
             "no_space", f"the upload has {size} bytes, {free} are free", hint="free some space and send it again"
         )

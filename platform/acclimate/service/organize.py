@@ -186,7 +186,8 @@ def _check_seal(store: Store, state: Round, fields: Mapping[str, Any], envelopes
     digest = fields["ciphertext"]
     if not store.blobs.has(digest):
         raise Refusal("blob_unknown", f"the ciphertext {digest} was not uploaded", hint="PUT /v1/blobs/{digest} first")
-    sealing.check_ciphertext(store.blobs.path(digest), fields)
+    with store.blobs.local(digest) as ciphertext:
+        sealing.check_ciphertext(ciphertext, fields)
     shares, custodians = fields["shares"], state.defined["custodians"]
     problems = []
     if [(s["index"], s["to"]) for s in shares] != [(i, c["name"]) for i, c in enumerate(custodians, start=1)]:

@@ -145,7 +145,8 @@ def majority(store: Store, state: Round, holdout: Mapping[str, str]) -> "list[pa
         state: the round.
         holdout: release.holdout_files of it.
     """
-    from acclimate_competitions import metrics, tables
+    from acclimate import table_blobs
+    from acclimate_competitions import metrics
 
     competition = state.competition
     if MAJORITY not in competition.ranking.baselines:
@@ -153,8 +154,8 @@ def majority(store: Store, state: Round, holdout: Mapping[str, str]) -> "list[pa
     files = state.defined["files"]
     return [
         metrics.majority_scores(
-            tables.read(store.blobs.path(files[f"splits/{task.name}/preparation.parquet"])),
-            tables.read(store.blobs.path(holdout[f"{task.name}.parquet"])),
+            table_blobs.read(store.blobs, files[f"splits/{task.name}/preparation.parquet"]),
+            table_blobs.read(store.blobs, holdout[f"{task.name}.parquet"]),
             task,
             seeds=competition.preparation.seeds,
             cluster=competition.ranking.cluster,
@@ -164,9 +165,10 @@ def majority(store: Store, state: Round, holdout: Mapping[str, str]) -> "list[pa
 
 
 def _read(store: Store, digest: str) -> "pa.Table":
+    from acclimate import table_blobs
     from acclimate_competitions import tables
 
-    return tables.read(store.blobs.path(digest), tables.SCORES)
+    return table_blobs.read(store.blobs, digest, tables.SCORES)
 
 
 def _concat(parts: "list[pa.Table]") -> "pa.Table":

@@ -224,7 +224,8 @@ def _open(
     contents = [document for _, document in documents]
     custody.consistent(contents, commitments, k=state.threshold, n=len(commitments), rehearsal=rehearsal)
     secret = custody.recover([custody.parse_document(document, rehearsal=rehearsal) for document in contents])
-    return sealing.open_(store.blobs.path(fields["ciphertext"]), secret, out, round_id=state.id, fields=fields)
+    with store.blobs.local(fields["ciphertext"]) as ciphertext:
+        return sealing.open_(ciphertext, secret, out, round_id=state.id, fields=fields)
 
 
 def _check_usable(store: Store, state: Round, files: Mapping[str, Path]) -> None:
@@ -233,6 +234,7 @@ def _check_usable(store: Store, state: Round, files: Mapping[str, Path]) -> None
     Raises:
         Refusal: seal_mismatch, with all problems.
     """
+    from acclimate import table_blobs
     from acclimate_competitions import splits, tables
 
     tasks = {f"{task.name}.parquet": task for task in state.competition.tasks}
@@ -241,8 +243,8 @@ def _check_usable(store: Store, state: Round, files: Mapping[str, Path]) -> None
     for name, task in tasks.items():
         if name not in files:
             continue
-        preparation = store.blobs.path(state.defined["files"][f"splits/{task.name}/preparation.parquet"])
-        needed = splits.columns_of(task) & set(tables.read(preparation).column_names)
+        preparation = state.defined["files"][f"splits/{task.name}/preparation.parquet"]
+        needed = splits.columns_of(task) & set(table_blobs.read(store.blobs, preparation).column_names)
         needed |= {*tables.SPLIT_COLUMNS, state.competition.ranking.cluster or "example"}
         table = tables.read(files[name])
         problems += [f"{name}: {problem}" for problem in _unusable(table, task, needed)]

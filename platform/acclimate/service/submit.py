@@ -6,6 +6,7 @@ reason; withdrawn by its entrant before the close; forfeited where the close cam
 
 import uuid
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from sqlalchemy import Row, insert, select, update
@@ -262,11 +263,16 @@ def complete(store: Store, account: Account, submission: str, *, identity: Ident
 
 def _inspect(store: Store, state: Round, manifest: Mapping[str, Any]) -> str | None:
     """Why the model is not acceptable, or None."""
-    from acclimate_runners import models
+    from acclimate_runners import models, reading
 
-    files = {name: store.blobs.path(digest) for name, digest in manifests.digests_of(manifest).items()}
     try:
-        models.inspect(files, limits(state))
+        with ExitStack() as stack:
+            # Weights may be large and elsewhere; what is looked at here is their beginning and their size.
+            files = {
+                name: stack.enter_context(store.blobs.local(digest, first=reading.READ_AT_MOST))
+                for name, digest in manifests.digests_of(manifest).items()
+            }
+            models.inspect(files, limits(state))
     except Refusal as refusal:
         if refusal.status >= 500:
             raise
