@@ -1,24 +1,33 @@
 """Settings of an installation: from the environment (ACCLIMATE_*), one optional TOML file, defaults under the data folder.
 
 The environment wins over the file, the file over the default; `origins` remembers which it was. An unknown name or an impossible
-value is refused, all of them at once. The data folder holds VERSION (the format of what lies in it): a folder written by
+value is refused, all of them at once, and no refusal prints a password. Relative paths are meant from the file's own folder where
+the file names them, else from the current one. The data folder holds VERSION (the format of what lies in it): a folder written by
 another version is refused, never converted in passing. Folders that are made here are their owner's alone; those that exist keep
 their modes.
 """
 
+import difflib
+import errno
+import fcntl
 import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
+from acclimate.redaction import hidden
 from acclimate_competitions.errors import Refusal
 
 DATA_VERSION = "1"
 PREFIX = "ACCLIMATE_"
+LEVELS = ("debug", "info", "warning", "error")
 _ORIGIN = re.compile(r"[A-Za-z0-9.:-]+(/[A-Za-z0-9._-]+)*")
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
+_URI = re.compile(r"[a-z][a-z0-9+.-]*://[^\s]+")
+_TRACKING = ("sqlite:///", "postgresql", "mysql", "mssql", "http://", "https://", "file:")
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,7 @@ class Settings:
         blobs: where the content-addressed bytes lie: a folder, or s3://BUCKET/PREFIX.
         blobs_endpoint: address of an S3 server that is not Amazon's; else empty.
         keys: folder of the server's own keys.
-        tracking: MLflow tracking URI.
+        tracking: MLflow tracking URI; may hold a password.
         artifacts: where MLflow keeps artifacts: a folder, or a URI.
         mlflow_port: port of MLflow's pages.
         runner: what prepares and evaluates.
@@ -42,7 +51,12 @@ class Settings:
         dispatch_port: port of the dispatcher's own health and metrics; 0 for none.
         slots: jobs at once; 0 lets the runner decide.
         upload_limit: largest upload in bytes.
-        origins: name -> "environment", "file …", "argument" or "default".
+        metrics: who gets /metrics of the API: everybody, callers on this machine, nobody.
+        drain: seconds in which a stopping API still answers, so that whoever sends it callers notices.
+        log_level: the least that is logged.
+        log_file: file of a process's log lines, with rotation; None for standard error.
+        file: the TOML file that was read; None for none.
+        origins: name -> "environment VARIABLE", "file FILE, line N", "argument" or "default".
     """
 
     data: Path
@@ -62,6 +76,11 @@ class Settings:
     slots: int
     dispatch_port: int
     upload_limit: int
+    metrics: Literal["on", "off", "local"]
+    drain: int
+    log_level: str
+    log_file: Path | None
+    file: Path | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -74,24 +93,37 @@ class Settings:
         """Folder of the rounds' reports."""
         return self.data / "reports"
 
+    def value(self, name: str) -> Any:
+        """A setting by its name, as SETTINGS and the documentation have it."""
+        return getattr(self, "keys" if name == "server_keys" else name)
+
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: how its text or TOML value is read, its default under a data folder, and its meaning for the docs."""
+    """One setting.
 
-    read: Callable[[Any], Any]
+    Attributes:
+        read: reads its text or TOML value; the second argument is the folder from which relative paths are meant.
+        default: under a data folder.
+        meaning: for the docs.
+    """
+
+    read: Callable[[Any, Path], Any]
     default: Callable[[Path], Any]
     meaning: str
 
 
-def _text(value: Any) -> str:
+# ---- how values are read: each raises ValueError with the end of a sentence that begins with the value -----------------
+
+
+def _text(value: Any, _: Path) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("must be text that is not empty")
     return value
 
 
-def _integer(low: int, high: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
+def _integer(low: int, high: int) -> Callable[[Any, Path], int]:
+    def read(value: Any, _: Path) -> int:
         if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
@@ -101,8 +133,8 @@ def _integer(low: int, high: int) -> Callable[[Any], int]:
     return read
 
 
-def _one_of(*choices: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
+def _one_of(*choices: str) -> Callable[[Any, Path], str]:
+    def read(value: Any, _: Path) -> str:
         if value not in choices:
             raise ValueError(f"must be one of {', '.join(choices)}")
         return str(value)
@@ -110,48 +142,83 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
     return read
 
 
-def _origin(value: Any) -> str:
+def _origin(value: Any, _: Path) -> str:
     if not isinstance(value, str) or not _ORIGIN.fullmatch(value) or len(value) > 200:
         raise ValueError("must look like a host with an optional path, such as acclimate.example.org/log")
     return value
 
 
-def _path(value: Any) -> Path:
-    return Path(_text(value)).expanduser().absolute()
+def _host(value: Any, _: Path) -> str:
+    if not isinstance(value, str) or not _HOST.fullmatch(value):
+        raise ValueError("must be a host name or an address without a port, such as 127.0.0.1 or ::")
+    return value
 
 
-def _place(value: Any) -> str:
+def _path(value: Any, folder: Path) -> Path:
+    return folder / Path(_text(value, folder)).expanduser()
+
+
+def _file_or_none(value: Any, folder: Path) -> Path | None:
+    return None if value == "" else _path(value, folder)
+
+
+def _place(value: Any, folder: Path) -> str:
     """A folder, made absolute, or a URI as it stands."""
-    text = _text(value)
-    return text if "://" in text else str(_path(text))
+    text = _text(value, folder)
+    if "://" in text and not _URI.fullmatch(text):
+        raise ValueError("must be a folder, or a URI such as s3://BUCKET/PREFIX")
+    return text if "://" in text else str(_path(text, folder))
 
 
-def _blobs(value: Any) -> str:
-    place = _place(value)
+def _blobs(value: Any, folder: Path) -> str:
+    place = _place(value, folder)
     if "://" in place and not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._-]+)*", place):
         raise ValueError("must be a folder, or s3://BUCKET or s3://BUCKET/PREFIX")
     return place
 
 
-def _database(value: Any) -> str:
-    text = _text(value)
+def _sqlite(text: str, folder: Path) -> str:
+    """A SQLite URL, its file made absolute: the processes of an installation need not share a current folder."""
+    file, mark, query = text.removeprefix("sqlite:///").partition("?")
+    return f"sqlite:///{folder / Path(file).expanduser()}{mark}{query}"
+
+
+def _database(value: Any, folder: Path) -> str:
+    text = _text(value, folder)
     for scheme in ("postgresql://", "postgres://"):
         if text.startswith(scheme):
             text = "postgresql+psycopg://" + text.removeprefix(scheme)
-    if not text.startswith(("sqlite:///", "postgresql+psycopg://")) or ":memory:" in text:
+    if re.fullmatch(r"sqlite:///(?!:memory:)[^?\s].*", text) and ":memory:" not in text:
+        return _sqlite(text, folder)
+    if not re.fullmatch(r"postgresql\+psycopg://[^\s/]*/[^\s/]+", text):
         raise ValueError("must be sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
     return text
 
 
-def _endpoint(value: Any) -> str:
+def _tracking(value: Any, folder: Path) -> str:
+    text = _text(value, folder)
+    if not text.startswith(_TRACKING) or re.search(r"\s", text):
+        raise ValueError("must be sqlite:///FILE, http(s)://HOST:PORT, or another database's URL")
+    return _sqlite(text, folder) if text.startswith("sqlite:///") else text
+
+
+def _endpoint(value: Any, _: Path) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"(https?://[^\s/@?#]+/?)?", value):
         raise ValueError("must be an address such as http://s3.example.org:8333, or empty")
     return value
 
 
+def _ray(value: Any, _: Path) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"local|auto|[^\s:/@]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", value):
+        raise ValueError("must be local, or HOST:PORT of the cluster's head")
+    return value
+
+
+_port = _integer(0, 65535)
+
 SETTINGS: dict[str, Setting] = {
-    "host": Setting(_text, lambda data: "127.0.0.1", "address on which the API listens"),
-    "port": Setting(_integer(0, 65535), lambda data: 8470, "port of the API; 0 takes a free one"),
+    "host": Setting(_host, lambda data: "127.0.0.1", "address on which the API listens"),
+    "port": Setting(_port, lambda data: 8470, "port of the API; 0 takes a free one"),
     "origin": Setting(_origin, lambda data: "acclimate.localhost/log", "the log's name in checkpoints and receipts"),
     "database": Setting(_database, lambda data: f"sqlite:///{data / 'acclimate.db'}", "SQLAlchemy URL of the database"),
     "blobs": Setting(
@@ -160,18 +227,28 @@ SETTINGS: dict[str, Setting] = {
     "blobs_endpoint": Setting(_endpoint, lambda data: "", "address of an S3 server that is not Amazon's"),
     # ACCLIMATE_KEYS is the client's.
     "server_keys": Setting(_path, lambda data: data / "keys", "folder of the server's own keys"),
-    "tracking": Setting(_text, lambda data: f"sqlite:///{data / 'mlflow.db'}", "MLflow tracking URI"),
+    "tracking": Setting(_tracking, lambda data: f"sqlite:///{data / 'mlflow.db'}", "MLflow tracking URI"),
     "artifacts": Setting(_place, lambda data: str(data / "mlartifacts"), "MLflow's artifacts: a folder, or a URI"),
-    "mlflow_port": Setting(_integer(0, 65535), lambda data: 5000, "port of MLflow's pages"),
+    "mlflow_port": Setting(_port, lambda data: 5000, "port of MLflow's pages"),
     "runner": Setting(_one_of("ray", "local"), lambda data: "ray", "what prepares and evaluates: ray or local"),
-    "ray_address": Setting(_text, lambda data: "local", "Ray cluster's address, or local"),
+    "ray_address": Setting(_ray, lambda data: "local", "Ray cluster's address, or local"),
     "node_work": Setting(_path, lambda data: data / "work", "folder for attempts on each machine of the cluster"),
     "slots": Setting(_integer(0, 10_000), lambda data: 0, "jobs at once; 0 lets the runner decide"),
-    "dispatch_port": Setting(
-        _integer(0, 65535), lambda data: 0, "port of the dispatcher's own health and metrics; 0 for none"
-    ),
+    "dispatch_port": Setting(_port, lambda data: 0, "port of the dispatcher's own health and metrics; 0 for none"),
     "upload_limit": Setting(_integer(1, 2**50), lambda data: 2**36, "largest upload in bytes"),
+    "metrics": Setting(
+        _one_of("on", "off", "local"),
+        lambda data: "local",
+        "who gets /metrics of the API: on for everybody, local, off",
+    ),
+    "drain": Setting(_integer(0, 300), lambda data: 0, "seconds in which a stopping API still answers"),
+    "log_level": Setting(_one_of(*LEVELS), lambda data: "info", "the least that is logged"),
+    "log_file": Setting(_file_or_none, lambda data: None, "file of the process's log lines; empty for standard error"),
 }
+"""Every setting but `data`, which says where the defaults lie."""
+
+CLIENT_VARIABLES = frozenset({PREFIX + "TOKEN", PREFIX + "SERVER", PREFIX + "KEYS"})
+"""The client's own variables, read by the command line."""
 
 
 def load(
@@ -195,83 +272,120 @@ def load(
     environ = os.environ if environ is None else environ
     problems: list[str] = []
     file = file or (Path(environ[PREFIX + "CONFIG"]) if environ.get(PREFIX + "CONFIG") else None)
-    layers: list[tuple[str, dict[str, Any]]] = [
-        ("argument", {name: value for name, value in (given or {}).items() if value is not None}),
-        ("environment", _from_environment(environ, problems)),
-        (f"file {file}", _from_file(file, problems) if file else {}),
+    file = file.expanduser().absolute() if file is not None else None
+    layers = [
+        _Layer({name: value for name, value in (given or {}).items() if value is not None}, lambda name: "argument"),
+        _Layer(_from_environment(environ, problems), lambda name: f"environment {PREFIX}{name.upper()}"),
     ]
-    origins: dict[str, str] = {}
+    if file is not None:
+        layers.append(_from_file(file, problems))
+    origins: dict[str, str] = {"data": "argument"}
     if data is None:
-        data = _folder(layers, problems)
+        data, origins["data"] = _folder(layers, problems)
     data = data.expanduser().absolute()
     values: dict[str, Any] = {}
     for name, setting in SETTINGS.items():
-        origin, raw = next(((label, layer[name]) for label, layer in layers if name in layer), ("default", None))
-        origins[name] = origin
+        layer = next((layer for layer in layers if name in layer.values), None)
+        origins[name] = layer.where(name) if layer is not None else "default"
         try:
-            values[name] = setting.default(data) if origin == "default" else setting.read(raw)
+            values[name] = (
+                setting.default(data) if layer is None else setting.read(layer.values[name], layer.folder.absolute())
+            )
         except ValueError as error:
-            problems.append(f"{name} ({origin}): {raw!r} {error}")
+            assert layer is not None
+            problems.append(f"{name} ({origins[name]}): {_shown(layer.values[name])} {error}")
     if problems:
         raise Refusal(
             "config_invalid",
             f"{len(problems)} problem(s) in the settings: {problems[0]}",
-            hint="docs/settings.md lists every setting with its meaning",
+            hint="docs/settings.md lists every setting with its meaning; `acclimate config` shows what is in force",
             problems=problems,
         )
     values["keys"] = values.pop("server_keys")
-    return Settings(data=data, origins=origins, **values)
+    return Settings(data=data, file=file, origins=origins, **values)
 
 
-def _folder(layers: list[tuple[str, dict[str, Any]]], problems: list[str]) -> Path:
-    origin, raw = next(((label, layer["data"]) for label, layer in layers if "data" in layer), ("default", None))
-    if origin == "default":
-        return Path("acclimate-data")
+@dataclass(frozen=True)
+class _Layer:
+    """Values of one source: where each stands, and the folder from which its relative paths are meant."""
+
+    values: Mapping[str, Any]
+    where: Callable[[str], str]
+    folder: Path = Path()
+
+
+def _shown(value: Any) -> str:
+    """A refused value as a refusal may print it."""
+    return hidden(repr(value))[:300]
+
+
+def _folder(layers: list[_Layer], problems: list[str]) -> tuple[Path, str]:
+    layer = next((layer for layer in layers if "data" in layer.values), None)
+    if layer is None:
+        return Path("acclimate-data"), "default"
     try:
-        return Path(_text(raw))
+        return _path(layer.values["data"], layer.folder.absolute()), layer.where("data")
     except ValueError as error:
-        problems.append(f"data ({origin}): {raw!r} {error}")
-        return Path("acclimate-data")
+        problems.append(f"data ({layer.where('data')}): {_shown(layer.values['data'])} {error}")
+        return Path("acclimate-data"), "default"
 
 
 def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for variable, value in environ.items():
-        # TOKEN, SERVER and KEYS are the client's own variables, read by the command line.
         if not variable.startswith(PREFIX) or variable in CLIENT_VARIABLES or variable == PREFIX + "CONFIG":
             continue
         name = variable[len(PREFIX) :].lower()
         if name != "data" and name not in SETTINGS:
-            problems.append(f"{variable}: there is no such setting")
+            near = _nearest(variable, [PREFIX + known.upper() for known in (*SETTINGS, "data", "config")])
+            problems.append(f"{variable}: there is no such setting{near}")
         else:
             found[name] = value
     return found
 
 
-CLIENT_VARIABLES = frozenset({PREFIX + "TOKEN", PREFIX + "SERVER", PREFIX + "KEYS"})
-
-
-def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
+def _from_file(file: Path, problems: list[str]) -> _Layer:
     try:
-        values = tomllib.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        problems.append(f"{file}: {error}")
-        return {}
+        text = file.read_text("utf-8")
+        values = tomllib.loads(text)
+    except OSError as error:
+        problems.append(f"{file}: {error.strerror or error}")
+        return _Layer({}, str)
+    except ValueError as error:
+        problems.append(f"{file}: {hidden(str(error))}")
+        return _Layer({}, str)
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if found := re.match(r"""\s*["']?(\w+)["']?\s*=""", line):
+            lines.setdefault(found[1], number)
+
+    def where(name: str) -> str:
+        return f"file {file}" + (f", line {lines[name]}" if name in lines else "")
+
     unknown = [name for name in values if name != "data" and name not in SETTINGS]
-    problems += [f"{file}: {name}: there is no such setting" for name in unknown]
-    return {name: value for name, value in values.items() if name not in unknown}
+    for name in unknown:
+        why = "there are no tables, only settings" if isinstance(values[name], dict) else "there is no such setting"
+        problems.append(f"{where(name)}: {name}: {why}{_nearest(name, [*SETTINGS, 'data'])}")
+    return _Layer({name: value for name, value in values.items() if name not in unknown}, where, file.parent)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+# ---- the data folder -----------------------------------------------------------------------------------------------
 
 
 def claim(settings: Settings) -> None:
     """Make the data folder and that of the blobs on first use, or check that this version wrote it.
 
     Raises:
-        Refusal: data_version, or config_invalid where the folder can't be made.
+        Refusal: data_version; config_invalid where the folder can't be made, no_space where there is no room for it.
     """
     version = settings.data / "VERSION"
     try:
-        for folder in (settings.data,):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not version.exists():
             if (settings.data / "acclimate.db").exists():
                 raise Refusal(
@@ -284,14 +398,68 @@ def claim(settings: Settings) -> None:
             temporary.replace(version)
         found = version.read_text("utf-8", "replace").strip()[:100]
     except OSError as error:
-        raise Refusal(
-            "config_invalid",
-            f"the data folder {settings.data} can't be used: {error.strerror} ({error.filename})",
-            hint="choose another with --data or ACCLIMATE_DATA",
-        ) from error
+        raise _unusable(settings.data, error) from error
     if found != DATA_VERSION:
         raise Refusal(
             "data_version",
             f"{settings.data} has data of format {found!r}, this version of Acclimate reads {DATA_VERSION!r}",
             hint="use the version that wrote it, or another data folder",
         )
+
+
+def lock(settings: Settings, part: str) -> IO[str]:
+    """Hold the data folder for one part of the server, for as long as the file that comes back is open.
+
+    The kernel gives it up with the process, however that ended, so a lock is never stale.
+
+    Args:
+        settings: say which folder.
+        part: api, dispatcher or up.
+
+    Raises:
+        Refusal: busy, where another process has it; config_invalid, no_space.
+    """
+    path = settings.data / f"{part}.lock"
+    try:
+        holder = path.open("a+", encoding="ascii", errors="replace")
+        try:
+            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            process = read_holder(holder)
+            holder.close()
+            raise _taken(settings, part, process) from None
+        holder.truncate(0)
+        holder.write(f"{os.getpid()}\n")
+        holder.flush()
+    except OSError as error:
+        raise _unusable(settings.data, error) from error
+    return holder
+
+
+def read_holder(lock_file: IO[str]) -> str:
+    """The process id that a lock's holder wrote into it; empty where it wrote none."""
+    lock_file.seek(0)
+    found = lock_file.read(20).strip()
+    return found if found.isdecimal() else ""
+
+
+def _taken(settings: Settings, part: str, process: str) -> Refusal:
+    who = f"process {process}" if process else "another process"
+    return Refusal(
+        "busy",
+        f"data folder in use by another process: {who} runs the {part} of {settings.data}",
+        hint=f"stop {who}, or give this one a data folder of its own with --data; "
+        "several share an installation by the settings database, blobs and server_keys",
+    )
+
+
+def _unusable(data: Path, error: OSError) -> Refusal:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Refusal(
+            "no_space", f"no space is left for the data folder {data}", hint="free some space, or choose another folder"
+        )
+    return Refusal(
+        "config_invalid",
+        f"the data folder {data} can't be used: {error.strerror} ({error.filename})",
+        hint="choose another with --data or ACCLIMATE_DATA",
+    )

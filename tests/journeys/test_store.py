@@ -486,5 +486,6 @@ def test_every_setting_is_documented_with_its_default():
     rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
     assert set(rows) == {"data", *config.SETTINGS}
     for name, setting in config.SETTINGS.items():
-        default = str(setting.default(Path("DATA")))
-        assert f"| `{default}` |" in rows[name] and setting.meaning.split(":")[0] in rows[name].replace("`", ""), name
+        default = setting.default(Path("DATA"))
+        shown = "(empty)" if default in ("", None) else f"`{default}`"
+        assert f"| {shown} |" in rows[name] and setting.meaning.split(":")[0] in rows[name].replace("`", ""), name
