@@ -77,11 +77,19 @@ LINEUP = (
     Spec("untrained", "Untrained baseline", "baseline", 32, 2, 0, 209, practice=False),
 )
 
+NAMES = tuple(spec.name for spec in LINEUP)
 BASELINES = ("untrained",)
 CRAMMER = "crammer"
 
 
-def make(out: Path, data: Path, *, processes: int, progress: Callable[[int, int, str], None]) -> list[str]:
+def make(
+    out: Path,
+    data: Path,
+    *,
+    processes: int,
+    progress: Callable[[int, int, str], None] = lambda ready, total, name: None,
+    names: Sequence[str] = NAMES,
+) -> list[str]:
     """Make what is missing of the line-up.
 
     Args:
@@ -90,14 +98,16 @@ def make(out: Path, data: Path, *, processes: int, progress: Callable[[int, int,
         data: a built competition's folder: competition.toml, tokenizer.json, splits/<task>/preparation.parquet.
         processes: how many to train at once, one thread each.
         progress: called from this thread with (entrants ready, all, name of the last).
+        names: which of the line-up; all of it by default.
 
     Raises:
         Refusal: job_failed, with the end of what the process said.
     """
     out.mkdir(parents=True, exist_ok=True)
-    missing = [spec for spec in LINEUP if not (out / spec.name / "entrant.json").exists()]
-    ready = len(LINEUP) - len(missing)
-    progress(ready, len(LINEUP), "")
+    wanted = [spec for spec in LINEUP if spec.name in names]
+    missing = [spec for spec in wanted if not (out / spec.name / "entrant.json").exists()]
+    ready = len(wanted) - len(missing)
+    progress(ready, len(wanted), "")
     # Longest first, to the process that has least to do.
     shares: list[list[Spec]] = [[] for _ in range(max(1, min(processes, len(missing))))]
     for spec in sorted(missing, key=lambda spec: -spec.cost):
@@ -111,13 +121,13 @@ def make(out: Path, data: Path, *, processes: int, progress: Callable[[int, int,
             except queue.Empty:
                 continue
             ready += 1
-            progress(ready, len(LINEUP), name)
+            progress(ready, len(wanted), name)
     finally:
         for worker in workers:
             worker.stop()
     for worker in workers:
         worker.require_success()
-    return [spec.name for spec in LINEUP]
+    return [spec.name for spec in wanted]
 
 
 _READY = "ready "
@@ -310,6 +320,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("data", type=Path, help="a built competition's folder")
     parser.add_argument("names", nargs="+", choices=[spec.name for spec in LINEUP])
     given = parser.parse_args(arguments)
+    given.out.mkdir(parents=True, exist_ok=True)
     lessons = read_lessons(given.data)
     for spec in LINEUP:
         if spec.name in given.names:

@@ -1030,6 +1030,43 @@ def test_a_closed_round_is_voided_with_its_custodians_only(acclimate: Run, world
     assert "voided" in refused(ran, "phase_wrong")
 
 
+def test_everybody_gets_the_public_files_and_never_a_holdout(acclimate: Run, world: World, tmp_path: Path) -> None:
+    round_id = new_round(acclimate, world, until="draft")
+    out = tmp_path / "public"
+    found = done(acclimate("round", "files", round_id, "--out", out, "--server", world.url, "--json")).json
+    assert sorted(found["files"]) == sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    assert (out / "competition.toml").read_bytes() == (world.competition / "competition.toml").read_bytes()
+    assert not [name for name in found["files"] if "holdout" in name]
+    # What is there is kept, what is damaged is fetched anew.
+    damaged = out / "splits" / "digit" / "preparation.parquet"
+    damaged.write_bytes(b"not these")
+    done(acclimate("round", "files", round_id, "--out", out, "--server", world.url))
+    assert damaged.read_bytes() == (world.competition / "splits" / "digit" / "preparation.parquet").read_bytes()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    refused(
+        acclimate("round", "files", round_id, "--out", tmp_path / "mine", "--server", world.url, "--json"),
+        "file_unreadable",
+    )
+
+
+def test_a_server_can_swap_no_public_file(acclimate: Run, world: World, tmp_path: Path) -> None:
+    round_id = new_round(acclimate, world, until="draft")
+    with cheating(world, {"/files/splits/parity/": lambda content: content + b"x"}) as cheat:
+        ran = acclimate("round", "files", round_id, "--out", tmp_path / "public", "--server", cheat.url, "--json")
+    assert "splits/parity/" in refused(ran, "log_inconsistent")
+
+
+def test_waiting_for_a_phase_ends_when_it_has_come(acclimate: Run, world: World) -> None:
+    round_id = new_round(acclimate, world, until="sealed")
+    ran = done(acclimate("status", round_id, "--server", world.url, "--until", "sealed"))
+    assert "sealed" in ran.out
+    me = person(acclimate, world, "organizer", "organizer")
+    done(acclimate("round", "void", round_id, "--reason", "a test", "--keys", me))
+    assert acclimate("status", round_id, "--server", world.url, "--until", "open", "--json").code == 1
+    assert acclimate("status", round_id, "--server", world.url, "--until", "nonsense").code == 2
+
+
 def test_watching_prints_a_line_for_each_change(acclimate: Run, world: World) -> None:
     round_id = new_round(acclimate, world, until="draft")
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`acclimate competition`: build a competition's splits, check its folder, show its definition."""
+"""`acclimate competition`: build a competition's splits, check its folder, show its definition, train a model to try with."""
 
 import importlib.util
 import json
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from acclimate.cli.output import dumps, plain
+from acclimate.cli.output import dumps, emit, plain
 from acclimate_competitions import definition
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
@@ -16,7 +16,7 @@ from acclimate_competitions.errors import Refusal
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Build a competition's splits, check its folder, show its definition.",
+    help="Build a competition's splits, check its folder, show its definition, train a model to try with.",
 )
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -65,6 +65,45 @@ def show(
     for key, value in values.items():
         text = json.dumps(value, ensure_ascii=False) if value is not None else "-"
         typer.echo(plain(f"{key:<{width}}  {text}  # {competition.origins.get(key, 'default')}"))
+
+
+@app.command(epilog="Example: acclimate competition model digits-public birch --out my-model")
+def model(
+    folder: Annotated[
+        Path, typer.Argument(help="A competition's folder: built, or as `acclimate round files` makes it.")
+    ],
+    name: Annotated[str, typer.Argument(help="One of the demo's line-up; a wrong name lists them.", metavar="NAME")],
+    out: Annotated[Path, typer.Option("--out", help="The folder to write; it must be new.", metavar="DIR")],
+    as_json: _Json = False,
+) -> None:
+    """Train one of the demo's tiny models from a competition's public rows, to try the way with.
+
+    Takes seconds on one core. It is no good model: it shows what a submission looks like. `untrained` is the baseline of
+    that name.
+    """
+    from rich.console import Console
+
+    from acclimate.cli.options import need
+
+    need("runner", "torch", "transformers")
+    from acclimate_runners import lineup
+
+    known = [spec.name for spec in lineup.LINEUP]
+    if name not in known:
+        raise Refusal("file_unreadable", f"there is no {name!r} in the line-up", hint=f"one of {', '.join(known)}")
+    if out.exists():
+        raise Refusal("file_unreadable", f"{out} exists already", hint="name a new folder with --out")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as temporary,
+        Console(stderr=True).status(f"training {name}"),
+    ):
+        definition.load(folder)
+        lineup.make(Path(temporary), folder, processes=1, names=[name])
+        (Path(temporary) / name).rename(out)
+    about = json.loads((out / "entrant.json").read_text("utf-8"))
+    text = f"{about['title']}, {about['parameters']} parameters: {out}"
+    emit({"folder": str(out), **about}, as_json=as_json, text=text)
 
 
 def build_into(source: Path, out: Path) -> dict[str, Any]:

@@ -221,6 +221,28 @@ def records(round_id: RoundId, server: Server = None, keys: ReaderKeys = None, a
 
 
 @app.command()
+def files(
+    round_id: RoundId,
+    out: Annotated[Path, typer.Option("--out", help="The folder to write.", metavar="DIR")],
+    server: Server = None,
+    keys: ReaderKeys = None,
+    as_json: AsJson = False,
+) -> None:
+    """Download a round's public files: its definition, the tokenizer, the splits to prepare on.
+
+    Each is checked against what the organizer signed. The holdout is not among them. Interrupted, the same command goes on.
+
+    Example: acclimate round files digits-2027-1 --out digits-public --server https://rounds.example.org
+    """
+    from acclimate import client as actors
+
+    with reader(keys, server) as client:
+        found = actors.public_files(client, round_id, out)
+    text = [str(out / name) for name in sorted(found)]
+    emit({"folder": str(out), "files": found}, as_json=as_json, text=text)
+
+
+@app.command()
 def bundle(
     round_id: RoundId, out: Out, server: Server = None, keys: ReaderKeys = None, as_json: AsJson = False
 ) -> None:

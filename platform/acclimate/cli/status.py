@@ -15,17 +15,27 @@ if TYPE_CHECKING:
     from acclimate.client import Client
 
 PHASES = ("draft", "sealed", "open", "closed", "prepared", "released", "opened", "evaluated", "published")
-LAST = ("published", "voided")
 EVERY = 1.0
 WIDTH = 24
 KINDS = {"check": "checks", "select": "selections", "prepare": "preparations", "evaluate": "evaluations"}
 DONE = ("committed", "failed")
 
 Watch = Annotated[bool, typer.Option("--watch", help="Go on showing it until the round has ended.")]
+Until = Annotated[
+    str,
+    typer.Option(
+        "--until", help="Go on showing it until the round has come to this phase; exit 1 if it is voided first."
+    ),
+]
 
 
 def status(
-    round_id: RoundId, server: Server = None, keys: ReaderKeys = None, watch: Watch = False, as_json: AsJson = False
+    round_id: RoundId,
+    server: Server = None,
+    keys: ReaderKeys = None,
+    watch: Watch = False,
+    until: Until = "",
+    as_json: AsJson = False,
 ) -> None:
     """Show where a round stands and what happens next.
 
@@ -33,14 +43,19 @@ def status(
 
     Example: acclimate status digits-2027-1 --server https://rounds.example.org --watch
     """
+    if until and until not in PHASES:
+        raise typer.BadParameter(f"{until!r} is no phase: {', '.join(PHASES)}", param_hint="--until")
     with reader(keys, server) as client:
-        if not watch:
+        if not (watch or until):
             state, stages = _look(client, round_id)
             emit(state | {"work": list(_work(stages))}, as_json=as_json, text=list(lines(state, stages)))
-        elif sys.stdout.isatty() and not as_json:
-            _live(client, round_id)
+            return
+        if sys.stdout.isatty() and not as_json:
+            phase = _live(client, round_id, until or PHASES[-1])
         else:
-            _follow(client, round_id, as_json=as_json)
+            phase = _follow(client, round_id, until or PHASES[-1], as_json=as_json)
+    if until and phase not in PHASES:
+        raise typer.Exit(1)
 
 
 def lines(state: dict[str, Any], stages: list[dict[str, Any]]) -> Iterator[str]:
@@ -125,7 +140,12 @@ def _look(client: "Client", round_id: str) -> tuple[dict[str, Any], list[dict[st
     return state, client.stages(state["round"])
 
 
-def _live(client: "Client", round_id: str) -> None:
+def _ended(phase: str, until: str) -> bool:
+    """Whether there is nothing more to wait for: the phase, or a later one, is there, or the round was voided."""
+    return phase not in PHASES or PHASES.index(phase) >= PHASES.index(until)
+
+
+def _live(client: "Client", round_id: str, until: str) -> str:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -134,12 +154,12 @@ def _live(client: "Client", round_id: str) -> None:
         while True:
             state, stages = _look(client, round_id)
             live.update(Text("\n".join(plain(line) for line in lines(state, stages))), refresh=True)
-            if state["phase"] in LAST:
-                return
+            if _ended(state["phase"], until):
+                return str(state["phase"])
             time.sleep(EVERY)
 
 
-def _follow(client: "Client", round_id: str, *, as_json: bool) -> None:
+def _follow(client: "Client", round_id: str, until: str, *, as_json: bool) -> str:
     before = ""
     while True:
         state, stages = _look(client, round_id)
@@ -151,6 +171,6 @@ def _follow(client: "Client", round_id: str, *, as_json: bool) -> None:
             typer.echo(dumps(state | {"work": work}) if as_json else plain(f"{state['now']} {short}"))
             sys.stdout.flush()
             before = short
-        if state["phase"] in LAST:
-            return
+        if _ended(state["phase"], until):
+            return str(state["phase"])
         time.sleep(EVERY)

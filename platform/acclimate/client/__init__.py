@@ -2,7 +2,7 @@
 
 from acclimate.client.connection import Client
 from acclimate.client.custodian import acknowledge, approve_void, inspect, release
-from acclimate.client.entrant import enter_round, submission_status, submit, withdraw
+from acclimate.client.entrant import enter_round, public_files, submission_status, submit, withdraw
 from acclimate.client.folder import Account, load_account, register_account
 from acclimate.client.organizer import (
     create_round,
@@ -25,6 +25,7 @@ __all__ = [
     "extend",
     "inspect",
     "load_account",
+    "public_files",
     "publish",
     "register_account",
     "release",
