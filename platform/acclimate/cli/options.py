@@ -40,6 +40,31 @@ DataFolder = Annotated[
     Path | None,
     typer.Option("--data", help="The server's data folder; else ACCLIMATE_DATA, else ./acclimate-data.", metavar="DIR"),
 ]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="A TOML file of settings, see docs/settings.md; else ACCLIMATE_CONFIG, else none.",
+        metavar="FILE",
+    ),
+]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        help="sqlite:///FILE or postgresql://USER@HOST/NAME; else ACCLIMATE_DATABASE, where a password belongs, "
+        "else a SQLite file in the data folder.",
+        metavar="URL",
+    ),
+]
+Blobs = Annotated[
+    str | None,
+    typer.Option(
+        "--blobs",
+        help="Where uploads and results lie: a folder or s3://BUCKET/PREFIX; else ACCLIMATE_BLOBS, else the data folder.",
+        metavar="PLACE",
+    ),
+]
 
 
 def connect(folder: Path) -> "tuple[Client, Keys]":
