@@ -1,0 +1,141 @@
+"""An installation in numbers: what health, metrics and `acclimate doctor` say of it. Sums over all rounds, nothing of one."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from sqlalchemy import func, select
+
+from acclimate.store import Store, Tx, accounts, leases, log_checkpoints, pools, rounds, stages
+from acclimate_competitions import records
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase
+from acclimate_competitions.records import parse_time
+
+CLOCK_WARNS = 2.0
+"""Seconds between a machine's clock and the database's that are worth a warning."""
+
+
+@dataclass(frozen=True)
+class LogFacts:
+    """The log: entries, those that no checkpoint holds, and seconds since the newest checkpoint and the oldest unsigned entry."""
+
+    entries: int
+    unsigned: int
+    checkpoint_age: float | None
+    unsigned_age: float
+
+
+@dataclass(frozen=True)
+class PoolFacts:
+    """What the leading dispatcher last wrote of its pool; age in seconds."""
+
+    machines: int
+    slots: int
+    problem: bool
+    age: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One moment of an installation.
+
+    Attributes:
+        log: see there.
+        rounds: phase -> how many; "unreadable" where a round can't be read.
+        stages: state -> how many.
+        accounts: role -> how many.
+        lease: seconds for which a dispatcher leads, negative where its lease is over; None where none ever led.
+        pool: None where no dispatcher wrote one.
+    """
+
+    log: LogFacts
+    rounds: dict[str, int] = field(default_factory=dict)
+    stages: dict[str, int] = field(default_factory=dict)
+    accounts: dict[str, int] = field(default_factory=dict)
+    lease: float | None = None
+    pool: PoolFacts | None = None
+
+
+def read(store: Store) -> Facts:
+    """The facts of now.
+
+    Raises:
+        Refusal: busy, database_unreachable.
+    """
+    with store.snapshot() as tx:
+        now = tx.now()
+        return Facts(
+            log=log_facts(tx, now),
+            rounds=_rounds(tx),
+            stages=dict(tx.execute(select(stages.c.state, func.count()).group_by(stages.c.state)).tuples().all()),
+            accounts=dict(tx.execute(select(accounts.c.role, func.count()).group_by(accounts.c.role)).tuples().all()),
+            lease=_lease(tx, now),
+            pool=_pool(tx, now),
+        )
+
+
+def log_facts(tx: Tx, now: datetime) -> LogFacts:
+    """The log's facts in a transaction."""
+    last = tx.execute(select(log_checkpoints).order_by(log_checkpoints.c.size.desc()).limit(1)).one_or_none()
+    entries, signed = tx.size(), last.size if last is not None else 0
+    unsigned_age = 0.0
+    if entries > signed:
+        unsigned_age = max(0.0, (now - records.parse(tx.entry(signed)).at).total_seconds())
+    age = (now - parse_time(last.at)).total_seconds() if last is not None else None
+    return LogFacts(entries, max(0, entries - signed), age, unsigned_age)
+
+
+def clock_offset(store: Store) -> float:
+    """Seconds by which the database's clock is ahead of this machine's, within half of the time that asking takes.
+
+    Raises:
+        Refusal: busy, database_unreachable.
+    """
+    with store.snapshot() as tx:
+        tx.now()
+        before = time.time()
+        now = tx.now()
+        after = time.time()
+    return now.timestamp() - (before + after) / 2
+
+
+def clock_warning(offset: float) -> str:
+    """What to say of the clocks; empty where they agree well enough."""
+    if abs(offset) <= CLOCK_WARNS:
+        return ""
+    side = "ahead of" if offset > 0 else "behind"
+    here = datetime.now(UTC).isoformat(timespec="seconds")
+    return (
+        f"the database's clock is {abs(offset):.1f} s {side} this machine's ({here}); decisions are by the database's: "
+        "keep both in step with NTP"
+    )
+
+
+def _rounds(tx: Tx) -> dict[str, int]:
+    found = Counter[str]()
+    for name in tx.execute(select(rounds.c.id)).scalars():
+        known = tx.store.recall(name)
+        if known is not None and known.phase is Phase.VOIDED:
+            # It stays so: no query.
+            found[str(known.phase)] += 1
+            continue
+        try:
+            found[str(tx.round(name).phase)] += 1
+        except Refusal:
+            found["unreadable"] += 1
+    return dict(found)
+
+
+def _lease(tx: Tx, now: datetime) -> float | None:
+    expires = tx.execute(select(leases.c.expires).where(leases.c.name == "dispatch")).scalar()
+    return None if expires is None else (parse_time(expires) - now).total_seconds()
+
+
+def _pool(tx: Tx, now: datetime) -> PoolFacts | None:
+    row = tx.execute(select(pools).where(pools.c.name == "dispatch")).one_or_none()
+    if row is None:
+        return None
+    age = (now - parse_time(row.at)).total_seconds()
+    return PoolFacts(len(row.machines), row.slots, bool(row.problem), age)
