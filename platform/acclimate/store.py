@@ -1,4 +1,4 @@
-"""SQL tables and transactions: what happened. SQLite (WAL) as the embedded default; every decision by the database's clock.
+"""Transactions: what happened. SQLite (WAL) as the embedded default, PostgreSQL; every decision by the database's clock.
 
 A round's records live in the log; its state is their fold (rounds.py), kept in memory up to the last record seen. Whoever
 appends does so in the transaction of the record's effect, and the fold is advanced for others only after the commit.
@@ -70,6 +70,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+
 @dataclass(frozen=True)
 class _Folded:
     """A round's state after the log entry `last`, and which statements it already holds (statement digest -> index)."""
@@ -98,12 +99,15 @@ class Store:
             clock: replaces the database's clock; for tests only.
 
         Raises:
-            Refusal: data_version, config_invalid, no_space, busy.
+            Refusal: data_version, config_invalid, database_unreachable, blobs_unreachable, no_space, busy.
         """
         config.claim(settings)
-        engine = database.connect(settings.database, clock=clock or database.system_clock)
-        with database.refusing():
-            database.create(engine, metadata, version=SCHEMA_VERSION)
+        engine = database.connect(settings.database, clock=clock)
+        try:
+            migrations.ready(engine)
+        except BaseException:
+            engine.dispose()
+            raise
         blobs = blobs_at(settings.blobs, endpoint=settings.blobs_endpoint, scratch=settings.work / "blobs")
         return cls(engine, blobs)
 
@@ -122,20 +126,19 @@ class Store:
         """A transaction that may write: all of it, or nothing where the block raises.
 
         Raises:
-            Refusal: busy, no_space.
+            Refusal: busy, no_space, database_unreachable.
         """
-        # One writer at a time is SQLite's rule; waiting here is fair, polling for its lock is not.
+        # One writer at a time, of all processes, is the database's rule. Within this one waiting here is fair, which polling for
+        # SQLite's lock is not, and holds no connection of PostgreSQL's.
         if not self._writer.acquire(timeout=database.WAIT_SECONDS):
             raise database.busy("other requests are being written")
         try:
             with database.refusing():
-                with self.engine.connect() as plain:
-                    connection = plain.execution_options(acclimate_begin="BEGIN IMMEDIATE")
-                    with connection.begin():
-                        tx = Tx(self, connection)
-                        if self._check is not None:
-                            self._check(tx)
-                        yield tx
+                with database.writing(self.engine) as connection:
+                    tx = Tx(self, connection)
+                    if self._check is not None:
+                        self._check(tx)
+                    yield tx
                 self._remember(tx)
         finally:
             self._writer.release()
@@ -145,10 +148,10 @@ class Store:
         """A transaction that only reads, and sees one moment.
 
         Raises:
-            Refusal: busy.
+            Refusal: busy, database_unreachable.
         """
         with database.refusing():
-            with self.engine.connect() as connection, connection.begin():
+            with database.reading(self.engine) as connection:
                 tx = Tx(self, connection)
                 yield tx
             self._remember(tx)
@@ -304,9 +307,13 @@ class Tx:
     def _fold(self, round_id: str) -> _Folded:
         folded = self.folded.get(round_id) or self.store._recall(round_id)
         query = select(log_entries.c.index, log_entries.c.data).where(log_entries.c.round == round_id)
-        if folded is not None:
-            query = query.where(log_entries.c.index > folded.last)
-        rows = self.execute(query.order_by(log_entries.c.index)).all()
+        query = query.order_by(log_entries.c.index)
+        rows = self.execute(query.where(log_entries.c.index >= (folded.last if folded is not None else 0))).all()
+        if folded is not None and not (rows and rows[0].index == folded.last):
+            # What is kept comes from a later moment than this snapshot.
+            folded, rows = None, self.execute(query).all()
+        elif folded is not None:
+            rows = rows[1:]
         if folded is None and not rows:
             raise Refusal(
                 "round_unknown", f"there is no round {round_id!r}", hint="`acclimate round list` shows them all"

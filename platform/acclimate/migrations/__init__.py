@@ -1,0 +1,219 @@
+"""How a database comes to the schema of this version, on SQLite and PostgreSQL alike, by Alembic.
+
+- An empty database gets all of it, in one transaction; of two processes that find it empty the second waits, and finds it made.
+- An older one is refused: `acclimate db upgrade` brings it up, also in one transaction. A newer one, and one that holds other
+  tables than ours, is refused.
+- SQLite databases of the releases before Alembic carry `user_version` 1: they stand at revision 0001. Later revisions write
+  their number there too, so that those releases refuse them.
+"""
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, MetaData, inspect, text
+
+from acclimate import database, postgres
+from acclimate.migrations import guards
+from acclimate_competitions.errors import Refusal
+
+REVISIONS = ("0001", "0002")
+HEAD = REVISIONS[-1]
+_VERSIONS = "alembic_version"
+_OURS = {"log_entries", "log_checkpoints"}
+# Alembic keeps the migration under way in a global.
+_one_at_a_time = threading.Lock()
+
+
+def version(connection: Connection) -> str | None:
+    """The revision at which a database stands; None where it is empty.
+
+    Raises:
+        Refusal: data_version, for a newer one and for one that is not ours.
+    """
+    sqlite = connection.dialect.name == "sqlite"
+    names = set(inspect(connection).get_table_names())
+    marked = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one()) if sqlite else 0
+    if marked > len(REVISIONS):
+        raise _newer(str(marked))
+    if not names and not marked:
+        return None
+    if names >= _OURS | {_VERSIONS}:
+        found = str(connection.execute(text(f"SELECT version_num FROM {_VERSIONS}")).scalar())
+        if found not in REVISIONS:
+            raise _newer(found)
+        return found
+    if names >= _OURS and marked == 1:
+        return "0001"
+    raise Refusal(
+        "data_version",
+        f"the database is not empty, and not one of Acclimate: it has {', '.join(sorted(names)[:5]) or 'no table'}",
+        hint="name an empty database of its own in the setting `database`",
+    )
+
+
+def _newer(found: str) -> Refusal:
+    return Refusal(
+        "data_version",
+        f"the database has schema {found}, this version of Acclimate reads {HEAD}: a newer version wrote it",
+        hint="use the version that wrote it, or another database",
+    )
+
+
+def ready(engine: Engine) -> None:
+    """Make the schema where the database is empty, or check that it is this version's.
+
+    Raises:
+        Refusal: data_version, database_unreachable, no_space, busy.
+    """
+    with database.refusing():
+        with database.reading(engine) as connection:
+            found = version(connection)
+        if found == HEAD or (found is None and _migrate(engine, only_empty=True) == HEAD):
+            return
+    raise Refusal(
+        "data_version",
+        f"the database has schema {found}, this version of Acclimate reads {HEAD}",
+        hint="back it up, stop what uses it, then `acclimate db upgrade` (with the same settings)",
+    )
+
+
+def upgrade(engine: Engine) -> list[str]:
+    """Bring a database to this version's schema; what was done, a line each; nothing where there was nothing to do.
+
+    Raises:
+        Refusal: data_version, database_unreachable, no_space, busy.
+    """
+    steps: list[str] = []
+    with database.refusing():
+        _migrate(engine, steps=steps)
+    return steps
+
+
+def _migrate(engine: Engine, *, only_empty: bool = False, steps: list[str] | None = None) -> str:
+    """All steps in one transaction, which begins with the writers' lock; the revision at the end."""
+    steps = [] if steps is None else steps
+    with _one_at_a_time, engine.connect() as outer:
+        if engine.dialect.name == "sqlite":
+            # A rebuilt table is dropped on the way. This can't be said inside a transaction; the check comes before its end.
+            _driver(outer).execute("PRAGMA foreign_keys = OFF")
+        try:
+            with database.written(outer) as connection:
+                found = version(connection)
+                if only_empty and found is not None:
+                    return found
+                _run(connection, found, steps=steps)
+        finally:
+            if engine.dialect.name == "sqlite":
+                _driver(outer).execute("PRAGMA foreign_keys = ON")
+    return HEAD
+
+
+def _run(connection: Connection, found: str | None, *, steps: list[str]) -> None:
+    from alembic import command
+
+    sqlite = connection.dialect.name == "sqlite"
+    settings = _settings(connection)
+    if not sqlite:
+        postgres.unhurried(connection)
+        _check_encoding(connection)
+    if sqlite and found == "0001" and not inspect(connection).has_table(_VERSIONS):
+        command.stamp(settings, found)
+    if found != HEAD:
+        command.upgrade(settings, HEAD)
+        steps += [f"{number}: {what}" for number, what in _described(settings) if found is None or number > found]
+    put_back = guards.install(connection)
+    steps += [f"trigger {name} was missing: made" for name in put_back]
+    if sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").all()):
+        raise Refusal("data_version", f"the database refers to rows that it lacks: {broken[:3]}; nothing was changed")
+
+
+def _settings(connection: Connection) -> Any:
+    from alembic.config import Config
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    settings = Config()
+    settings.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    settings.attributes["connection"] = connection
+    return settings
+
+
+def _described(settings: Any) -> list[tuple[str, str]]:
+    from alembic.script import ScriptDirectory
+
+    found = ScriptDirectory.from_config(settings).walk_revisions()
+    return sorted((script.revision, script.doc.rstrip(".")) for script in found)
+
+
+def _check_encoding(connection: Connection) -> None:
+    encoding = connection.execute(text("SHOW server_encoding")).scalar_one()
+    if encoding != "UTF8":
+        raise Refusal(
+            "config_invalid",
+            f"the database has encoding {encoding}, names and texts need UTF8",
+            hint="CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0",
+        )
+
+
+def _driver(connection: Connection) -> Any:
+    return connection.connection.driver_connection
+
+
+def problems(engine: Engine, metadata: MetaData) -> list[str]:
+    """What of a database is not as this version leaves it: schema, triggers, the log's numbering; empty where all is well.
+
+    Raises:
+        Refusal: database_unreachable, no_space, busy.
+    """
+    with database.refusing(), database.reading(engine) as connection:
+        try:
+            found = version(connection)
+        except Refusal as refusal:
+            return [refusal.sentence]
+        if found != HEAD:
+            return [f"the database has schema {found or 'none'}, this version reads {HEAD}: `acclimate db upgrade`"]
+        return [
+            *_differences(connection, metadata),
+            *(f"trigger {name} is missing: `acclimate db upgrade` makes it" for name in guards.missing(connection)),
+            *_collations(connection),
+            *_log(connection),
+        ]
+
+
+def _differences(connection: Connection, metadata: MetaData) -> list[str]:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    options = {"compare_type": True, "compare_server_default": True}
+    found = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+    return [f"schema: {' '.join(_words(change))}" for change in found]
+
+
+def _words(change: Any) -> list[str]:
+    if isinstance(change, (tuple, list)):
+        return [word for part in change for word in _words(part)]
+    return [] if change is None or isinstance(change, dict) else [str(getattr(change, "name", None) or change)]
+
+
+def _collations(connection: Connection) -> list[str]:
+    if connection.dialect.name == "sqlite":
+        return []
+    query = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = current_schema()"
+    query += f" AND data_type IN ('text', 'character varying') AND collation_name IS DISTINCT FROM 'C' AND table_name <> '{_VERSIONS}'"
+    return [
+        f"schema: {row.table_name}.{row.column_name} is not compared by code points"
+        for row in connection.execute(text(query))
+    ]
+
+
+def _log(connection: Connection) -> list[str]:
+    query = 'SELECT COUNT(*) AS count, COALESCE(MAX("index") + 1, 0) AS size FROM log_entries'
+    entries = connection.execute(text(query)).one()
+    signed = connection.execute(text("SELECT COALESCE(MAX(size), 0) FROM log_checkpoints")).scalar_one()
+    found = []
+    if entries.count != entries.size:
+        found.append(f"the log has {entries.count} entries, the last one's index is {entries.size - 1}: a gap")
+    if signed > entries.size:
+        found.append(f"the newest checkpoint holds {signed} entries, the log has {entries.size}: it was cut")
+    return found

@@ -1,0 +1,77 @@
+"""What the database itself refuses, whoever writes: log_entries grows by one entry at a time and never changes, nor do results."""
+
+from sqlalchemy import Connection
+
+_SQLITE = {
+    "log_entries_no_update": """BEFORE UPDATE ON log_entries
+  BEGIN SELECT RAISE(ABORT, 'log_entries is insert-only'); END""",
+    "log_entries_no_delete": """BEFORE DELETE ON log_entries
+  BEGIN SELECT RAISE(ABORT, 'log_entries is insert-only'); END""",
+    "log_entries_in_order": """BEFORE INSERT ON log_entries
+  WHEN NEW."index" <> COALESCE((SELECT MAX("index") + 1 FROM log_entries), 0)
+  BEGIN SELECT RAISE(ABORT, 'log_entries is insert-only and without gaps'); END""",
+    "results_no_update": """BEFORE UPDATE ON results
+  BEGIN SELECT RAISE(ABORT, 'results is insert-only'); END""",
+    "results_no_delete": """BEFORE DELETE ON results
+  BEGIN SELECT RAISE(ABORT, 'results is insert-only'); END""",
+    "results_no_replace": """BEFORE INSERT ON results
+  WHEN EXISTS (SELECT 1 FROM results WHERE stage = NEW.stage)
+  BEGIN SELECT RAISE(ABORT, 'results is insert-only: this stage has a result'); END""",
+}
+_POSTGRESQL = {
+    "log_entries_no_update": "BEFORE UPDATE ON log_entries FOR EACH ROW EXECUTE FUNCTION acclimate_insert_only()",
+    "log_entries_no_delete": "BEFORE DELETE ON log_entries FOR EACH ROW EXECUTE FUNCTION acclimate_insert_only()",
+    "log_entries_no_truncate": "BEFORE TRUNCATE ON log_entries EXECUTE FUNCTION acclimate_insert_only()",
+    "log_entries_in_order": "BEFORE INSERT ON log_entries FOR EACH ROW EXECUTE FUNCTION acclimate_in_order()",
+    "results_no_update": "BEFORE UPDATE ON results FOR EACH ROW EXECUTE FUNCTION acclimate_insert_only()",
+    "results_no_delete": "BEFORE DELETE ON results FOR EACH ROW EXECUTE FUNCTION acclimate_insert_only()",
+    "results_no_truncate": "BEFORE TRUNCATE ON results EXECUTE FUNCTION acclimate_insert_only()",
+}
+_FUNCTIONS = (
+    # clock_timestamp(), not now(): a transaction that waited for the writers' lock began before its turn came.
+    """CREATE OR REPLACE FUNCTION acclimate_now() RETURNS text LANGUAGE sql VOLATILE AS $$
+  SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') $$""",
+    """CREATE OR REPLACE FUNCTION acclimate_insert_only() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  RAISE EXCEPTION '% is insert-only', TG_TABLE_NAME USING ERRCODE = 'integrity_constraint_violation'; END $$""",
+    """CREATE OR REPLACE FUNCTION acclimate_in_order() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  IF NEW."index" <> COALESCE((SELECT MAX("index") + 1 FROM log_entries), 0) THEN
+    RAISE EXCEPTION 'log_entries is insert-only and without gaps' USING ERRCODE = 'integrity_constraint_violation';
+  END IF; RETURN NEW; END $$""",
+)
+
+
+def functions(connection: Connection) -> None:
+    """Make the functions of PostgreSQL; SQLite's are registered by each connection."""
+    if connection.dialect.name == "postgresql":
+        for statement in _FUNCTIONS:
+            connection.exec_driver_sql(statement.replace("%", "%%"))
+
+
+def install(connection: Connection) -> list[str]:
+    """Make the triggers that are missing (a rebuilt table of SQLite has lost its own); their names."""
+    wanted, made = _wanted(connection), missing(connection)
+    for name in made:
+        connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {name}{_on(connection, name)}")
+        connection.exec_driver_sql(f"CREATE TRIGGER {name} {wanted[name]}")
+    return made
+
+
+def missing(connection: Connection) -> list[str]:
+    """The triggers that are not there, or are switched off."""
+    if connection.dialect.name == "sqlite":
+        query = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+    else:
+        query = "SELECT tgname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid"
+        query += " WHERE tgenabled IN ('O', 'A') AND relnamespace = current_schema()::regnamespace"
+    found = set(connection.exec_driver_sql(query).scalars())
+    return [name for name in _wanted(connection) if name not in found]
+
+
+def _wanted(connection: Connection) -> dict[str, str]:
+    return _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL
+
+
+def _on(connection: Connection, name: str) -> str:
+    if connection.dialect.name == "sqlite":
+        return ""
+    return " ON log_entries" if name.startswith("log_entries") else " ON results"
