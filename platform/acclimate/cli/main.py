@@ -76,6 +76,10 @@ def run() -> None:
         app(prog_name="acclimate")
     except Refusal as refusal:
         complain(refusal, as_json="--json" in sys.argv and sys.argv[1] != "demo")
+        if "--stop-with-stdin" in sys.argv:
+            from acclimate import console, supervision
+
+            console.say(supervision.REFUSED, level="error", **supervision.reported(refusal))
         sys.exit(1)
     except SystemExit as end:
         if end.code == 130:

@@ -2,12 +2,13 @@
 
 import os
 import sys
-import threading
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acclimate.cli.options import AsJson, DataFolder, need
+from acclimate.cli.options import AsJson, Blobs, ConfigFile, Database, DataFolder, need
 from acclimate.cli.output import emit, say
 from acclimate_competitions.errors import Refusal
 
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
 Host = Annotated[
     str | None, typer.Option("--host", help="The address to listen on; else ACCLIMATE_HOST, else 127.0.0.1.")
 ]
+Runner = Annotated[
+    str | None,
+    typer.Option("--runner", help="ray, or local without Ray; else ACCLIMATE_RUNNER, else ray.", metavar="RUNNER"),
+]
+Slots = Annotated[
+    int | None,
+    typer.Option("--slots", help="Jobs at once; 0 lets the runner decide; else ACCLIMATE_SLOTS, else 0."),
+]
 StopWithStdin = Annotated[
     bool, typer.Option("--stop-with-stdin", help="Stop once standard input ends, so as not to outlive who started it.")
 ]
@@ -25,20 +34,22 @@ StopWithStdin = Annotated[
 def invite(
     role: Annotated[str, typer.Option("--role", help="organizer, custodian, analyst or entrant; entrants need none.")],
     data: DataFolder = None,
+    file: ConfigFile = None,
+    database: Database = None,
+    blobs: Blobs = None,
     as_json: AsJson = False,
 ) -> None:
     """Make an invitation for one account.
 
-    Runs on the server's own machine; the invitation works once.
+    Runs on the server's own machine; the invitation works once. It is printed here and kept nowhere: the database holds its hash.
 
     Example: acclimate invite --data /srv/acclimate --role organizer
     """
     need("server", "sqlalchemy")
-    from acclimate import config
     from acclimate.service import accounts
     from acclimate.store import Store
 
-    store = Store.open(_made(config.load(data)))
+    store = Store.open(_made(_settings(data, file, {"database": database, "blobs": blobs})))
     try:
         code = accounts.invite(store, role)
     finally:
@@ -49,101 +60,169 @@ def invite(
 
 def api(
     data: DataFolder = None,
+    file: ConfigFile = None,
+    database: Database = None,
+    blobs: Blobs = None,
     host: Host = None,
     port: Annotated[
         int | None, typer.Option("--port", help="The port; 0 takes a free one; else ACCLIMATE_PORT, else 8470.")
     ] = None,
     stop_with_stdin: StopWithStdin = False,
 ) -> None:
-    """Run the HTTP API on a data folder.
+    """Run the HTTP API of an installation.
 
-    The folder is made on first use. A dispatcher on the same folder does the work.
+    The data folder is made on first use, and so are database and keys. A dispatcher of the same installation does the work;
+    `acclimate up` runs both. Several APIs share an installation by its database, blobs and keys, each with a data folder of its own.
 
-    Example: acclimate api --data /srv/acclimate --port 8470
+    Examples: acclimate api --data /srv/acclimate --port 8470, or with a database for several:
+    ACCLIMATE_DATABASE=postgresql://acclimate:PASSWORD@db/acclimate acclimate api --data /srv/api-1 --blobs s3://acclimate/blobs
     """
     need("server", "sqlalchemy", "fastapi", "uvicorn")
-    from acclimate import config
-    from acclimate.api import server
-
-    settings = config.load(data, given={"host": host, "port": port})
     if stop_with_stdin:
         _stop_with_stdin()
+    settings = _settings(data, file, {"database": database, "blobs": blobs, "host": host, "port": port})
+    from acclimate.api import server
+
     server.serve(settings)
 
 
 def dispatch(
     data: DataFolder = None,
-    runner: Annotated[
-        str | None,
-        typer.Option("--runner", help="ray, or local without Ray; else ACCLIMATE_RUNNER, else ray.", metavar="RUNNER"),
-    ] = None,
-    slots: Annotated[
-        int | None,
-        typer.Option("--slots", help="Jobs at once; 0 lets the runner decide; else ACCLIMATE_SLOTS, else 0."),
-    ] = None,
+    file: ConfigFile = None,
+    database: Database = None,
+    blobs: Blobs = None,
+    runner: Runner = None,
+    slots: Slots = None,
     stop_with_stdin: StopWithStdin = False,
 ) -> None:
-    """Run the dispatcher of a data folder, one a folder.
+    """Run a dispatcher of an installation.
 
-    It makes the scheduled transitions, and checks, prepares and evaluates models. All settings: docs/settings.md.
+    It makes the scheduled transitions, and checks, prepares and evaluates models. Several may run, each with a data folder of its own, sharing
+    database, blobs and keys: one leads, the others stand by. All settings: docs/settings.md.
 
-    Example: acclimate dispatch --data /srv/acclimate --runner local --slots 2
+    Examples: acclimate dispatch --data /srv/acclimate --runner local --slots 2, or on a Ray cluster with a database for several:
+    ACCLIMATE_RAY_ADDRESS=ray:6379 acclimate dispatch --data /srv/dispatch-1 --config /etc/acclimate.toml
     """
     need("all", "sqlalchemy", "torch", "transformers", "mlflow")
-    from acclimate import config, publisher
-    from acclimate import dispatch as dispatcher
-
-    settings = _made(config.load(data, given={"runner": runner, "slots": slots}))
-    if settings.runner == "ray":
-        need("all", "ray")
     if stop_with_stdin:
         _stop_with_stdin()
+    settings = _made(_settings(data, file, {"database": database, "blobs": blobs, "runner": runner, "slots": slots}))
+    if settings.runner == "ray":
+        need("all", "ray")
+    from acclimate import dispatch as dispatcher
+    from acclimate import publisher
+
+    os.environ.update(_endpoint(settings))
     dispatcher.run(settings, finish=publisher.finish)
 
 
 def mlflow(
     data: DataFolder = None,
-    host: Host = None,
-    port: Annotated[int, typer.Option("--port", help="The port.")] = 5000,
+    file: ConfigFile = None,
+    host: Annotated[
+        str, typer.Option("--host", help="The address to listen on. MLflow asks nobody for a password.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option("--port", help="The port; 0 takes a free one; else ACCLIMATE_MLFLOW_PORT, else 5000."),
+    ] = None,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--allowed-hosts",
+            help="Names under which browsers and clients may call it, such as mlflow.example.org,mlflow:5000; "
+            "else MLFLOW_SERVER_ALLOWED_HOSTS, else localhost and private addresses.",
+            metavar="LIST",
+        ),
+    ] = None,
+    stop_with_stdin: StopWithStdin = False,
 ) -> None:
-    """Run MLflow's own pages on a data folder's results.
+    """Run MLflow's own pages on an installation's results, and its HTTP tracking server.
 
-    A round appears there with its preparations once all are done, and with its results once its ranking is published.
+    A round appears there with its preparations once all are done, and with its results once its ranking is published. Where the results lie is
+    said by the settings tracking and artifacts: SQLite and a folder in the data folder, or a PostgreSQL database of MLflow's own and s3://.
 
-    Example: acclimate mlflow --data /srv/acclimate --port 5000
+    Examples: acclimate mlflow --data /srv/acclimate --port 5000, or for a whole network:
+    ACCLIMATE_TRACKING=postgresql://mlflow:PASSWORD@db/mlflow acclimate mlflow --data /srv/mlflow --host 0.0.0.0 --allowed-hosts mlflow:5000
     """
     need("server", "mlflow")
+    if stop_with_stdin:
+        _stop_with_stdin()
+    from acclimate import config, supervision
+
+    settings = _settings(data, file, {"mlflow_port": port})
+    if settings.tracking.startswith(("http://", "https://")):
+        raise Refusal(
+            "config_invalid",
+            f"the results are at another MLflow server, {settings.tracking}",
+            hint="open that one; or set tracking to the database that this one is to serve",
+        )
+    _made(settings, shared="tracking")
+    with config.lock(settings, "mlflow"):
+        chosen = supervision.free_port(host, settings.mlflow_port, option="--port or ACCLIMATE_MLFLOW_PORT")
+        # The database's password goes through the environment: everybody on the machine may read a command line.
+        environment = {
+            "MLFLOW_BACKEND_STORE_URI": _driver(settings.tracking),
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            **_endpoint(settings),
+        }
+        if allowed_hosts is not None:
+            environment["MLFLOW_SERVER_ALLOWED_HOSTS"] = allowed_hosts
+        command = [sys.executable, "-m", "mlflow", "server", "--artifacts-destination", settings.artifacts]
+        command += ["--host", host, "--port", str(chosen), "--workers", "1"]
+        say(f"MLflow on http://{f'[{host}]' if ':' in host else host}:{chosen}")
+        status = supervision.run_foreign(command, environment=environment)
+    if status != 0:
+        raise Refusal(
+            "server_unreachable",
+            f"MLflow ended with status {status}",
+            hint="what it said stands above; does the database of the setting tracking answer?",
+        )
+
+
+def _settings(data: Path | None, file: Path | None, given: Mapping[str, Any]) -> "Settings":
     from acclimate import config
 
-    settings = _made(config.load(data))
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", settings.tracking]
-    command += ["--artifacts-destination", str(settings.artifacts), "--host", host or "127.0.0.1", "--port", str(port)]
-    say(f"MLflow on http://{host or '127.0.0.1'}:{port}")
-    os.execv(sys.executable, command)
+    return config.load(data, file=file, given=given)
 
 
-def _made(settings: "Settings") -> "Settings":
-    """The settings, where their data folder is there: only `acclimate api` makes one, so that a wrong name is noticed.
+def _made(settings: "Settings", *, shared: str = "database") -> "Settings":
+    """The settings, where their data folder is there, or what makes the installation lies elsewhere and the folder can be made.
+
+    Only `acclimate api` and `acclimate up` begin an installation, so that a wrong folder's name is noticed.
 
     Raises:
-        Refusal: config_invalid.
+        Refusal: config_invalid, data_version, no_space.
     """
-    if not any(os.path.lexists(settings.data / name) for name in ("VERSION", "acclimate.db")):
+    from acclimate import config
+
+    there = any(os.path.lexists(settings.data / name) for name in ("VERSION", "acclimate.db"))
+    if not there and settings.origins[shared] == "default":
         raise Refusal(
             "config_invalid",
             f"no data folder here: {settings.data}",
-            hint="name it with --data or ACCLIMATE_DATA; `acclimate api --data DIR` makes one on first use",
+            hint="name it with --data or ACCLIMATE_DATA; `acclimate up --data DIR` makes one on first use, "
+            f"and so does this command where the setting {shared} names one for several",
         )
+    config.claim(settings)
     return settings
 
 
+def _driver(url: str) -> str:
+    """A database's URL with the driver that this package brings."""
+    scheme, mark, rest = url.partition("://")
+    return f"postgresql+psycopg{mark}{rest}" if scheme in ("postgresql", "postgres") else url
+
+
+def _endpoint(settings: "Settings") -> dict[str, str]:
+    """What MLflow must know of an S3 server that is not Amazon's."""
+    if not settings.artifacts.startswith("s3://") or not settings.blobs_endpoint:
+        return {}
+    return {"MLFLOW_S3_ENDPOINT_URL": os.environ.get("MLFLOW_S3_ENDPOINT_URL") or settings.blobs_endpoint}
+
+
 def _stop_with_stdin() -> None:
-    import signal
+    from acclimate.supervision import stop_with_stdin
 
-    def wait() -> None:
-        # A pipe ends when the other end's process does, however it ended.
-        while os.read(0, 4096):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, name="stop-with-stdin", daemon=True).start()
+    stop_with_stdin()
