@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # uv takes the same local wheels that pip would (PIP_FIND_LINKS is pip's own variable).
 UV := UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/uv pip install --quiet --compile-bytecode
 
-.PHONY: demo test test-all check bench install format clean
+.PHONY: demo test test-all check bench install format lock clean
 
 install: $(VENV)/.installed
 
@@ -41,6 +41,10 @@ check: install
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The images' packages (infra/requirements); `make lock UPGRADE=--upgrade` takes newer ones.
+lock: install
+	@infra/requirements/lock.sh $(UPGRADE)
 
 clean:
 	rm -rf $(VENV) demo-data .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
