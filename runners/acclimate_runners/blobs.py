@@ -123,9 +123,14 @@ def blobs_at(place: str, *, endpoint: str = "", scratch: Path) -> Blobs:
     """
     if "://" not in place:
         return FolderBlobs(Path(place))
-    from acclimate_runners import s3
-
-    return s3.at(place, endpoint=endpoint, scratch=scratch)
+    try:
+        from acclimate_runners.s3 import at
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("acclimate"):
+            raise
+        sentence = f"{place} needs {error.name}, which is not installed"
+        raise Refusal("extra_missing", sentence, hint="pip install 'acclimate[server]'") from error
+    return at(place, endpoint=endpoint, scratch=scratch)
 
 
 @dataclass(frozen=True)
