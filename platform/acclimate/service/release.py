@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # Faults of the machine: the opening is tried again.
-_PASSING = frozenset({"no_space", "busy", "file_unreadable"})
+_PASSING = frozenset({"no_space", "busy", "blobs_unreachable", "file_unreadable"})
 _OPENING = "opening-"
 DAMAGED = frozenset({"blob_corrupt", "blob_unknown"})
 """This server's copy of the ciphertext is not what was sealed: tried again once it is uploaded again. Any other refusal stands."""
