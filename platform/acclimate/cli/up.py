@@ -1,0 +1,190 @@
+"""`acclimate up`: a whole installation on this machine with one command."""
+
+import contextlib
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from acclimate.cli.options import Blobs, ConfigFile, Database, DataFolder, need
+from acclimate.cli.output import dumps, plain
+from acclimate.cli.output import say as note
+from acclimate.cli.server import Host, Runner, Slots
+
+if TYPE_CHECKING:
+    from acclimate.config import Settings
+    from acclimate.parts import Addresses
+
+
+def up(
+    data: DataFolder = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="The API's port; 0 takes a free one; else ACCLIMATE_PORT, else 8470.")
+    ] = None,
+    host: Host = None,
+    mlflow_port: Annotated[
+        int | None,
+        typer.Option(
+            "--mlflow-port",
+            help="Port of MLflow's pages; 0 takes a free one; else ACCLIMATE_MLFLOW_PORT, else 5000, or a free one where that is taken.",
+        ),
+    ] = None,
+    mlflow: Annotated[bool, typer.Option("--mlflow/--no-mlflow", help="Whether to run MLflow's pages.")] = True,
+    runner: Runner = None,
+    slots: Slots = None,
+    database: Database = None,
+    blobs: Blobs = None,
+    file: ConfigFile = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line on stdout once it is ready; notes stay on stderr.")
+    ] = False,
+) -> None:
+    """Run a whole installation on this machine: API, dispatcher with a local Ray, and MLflow.
+
+    Everything lies in the data folder, which is made on first use; the same command again goes on where it was, also after a crash. Once the
+    API is ready, the addresses and the first steps of each role are printed. It stays in the foreground: Ctrl-C or SIGTERM ends
+    all parts in order, a second one at once. A part that ends by itself is started again. The parts' lines are in DATA/logs, in files of 10 MB, five old ones kept.
+
+    MLflow asks nobody for a password, so its pages are for this machine only, whatever --host says; `acclimate mlflow --host` opens them to others.
+
+    With --json the line has api, mlflow, tracking, data, logs, log_key, pid and organizer_invitation, null where there is an organizer already.
+
+    Examples: acclimate up --data /srv/acclimate, or for others with a database and a store of your own:
+    ACCLIMATE_DATABASE=postgresql://acclimate:PASSWORD@db/acclimate acclimate up --data /srv/acclimate --host 0.0.0.0 --blobs s3://acclimate/blobs
+    """
+    need("all", "sqlalchemy", "fastapi", "uvicorn", "torch", "transformers", "mlflow")
+    from acclimate import config
+    from acclimate.parts import Parts, Stopped
+
+    given: dict[str, Any] = {"database": database, "blobs": blobs, "runner": runner, "slots": slots}
+    here = {"host": host, "port": port, "mlflow_port": mlflow_port}
+    settings = config.load(data, file=file, given={**given, **here})
+    if settings.runner == "ray":
+        need("all", "ray")
+    stop, hurry = threading.Event(), threading.Event()
+
+    def end(*_: object) -> None:
+        if stop.is_set():
+            hurry.set()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    parts = Parts(settings, given=given, mlflow=mlflow, say=_say, stop=stop, hurry=hurry)
+    with parts, contextlib.suppress(Stopped):
+        addresses = parts.start()
+        invitation = _invitation(settings)
+        if as_json:
+            facts = _document(settings, addresses, invitation)
+            _print([dumps(facts)])
+        else:
+            _print(_page(settings, addresses, invitation))
+        parts.watch()
+        _say("stopping; once more Ctrl-C to stop at once")
+    _say("stopped")
+
+
+def _invitation(settings: "Settings") -> str | None:
+    """An invitation for the first organizer; None where there is one."""
+    from sqlalchemy import select
+
+    from acclimate.service.accounts import invite
+    from acclimate.store import Store, accounts
+
+    store = Store.open(settings)
+    try:
+        with store.snapshot() as tx:
+            known = tx.execute(select(accounts.c.id).where(accounts.c.role == "organizer").limit(1)).first()
+        return invite(store, "organizer") if known is None else None
+    finally:
+        store.close()
+
+
+def _document(settings: "Settings", addresses: "Addresses", invitation: str | None) -> dict[str, Any]:
+    from acclimate.redaction import hidden
+
+    return {
+        "api": addresses.api,
+        "mlflow": addresses.mlflow,
+        "tracking": hidden(addresses.tracking),
+        "data": str(settings.data),
+        "logs": str(settings.data / "logs"),
+        "log_key": addresses.log_key,
+        "pid": os.getpid(),
+        "organizer_invitation": invitation,
+    }
+
+
+def _page(settings: "Settings", addresses: "Addresses", invitation: str | None) -> list[str]:
+    """The addresses, and for each role what to do first."""
+    from acclimate.redaction import hidden
+    from acclimate.supervision import shown
+
+    url, tracking = addresses.api, hidden(addresses.tracking)
+    invite = shown("invite", "--data", str(settings.data), "--role")
+    lines = [
+        "",
+        "Acclimate is up.",
+        f"  API     {url}" + _reach(settings.host),
+        f"  MLflow  {addresses.mlflow or 'none here; results: ' + tracking}",
+        f"  data    {settings.data}",
+        f"  logs    {settings.data / 'logs'}",
+        f"  log key {addresses.log_key}",
+        "          (publish it where others find it without this server: it is what an auditor checks with)",
+        "",
+        "First steps. Everybody makes keys of their own, on their own machine: a key folder is secret.",
+        "",
+        "Organizer (docs/organizers.md):",
+    ]
+    if invitation is not None:
+        join = ("register", "--role", "organizer", "--invitation", invitation, "--server", url)
+        lines.append("  " + shown(*join, "--name", "organizer", "--keys", "./organizer"))
+    else:
+        lines.append("  one is registered; an invitation for another:")
+        lines.append(f"  {invite} organizer")
+    lines += [
+        "  " + shown("competition", "build", "digits", "--out", "./digits"),
+        "  " + shown("round", "create", "--help"),
+        "",
+        "Custodian (docs/custodians.md); the operator makes an invitation for each:",
+        f"  {invite} custodian",
+        "  " + shown("custodian", "keygen", "--name", "custodian-a", "--keys", "./custodian-a"),
+        "  "
+        + shown("register", "--role", "custodian", "--server", url, "--name", "custodian-a", "--keys", "./custodian-a")
+        + " --invitation CODE",
+        "",
+        "Entrant (docs/entrants.md); needs no invitation:",
+        "  " + shown("register", "--server", url, "--name", "team-a", "--keys", "./team-a"),
+        "  " + shown("round", "list", "--server", url),
+        "  " + shown("enter", "--help"),
+        "",
+        "Analyst (docs/analysts.md); needs no account, only the tracking URI:",
+        f"""  python -c "from acclimate import tracking; print(tracking.rounds('{tracking}'))\"""",
+        "",
+        "Auditor (docs/auditors.md); needs no account, only a round's bundle and the log key:",
+        "  " + shown("round", "bundle", "--server", url) + " ROUND --out round.zip",
+        "  " + shown("verify") + f" round.zip --log-key {addresses.log_key}",
+        "",
+        "Ctrl-C stops everything; the same command starts again where it was.",
+    ]
+    return lines
+
+
+def _reach(host: str) -> str:
+    if host in ("0.0.0.0", "::"):
+        return " on this machine; others use its name in the network in place of this address"
+    return ""
+
+
+def _print(lines: list[str]) -> None:
+    # Who asked for them may be gone, which is no reason to stop.
+    with contextlib.suppress(OSError):
+        for line in lines:
+            typer.echo(plain(line))
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):
+        note(line)
