@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
+from acclimate.plan import demand_of
 from acclimate.schedule import Work
 from acclimate.service import manifests, submit
 from acclimate.store import Tx, submissions
@@ -18,6 +19,7 @@ from acclimate_competitions.definition import Task
 from acclimate_competitions.phases import Entry, Phase, Round
 from acclimate_runners import jobs
 from acclimate_runners.jobs import CheckJob, EvaluateJob, Job, ModelFiles, PrepareJob, TaskData
+from acclimate_runners.runner import Demand
 
 _FIRST, _LATER = 0, 1
 _Evaluation = tuple[str, int | None, str]
@@ -43,6 +45,7 @@ class Assignment:
         submission: id of the submission's row.
         entry: the log index that names the entry in records; None for a check.
         work: its place in the schedule.
+        demand: what it takes of a machine. No part of a stage's key: the hardware class says all that can change a result.
     """
 
     kind: str
@@ -53,6 +56,7 @@ class Assignment:
     stages: tuple[Stage, ...]
     job: Job
     work: Work
+    demand: Demand
 
     @property
     def attempt(self) -> str:
@@ -134,7 +138,8 @@ def _check(state: Round, row: Row[Any], place: int) -> Assignment:
     key = stage_key("check", state, inputs=jobs.inputs(job), params={"submission": row.id})
     # First come, first served: an entrant waits for this answer.
     work = Work(row.entrant, cost=-float(place), priority=_FIRST)
-    return Assignment("check", state.id, row.id, row.entrant, None, (Stage(key),), job, work)
+    demand = demand_of(state.competition)
+    return Assignment("check", state.id, row.id, row.entrant, None, (Stage(key),), job, work, demand)
 
 
 def _prepare(state: Round, entry: Entry, row: Row[Any]) -> Assignment | None:
@@ -169,7 +174,8 @@ def _prepare(state: Round, entry: Entry, row: Row[Any]) -> Assignment | None:
         )
         for task, seed in left
     )
-    return Assignment("prepare", state.id, row.id, row.entrant, entry.submission, stages, job, _work(row, stages))
+    work, demand = _work(row, stages), demand_of(state.competition)
+    return Assignment("prepare", state.id, row.id, row.entrant, entry.submission, stages, job, work, demand)
 
 
 def _evaluate(
@@ -208,7 +214,8 @@ def _evaluate(
         )
         for name, seed, protocol in left
     )
-    return Assignment("evaluate", state.id, row.id, row.entrant, entry.submission, stages, job, _work(row, stages))
+    work, demand = _work(row, stages), demand_of(state.competition)
+    return Assignment("evaluate", state.id, row.id, row.entrant, entry.submission, stages, job, work, demand)
 
 
 def _public(state: Round, task: Task) -> TaskData:

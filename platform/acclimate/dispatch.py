@@ -1,69 +1,64 @@
-"""The dispatcher: one process that makes due transitions, hands out work, and commits what comes back.
+"""The dispatcher: of any number of processes over one database one leads (leader.py), the others stand by.
 
-What is left to do is a set difference of the plan and the log, so a dispatcher that was killed just starts again: running stages go
-back to pending, an attempt that still runs or has finished is adopted by its name, and nothing is committed twice because a commit
-is one transaction that requires the stage to be this attempt's.
+Who leads is said by a lease (lease.py). A dispatcher that finds it taken stands by and looks again every second; one that loses it, as
+it was paused or cut off, stands by too, and whatever it still tries to write is refused. So a killed leader is replaced within the
+lease's time and a second, one that is stopped in order at once, and one that starts again in the same data folder need not wait: the
+folder's lock proves that the process before it is gone.
+
+Two versions over one database: checks and transitions are made by any, but a round is prepared and evaluated by the code that it is pinned
+to. A leader of other code blocks that work and says so in the round's status; it does not step aside by itself. Stop it, and the standby
+of the right version leads at once and takes up what was blocked. So while rounds are under way, keep their version running and
+start no other beside it.
 """
 
 import contextlib
 import fcntl
+import hashlib
 import json
-import random
+import os
+import secrets
 import signal
+import socket
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from sqlalchemy import select
-
-from acclimate import assignments, commits, schedule, stages, table_blobs
-from acclimate.assignments import Assignment
+from acclimate import lease as leases
 from acclimate.config import Settings
 from acclimate.console import say
-from acclimate.finishing import Finisher
-from acclimate.hosting import Host, runner_of
-from acclimate.service import clockwork, identity, release
-from acclimate.store import Store, Tx, log_checkpoints, log_entries, rounds
-from acclimate_competitions import tables
+from acclimate.dispatch_health import HealthServer, Vitals
+from acclimate.hosting import Host, outlives, runner_of
+from acclimate.leader import Leader
+from acclimate.lease import Lease, Renewal
+from acclimate.service import identity
+from acclimate.store import Store
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.phases import Phase, Round
 from acclimate_runners.blobs import Blobs
-from acclimate_runners.runner import Handle, Runner, Status
+from acclimate_runners.runner import Runner
 
-TRIES = {"limit_exceeded": 3, "job_failed": 3}
-"""How often an attempt is made that ends like this: what will hardly end differently. After that it is the entrant's outcome, or blocked."""
-TRIES_OF_MACHINES = 10
-_EVERY, _PLAN_EVERY, _BEAT_EVERY, _BEAT_AT_LEAST = 0.2, 0.5, 0.5, 5.0
-_PAUSE, _BACKOFF = 5.0, 0.5
-_LONG_BACKOFF = (5.0, 300.0)
-_PASSING = frozenset({"no_space", "busy"})
-_WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
-
-
-@dataclass
-class _Running:
-    assignment: Assignment
-    handle: Handle
-    beat: float = 0.0
-    told: tuple[int, int] = (-1, -1)
+_EVERY, _LOOK_EVERY, _AGAIN_AFTER = 0.2, 1.0, 1.0
+_HUNG = 900.0
+"""Seconds after which a step that hasn't ended counts as hung; opening a large holdout may take minutes."""
 
 
 class Dispatcher:
-    """The dispatcher of a data folder; a context manager, as it holds the folder's lock and a runner.
+    """The dispatcher of a data folder; a context manager, as it holds the folder's lock, and a runner while it leads.
 
     Args:
         store: the store.
         blobs: the store's blobs, as runners see them.
         settings: of the installation.
-        runner_factory: makes the runner; called in a thread that lives as long as the dispatcher.
+        runner_factory: makes the runner; called in a thread that lives as long as it leads.
         finish_round: called with a round's id, in a thread, once it is prepared and again once it is published; until it has
             succeeded it is called again, also by the next dispatcher.
+        lease_seconds: for how long others leave it alone when it is silent.
+
+    Attributes:
+        vitals: what it notes of itself.
     """
 
     def __init__(
@@ -74,290 +69,205 @@ class Dispatcher:
         runner_factory: Callable[[], Runner],
         *,
         finish_round: Callable[[str], None] | None = None,
+        lease_seconds: float = leases.SECONDS,
     ) -> None:
         self._store, self._blobs, self._settings = store, blobs, settings
         self._identity = identity.load(settings)
-        self._host = Host(runner_factory)
-        self._finisher = Finisher(store, finish_round) if finish_round is not None else None
-        self._running: dict[str, _Running] = {}
-        self._inputs: dict[str, dict[str, str]] = {}
-        self._said: set[str] = set()
-        # How often an attempt ended with a code, in this dispatcher's time.
-        self._failures = Counter[tuple[str, str]]()
-        # By the monotonic clock: when the last plan was made, and before when nothing, or one attempt, is started again.
-        self._planned, self._paused, self._not_before = 0.0, 0.0, dict[str, float]()
+        self._factory, self._finish_round = runner_factory, finish_round
+        self._seconds = lease_seconds
+        self.vitals = Vitals(patience=_HUNG)
         self._lock: IO[bytes] | None = None
+        self._health: HealthServer | None = None
+        self._holder = ""
+        self._asked: Lease | None = None
+        self._term: _Term | None = None
+        self._led_by, self._complaints = "", set[str]()
+
+    @property
+    def leading(self) -> bool:
+        """Whether it leads, as far as it knows."""
+        return self._term is not None
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set; then kill what runs and give it back.
+        """Work until `stop` is set; then hand over: what runs here is killed, what runs on a cluster goes on for the next leader.
 
         Raises:
-            Refusal: busy, where another dispatcher has this data folder.
+            Refusal: busy, where another dispatcher has this data folder; config_invalid.
         """
         with self:
             while not stop.is_set():
                 try:
                     self.step()
                 except Refusal as refusal:
-                    say("refused", code=refusal.code, reason=refusal.sentence)
-                    stop.wait(1.0)
+                    self._complain(refusal.code, refusal.sentence)
+                    stop.wait(_AGAIN_AFTER)
                 except Exception:
                     # One round's fault must not stop the others; the operator reads it here.
                     say("error", traceback=traceback.format_exc())
-                    stop.wait(1.0)
-                stop.wait(_EVERY)
+                    stop.wait(_AGAIN_AFTER)
+                else:
+                    self._recovered()
+                stop.wait(_EVERY if self.leading else _LOOK_EVERY)
 
     def __enter__(self) -> "Dispatcher":
         self._lock = _locked(self._settings.data / "dispatcher.lock")
-        release.clear(self._settings)
-        with self._store.transaction() as tx:
-            stages.resume(tx)
-        self._blobs.sweep()
-        self._host.start()
-        say("started", data=str(self._settings.data), evaluator=self._identity.evaluator, code=self._identity.code)
+        try:
+            self._holder = holder_of(self._settings.data)
+            if self._settings.dispatch_port:
+                address = (self._settings.host, self._settings.dispatch_port)
+                self._health = HealthServer(self.vitals, self._store, address)
+            facts = {"evaluator": self._identity.evaluator, "code": self._identity.code, "holder": self._holder}
+            say("started", data=str(self._settings.data), **facts)
+            self._look()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._host.close()
-            if self._finisher is not None:
-                self._finisher.close()
-            with contextlib.suppress(Refusal), self._store.transaction() as tx:
-                stages.give_back(tx)
+            if self._term is not None:
+                self._term.end(keep=outlives(self._settings))
         finally:
+            self._term = None
+            if self._health is not None:
+                self._health.close()
             if self._lock is not None:
                 self._lock.close()
             say("stopped")
 
     def step(self) -> None:
-        """Do all that can be done now: transitions, commits, starts, heartbeats.
+        """Do all that can be done now: as a standby look whether the lease is free, as the leader work.
 
         Raises:
-            Refusal: busy, no_space; what was not done is done in a later step.
+            Refusal: busy, no_space, database_unreachable, blobs_unreachable; what was not done is done in a later step.
         """
+        began = self.vitals.stepped = time.monotonic()
         try:
-            made = clockwork.tick(self._store, self._settings)
+            if self._term is None:
+                self._look()
+            if self._term is not None:
+                self._term.step()
         except Refusal as refusal:
-            # What stops one transition must not keep finished work from being committed.
-            self._say_once("no transition", code=refusal.code, reason=refusal.sentence)
-            made = []
-        for line in made:
-            say("transition", made=line)
-        settled = [self._settle(running) for running in list(self._running.values())]
-        if made or any(settled) or time.monotonic() - self._planned > _PLAN_EVERY:
-            self._planned = time.monotonic()
-            self._plan()
-        self._beat()
-        if self._finisher is not None:
-            self._finisher.step()
-
-    # ---- what comes back -------------------------------------------------------------------------------------------
-
-    def _settle(self, running: _Running) -> bool:
-        """Take an attempt's end; whether it has ended."""
-        assignment = running.assignment
-        try:
-            status = running.handle.poll()
-        except Exception as error:
-            with contextlib.suppress(Exception):
-                running.handle.cancel()
-            status = Status("failed", reason=f"{type(error).__name__}: {error}", code="runner_failed")
-        if status.state == "running":
-            return False
-        if status.state == "failed":
-            self._failed(assignment, status)
-        else:
-            self._commit(assignment, status)
-        del self._running[assignment.attempt]
-        return True
-
-    def _commit(self, assignment: Assignment, status: Status) -> None:
-        assert status.outcome is not None
-        try:
-            holdout = self._holdout(assignment.round) if assignment.kind == "evaluate" else {}
-            commits.commit(self._store, self._identity, assignment, status, holdout=holdout)
-        except Refusal as refusal:
-            if refusal.code in _PASSING:
-                # It stays as it is, done, and is committed once there is room.
+            if refusal.code != "lease_lost":
                 raise
-            self._block(assignment, f"not committed: {refusal.code}: {refusal.sentence}")
-        except Exception as error:
-            say("error", **_ids(assignment), traceback=traceback.format_exc())
-            self._block(assignment, f"not committed: {type(error).__name__}: {error}")
-        else:
-            outcome = status.outcome
-            say("committed", **_ids(assignment), outcome=outcome.status, reason=outcome.reason, network=status.network)
+            self._step_down(refusal)
+        finally:
+            self._note()
+            self.vitals.step_seconds = time.monotonic() - began
 
-    def _failed(self, assignment: Assignment, status: Status) -> None:
-        keys = [stage.key for stage in assignment.stages]
-        say("attempt failed", **_ids(assignment), reason=status.reason, code=status.code, log=status.log)
-        if status.code in _PASSING or status.code == "cancelled":
-            with self._store.transaction() as tx:
-                stages.give_back(tx, keys)
-            if status.code in _PASSING:
-                self._paused = time.monotonic() + _PAUSE
+    # ---- standing by and leading -----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Lead if the lease can be had; else say once who leads."""
+        if self._asked is None:
+            self._asked = Lease(self._store, holder=self._holder, seconds=self._seconds)
+        lease = self._asked
+        if not lease.take():
+            holder, until = lease.seen
+            if holder != self._led_by:
+                self._led_by = holder
+                say("standby", leader=holder, until=until)
             return
-        count, tries = self._count(assignment, status.code), TRIES.get(status.code, TRIES_OF_MACHINES)
-        if count < tries:
-            with self._store.transaction() as tx:
-                stages.try_again(tx, keys, reason=status.reason)
-            wait = _BACKOFF * 4 ** (count - 1) if status.code in TRIES else _long(count)
-            self._not_before[assignment.attempt] = time.monotonic() + wait
-        elif status.code == "limit_exceeded":
-            with self._store.snapshot() as tx:
-                state = tx.round(assignment.round)
-            self._commit(assignment, commits.outlasted(self._store, state, status, tries=tries))
-        else:
-            self._block(assignment, f"failed {tries} times, last: {status.reason}")
-
-    def _count(self, assignment: Assignment, code: str) -> int:
-        self._failures[assignment.attempt, code] += 1
-        return self._failures[assignment.attempt, code]
-
-    def _not_started(self, assignment: Assignment, error: Exception) -> None:
-        """The runner takes nothing now, which says nothing of the job: no try is counted, and everything waits a little."""
-        reason = f"not started: {type(error).__name__}: {error}"
-        say("not started", **_ids(assignment), reason=reason)
-        with self._store.transaction() as tx:
-            stages.give_back(tx, [stage.key for stage in assignment.stages], reason=reason)
-        self._paused = time.monotonic() + _PAUSE
-        # Longer each time for this one, so that a job that no runner takes does not hold up the others.
-        self._not_before[assignment.attempt] = self._paused + _long(self._count(assignment, "not started"))
-
-    def _block(self, assignment: Assignment, reason: str) -> None:
-        with self._store.transaction() as tx:
-            stages.block(tx, [stage.key for stage in assignment.stages], reason=reason)
-        say("blocked", **_ids(assignment), reason=reason, hint="put it right and start the dispatcher again")
-
-    # ---- what goes out ---------------------------------------------------------------------------------------------
-
-    def _plan(self) -> None:
-        wanted: list[Assignment] = []
-        waiting: set[str] = set()
-        with self._store.snapshot() as tx:
-            found = tx.execute(select(rounds.c.id).order_by(rounds.c.created)).scalars().all()
-        for name in found:
-            recalled = self._store.recall(name)
-            if recalled is not None and recalled.phase in clockwork.TERMINAL:
-                continue
-            try:
-                left = self._left(name)
-            except Exception:
-                # One round's fault must not stop the others.
-                self._say_once("not planned", round=name, traceback=traceback.format_exc())
-                left = None
-            if left is None:
-                waiting.add(name)
-            else:
-                wanted += left
-        wanted.sort(key=lambda assignment: assignment.work.priority)
-        keys = {stage.key for assignment in wanted for stage in assignment.stages}
-        for running in self._running.values():
-            # A withdrawn submission's check, a voided round's work: nobody waits for it any more.
-            mine = {stage.key for stage in running.assignment.stages}
-            if not mine <= keys and running.assignment.round not in waiting:
-                running.handle.cancel()
-        stages.end_stale_checks(self._store)
-        known = stages.register(self._store, wanted)
-        self._admit([a for a in wanted if all(known[stage.key] == "pending" for stage in a.stages)])
-
-    def _left(self, name: str) -> list[Assignment] | None:
-        """A round's work, in its order; None where that can't be told yet."""
-        with self._store.snapshot() as tx:
-            state = tx.round(name)
-        if state.phase not in _WORKING:
-            return []
-        inputs = self._holdout_inputs(state) if state.phase is Phase.OPENED else {}
-        with self._store.snapshot() as tx:
-            left = assignments.outstanding(tx, state, holdout_inputs=inputs)
-            drawn = "" if state.phase is Phase.OPEN else _closing_checkpoint(tx, state)
-        if left and drawn is None:
-            self._say_once("waiting", round=name, reason="no checkpoint holds RoundClosed yet; is the API up?")
-            return None
-        by_work = {id(assignment.work): assignment for assignment in left}
-        return [by_work[id(w)] for w in schedule.order((a.work for a in left), checkpoint=drawn or "")]
-
-    def _admit(self, ready: list[Assignment]) -> None:
-        runner, now = self._host.runner, time.monotonic()
-        if self._host.problem:
-            self._say_once("no runner", reason=self._host.problem)
-        if runner is None:
-            return
-        for assignment in ready:
-            if len(self._running) >= runner.slots or now < self._paused:
-                return
-            if now >= self._not_before.get(assignment.attempt, 0.0) and self._is_own_code(assignment):
-                self._start(runner, assignment)
-
-    def _is_own_code(self, assignment: Assignment) -> bool:
-        """A round stays on the code that RoundDefined pins; a check is no result and may run on any."""
-        if assignment.kind == "check":
-            return True
-        with self._store.snapshot() as tx:
-            pinned = tx.round(assignment.round).defined["code"]
-        if pinned == self._identity.code:
-            return True
-        reason = f"the round is pinned to code {pinned}, this dispatcher runs {self._identity.code}"
-        hint = "start the version with which the round was made"
-        # The round's status tells of it; the dispatcher of the right version takes up what is blocked.
-        with self._store.transaction() as tx:
-            stages.block(tx, [stage.key for stage in assignment.stages], reason=f"{reason}: {hint}")
-        self._say_once("other code", round=assignment.round, reason=reason, hint=hint)
-        return False
-
-    def _start(self, runner: Runner, assignment: Assignment) -> None:
-        # Committed before the runner hears of it: whatever happens next, the row says that someone may be at it.
-        with self._store.transaction() as tx:
-            number = stages.claim(tx, assignment)
-        if number is None:
-            return
+        self._asked, self._led_by = None, ""
+        term = _Term(self._store, lease=lease, host=Host(self._factory))
         try:
-            handle = runner.start(f"{assignment.attempt}/{number}", assignment.job, self._blobs)
-        except Exception as error:
-            self._not_started(assignment, error)
-            return
-        self._running[assignment.attempt] = _Running(assignment, handle)
-        say("attempt started", **_ids(assignment), stages=len(assignment.stages), number=number)
+            term.begin(partial(self._leader, host=term.host))
+        except BaseException:
+            # Another may have more luck.
+            term.abandon(keep=False)
+            with contextlib.suppress(Exception):
+                lease.release()
+            raise
+        self._term = term
+        say("leading", epoch=lease.epoch, holder=self._holder)
 
-    def _holdout(self, round_id: str) -> dict[str, str]:
-        with self._store.snapshot() as tx:
-            return release.holdout_files(tx, round_id)
+    def _leader(self, fenced: Store, *, host: Host) -> Leader:
+        return Leader(
+            fenced,
+            self._blobs,
+            settings=self._settings,
+            identity=self._identity,
+            host=host,
+            vitals=self.vitals,
+            finish_round=self._finish_round,
+        )
 
-    def _holdout_inputs(self, state: Round) -> dict[str, str]:
-        """Task -> digest of the holdout's inputs, without targets; the same bytes however often they are made."""
-        if state.id not in self._inputs:
-            files, made = self._holdout(state.id), {}
-            cluster = state.competition.ranking.cluster
-            for task in state.competition.tasks:
-                with self._blobs.local(files[f"{task.name}.parquet"]) as path:
-                    table = tables.read(path)
-                kept = assignments.without_answers(table.column_names, task, cluster=cluster)
-                made[task.name] = table_blobs.keep(self._blobs, table.select(kept).replace_schema_metadata(None))
-            self._inputs[state.id] = made
-        return self._inputs[state.id]
+    def _step_down(self, refusal: Refusal) -> None:
+        term, self._term = self._term, None
+        say("stepped down", reason=refusal.sentence)
+        if term is not None:
+            term.abandon(keep=outlives(self._settings))
 
     # ---- what is said ----------------------------------------------------------------------------------------------
 
-    def _beat(self) -> None:
-        """Write down progress, for those that made some, and now and then for all; at most every half second."""
-        now = time.monotonic()
-        due: list[tuple[Assignment, float]] = []
-        for running in self._running.values():
-            status = running.handle.poll()
-            word, waited = (status.step, status.total), now - running.beat
-            if waited > _BEAT_AT_LEAST or (word != running.told and waited > _BEAT_EVERY):
-                running.beat, running.told = now, word
-                due.append((running.assignment, status.step / status.total if status.total > 0 else 0.0))
-        if due:
-            with self._store.transaction() as tx:
-                for assignment, progress in due:
-                    stages.beat(tx, assignment, progress=progress)
+    def _note(self) -> None:
+        vitals, term = self.vitals, self._term
+        vitals.leading = term is not None
+        vitals.lease_left = (lambda: 0.0) if term is None else (lambda: term.lease.left)
+        host = None if term is None else term.host
+        vitals.slots = 0 if host is None or host.runner is None else host.runner.slots
+        vitals.machines = 0 if host is None else len(host.machines)
+        vitals.no_runner = (host.since, host.problem) if host is not None and host.problem else None
+        if term is None:
+            vitals.running = 0
 
-    def _say_once(self, event: str, **facts: str) -> None:
-        key = json.dumps([event, facts], sort_keys=True)
-        if key not in self._said:
-            self._said.add(key)
-            say(event, **facts)
+    def _complain(self, code: str, sentence: str) -> None:
+        """Say what a step stumbled over, once for each kind until a step reaches its end."""
+        self.vitals.trouble = (code, sentence)
+        if code not in self._complaints:
+            self._complaints.add(code)
+            say("refused", code=code, reason=sentence)
+
+    def _recovered(self) -> None:
+        if self._complaints:
+            say("recovered", codes=sorted(self._complaints))
+        self._complaints.clear()
+        self.vitals.trouble = ("", "")
+
+
+class _Term:
+    """A time of leading: its lease, what renews it, the runner, and the work."""
+
+    def __init__(self, store: Store, *, lease: Lease, host: Host) -> None:
+        self._store, self.lease, self.host = store, lease, host
+        self._renewal = Renewal(lease, patience=_HUNG)
+        self._leader: Leader | None = None
+
+    def begin(self, make: Callable[[Store], Leader]) -> None:
+        self._renewal.start()
+        # Everything that the leader writes is refused once the lease is another's.
+        self._leader = make(self._store.fenced(self.lease.check))
+        self._leader.begin()
+        self.host.start()
+
+    def step(self) -> None:
+        assert self._leader is not None
+        self._renewal.alive()
+        if not self.lease.left:
+            # It was not renewed in time: paused, or cut off. Ask before anything is touched that is another's by now.
+            self.lease.renew()
+        self._leader.step()
+
+    def end(self, *, keep: bool) -> None:
+        """Hand over in order."""
+        try:
+            self._renewal.alive()
+            self.host.close(keep=keep)
+            with contextlib.suppress(Refusal):
+                if self._leader is not None:
+                    self._leader.end()
+        finally:
+            self._renewal.stop()
+            with contextlib.suppress(Refusal):
+                self.lease.release()
+
+    def abandon(self, *, keep: bool) -> None:
+        """Let go of everything and write nothing."""
+        self._renewal.stop()
+        if self._leader is not None:
+            self._leader.abandon()
+        self.host.close(keep=keep)
 
 
 def run(settings: Settings, *, finish: Callable[[Store, Settings, str], None] | None = None) -> None:
@@ -368,7 +278,7 @@ def run(settings: Settings, *, finish: Callable[[Store, Settings, str], None] | 
         finish: called with a round's id as Dispatcher's finish_round is.
 
     Raises:
-        Refusal: busy, data_version, config_invalid, …
+        Refusal: busy, data_version, config_invalid, database_unreachable, …
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -382,6 +292,27 @@ def run(settings: Settings, *, finish: Callable[[Store, Settings, str], None] | 
         store.close()
 
 
+def holder_of(data: Path) -> str:
+    """A data folder's name as a holder of leases: the host's, and a part that no other folder has, nor a copy of this one.
+
+    Raises:
+        Refusal: no_space.
+    """
+    path = data / "dispatcher.id"
+    try:
+        token = path.read_text("utf-8").strip() if path.exists() else ""
+        if not token:
+            token = secrets.token_hex(16)
+            temporary = path.with_name(f".dispatcher.id.{os.getpid()}")
+            temporary.write_text(token + "\n", "utf-8")
+            temporary.replace(path)
+    except OSError as error:
+        raise Refusal("no_space", f"{path} can't be written: {error.strerror or error}") from error
+    host = socket.gethostname()[:40]
+    own = hashlib.sha256(json.dumps([host, str(data.resolve()), token]).encode()).hexdigest()
+    return f"{host}-{own[:12]}"
+
+
 def _locked(path: Path) -> IO[bytes]:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.open("ab")
@@ -390,30 +321,8 @@ def _locked(path: Path) -> IO[bytes]:
     except OSError as error:
         lock.close()
         raise Refusal(
-            "busy", f"another dispatcher works on {path.parent}", hint="one is enough; stop it to start another"
+            "busy",
+            f"another dispatcher works on {path.parent}",
+            hint="stop it to start another there, or give this one a data folder of its own and the same database",
         ) from error
     return lock
-
-
-def _closing_checkpoint(tx: Tx, state: Round) -> str | None:
-    """The text (origin, size, root) of the first checkpoint that contains the round's RoundClosed."""
-    mine = (log_entries.c.round == state.id) & (log_entries.c.type == "RoundClosed")
-    closed = tx.execute(select(log_entries.c.index).where(mine)).scalar_one()
-    query = select(log_checkpoints.c.note).where(log_checkpoints.c.size > closed).order_by(log_checkpoints.c.size)
-    note = tx.execute(query.limit(1)).scalar()
-    return None if note is None else str(note).partition("\n\n")[0] + "\n"
-
-
-def _long(count: int) -> float:
-    """Seconds to wait after the count-th failure of a machine: up to a bound that doubles, drawn, so that not all come at once."""
-    first, last = _LONG_BACKOFF
-    return random.uniform(0.0, min(last, first * 2.0 ** min(count - 1, 16)))
-
-
-def _ids(assignment: Assignment) -> dict[str, Any]:
-    return {
-        "kind": assignment.kind,
-        "round": assignment.round,
-        "entrant": assignment.entrant,
-        "attempt": assignment.attempt,
-    }

@@ -44,9 +44,9 @@ class Finisher:
             if mark not in done | set(self._under_way) and time.monotonic() >= self._not_before.get(mark, 0.0):
                 self._under_way[mark] = self._thread.submit(self._carry_out, mark, state)
 
-    def close(self) -> None:
-        """Wait for what is under way."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+    def close(self, *, wait: bool = True) -> None:
+        """Begin nothing more, and wait for what is under way, or leave it to end as it may."""
+        self._thread.shutdown(wait=wait, cancel_futures=True)
 
     def _carry_out(self, mark: str, state: Round) -> None:
         self._finish(state.id)

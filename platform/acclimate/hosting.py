@@ -1,4 +1,8 @@
-"""The thread that holds a runner: a local Ray ends with the thread that made it, and starting one takes seconds."""
+"""The thread that holds a runner: a local Ray ends with the thread that made it, and starting one takes seconds.
+
+It looks after the runner too. Where the pool can't be told any more, or starts fail for want of a connection, the runner is closed and
+made anew, with growing pauses: what ran on it is the machines' failure, and its user goes on.
+"""
 
 import os
 import threading
@@ -8,48 +12,104 @@ from collections.abc import Callable
 from acclimate.config import Settings
 from acclimate.console import say
 from acclimate_competitions.errors import Refusal
-from acclimate_runners.runner import Runner
+from acclimate_runners.runner import Machine, Runner
 
-_AGAIN_AFTER = 5.0
+_PAUSES = (1.0, 60.0)
+_LOOK_EVERY, _LOOKS = 2.0, 3
+_PATIENCE = 60.0
 
 
 class Host:
-    """Makes a runner in a thread of its own, again and again until it succeeds, and closes it there.
+    """Makes a runner in a thread of its own, again and again until it succeeds and whenever it is lost, and closes it there.
 
     Attributes:
-        runner: None until it is there.
-        problem: why it isn't, in words; empty where it is or no try has failed.
+        runner: None while it isn't there; another object once it was made anew.
+        machines: the pool as last seen.
+        problem: why there is no runner, in words; empty where there is one or no try has failed.
+        since: when the problem began, by the monotonic clock.
     """
 
     def __init__(self, factory: Callable[[], Runner]) -> None:
         self.runner: Runner | None = None
-        self.problem = ""
-        self._factory, self._stop = factory, threading.Event()
+        self.machines: tuple[Machine, ...] = ()
+        self.problem, self.since = "", 0.0
+        self._factory, self._keep = factory, False
+        self._stop, self._wake = threading.Event(), threading.Event()
+        self._cut = 0
         self._thread = threading.Thread(target=self._hold, name="runner", daemon=True)
 
     def start(self) -> None:
         """Begin; returns at once."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Close the runner, which kills what runs."""
+    def close(self, *, keep: bool = False) -> None:
+        """Close the runner; what runs is killed, or with `keep` goes on where it can. One that hangs is left alone after a while."""
+        self._keep = keep
         self._stop.set()
+        self._wake.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_PATIENCE)
+
+    def suspect(self, error: Exception) -> None:
+        """A start failed: look after the runner now. Several in a row for want of a connection and it is made anew."""
+        self._cut = self._cut + 1 if isinstance(error, ConnectionError) else 0
+        self._wake.set()
+
+    def trust(self) -> None:
+        """A start succeeded."""
+        self._cut = 0
 
     def _hold(self) -> None:
-        while self.runner is None and not self._stop.is_set():
+        pause = _PAUSES[0]
+        while not self._stop.is_set():
             began = time.monotonic()
             try:
-                self.runner = self._factory()
-                self.problem = ""
-                say("runner ready", slots=self.runner.slots, seconds=round(time.monotonic() - began, 2))
+                runner = self._factory()
+                self.machines = runner.machines()
             except Exception as error:
-                self.problem = error.sentence if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
-                self._stop.wait(_AGAIN_AFTER)
-        self._stop.wait()
-        if self.runner is not None:
-            self.runner.close()
+                self._troubled(error.sentence if isinstance(error, Refusal) else f"{type(error).__name__}: {error}")
+            else:
+                self.runner, self.problem, self._cut = runner, "", 0
+                say("runner ready", slots=runner.slots, seconds=round(time.monotonic() - began, 2))
+                ready = time.monotonic()
+                lost = self._watch(runner)
+                if lost:
+                    self._troubled(lost)
+                    say("runner lost", reason=lost)
+                self.runner = None
+                runner.close(keep=self._keep or bool(lost))
+                if time.monotonic() - ready > _PATIENCE:
+                    pause = _PAUSES[0]
+            self._stop.wait(pause)
+            pause = min(pause * 2, _PAUSES[1])
+
+    def _watch(self, runner: Runner) -> str:
+        """Look after a runner until the end, or until it is lost; says why, if it is."""
+        missed, why = 0, ""
+        while not self._stop.is_set():
+            self._wake.wait(_LOOK_EVERY)
+            self._wake.clear()
+            if self._stop.is_set():
+                break
+            if self._cut >= _LOOKS:
+                return f"{self._cut} starts in a row had no connection"
+            try:
+                machines = runner.machines()
+                why = "" if machines else "no machine is there"
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+            if not why:
+                self.machines, missed = machines, 0
+                continue
+            missed += 1
+            if missed >= _LOOKS:
+                return why
+        return ""
+
+    def _troubled(self, problem: str) -> None:
+        if not self.problem:
+            self.since = time.monotonic()
+        self.problem, self.machines = problem, ()
 
 
 def runner_of(settings: Settings) -> Runner:
@@ -65,7 +125,12 @@ def runner_of(settings: Settings) -> Runner:
     from acclimate_runners.cluster import RayRunner
 
     try:
-        return RayRunner(settings.work, settings.ray_address, settings.slots or None)
+        return RayRunner(settings.node_work, settings.ray_address, settings.slots or None)
     except ImportError as error:
         hint = "pip install 'acclimate[runner]', or set the runner to local"
         raise Refusal("extra_missing", "the Ray runner needs the extra `runner`", hint=hint) from error
+
+
+def outlives(settings: Settings) -> bool:
+    """Whether attempts go on where the dispatcher that started them ends: on a cluster, never on this machine's own runners."""
+    return settings.runner == "ray" and settings.ray_address != "local"

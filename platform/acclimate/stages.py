@@ -3,7 +3,7 @@
 Only the dispatcher writes them. A change of state always says from which state, and for which attempt.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import case, insert, select, update
@@ -13,6 +13,8 @@ from acclimate.store import Store, Tx, stages, submissions, timestamp
 
 _PART = 500
 _LONGEST_REASON = 2000
+_UNMET = "no machine has "
+"""How placement.refusal_of begins: the reason of work that the pool can't take."""
 
 
 def resume(tx: Tx) -> None:
@@ -20,6 +22,8 @@ def resume(tx: Tx) -> None:
     give_back(tx)
     blocked = update(stages).where(stages.c.state == "blocked")
     tx.execute(blocked.values(state="pending", attempts=0))
+    # What no machine could take is judged anew, by the pool that this dispatcher sees.
+    tx.execute(update(stages).where(_unmet()).values(reason=""))
 
 
 def give_back(tx: Tx, keys: Sequence[str] | None = None, *, reason: str | None = None) -> None:
@@ -85,6 +89,30 @@ def block(tx: Tx, keys: Sequence[str], *, reason: str) -> None:
     """Stages that can't be done until an operator acts."""
     mine = stages.c.key.in_(keys) & stages.c.state.in_(("running", "pending"))
     tx.execute(update(stages).where(mine).values(state="blocked", reason=reason[:_LONGEST_REASON]))
+
+
+def explain(store: Store, reasons: Mapping[str, str]) -> None:
+    """Write down why the pending stages of these rounds can't begin (round -> placement.refusal_of), and no longer of any others.
+
+    Raises:
+        Refusal: busy, no_space, lease_lost, database_unreachable.
+    """
+    cleared = _unmet() & stages.c.round.not_in(list(reasons))
+    pending = stages.c.state == "pending"
+    due = [(cleared, "")]
+    for name, reason in reasons.items():
+        words = reason[:_LONGEST_REASON]
+        due.append((pending & (stages.c.round == name) & (stages.c.reason != words), words))
+    with store.snapshot() as tx:
+        due = [(mine, words) for mine, words in due if tx.execute(select(stages.c.key).where(mine).limit(1)).first()]
+    if due:
+        with store.transaction() as tx:
+            for mine, words in due:
+                tx.execute(update(stages).where(mine).values(reason=words))
+
+
+def _unmet() -> Any:
+    return (stages.c.state == "pending") & stages.c.reason.startswith(_UNMET, autoescape=True)
 
 
 def beat(tx: Tx, assignment: Assignment, *, progress: float) -> None:

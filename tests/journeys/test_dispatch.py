@@ -21,7 +21,7 @@ from live import Actor, Live, Staged
 from sqlalchemy import select, update
 
 import acclimate_runners
-from acclimate import config, dispatch
+from acclimate import config, leader
 from acclimate import stages as lifecycle
 from acclimate.dispatch import Dispatcher
 from acclimate.service import clockwork, publish, release
@@ -31,7 +31,7 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_runners.jobs import Job
 from acclimate_runners.local import LocalRunner
-from acclimate_runners.runner import BlobAccess, Handle, Status
+from acclimate_runners.runner import BlobAccess, Demand, Handle, Machine, Status
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_a_model_that_needs_too_much_is_its_entrants_outcome_and_stops_no_round(
 ) -> None:
     # No child can load torch in this much memory.
     monkeypatch.setattr(tiny, "DEFINITION", tiny.DEFINITION.replace('memory = "2GiB"', 'memory = "64MiB"'))
-    monkeypatch.setattr(dispatch, "_BACKOFF", 0.01)
+    monkeypatch.setattr(leader, "_BACKOFF", 0.01)
     staged = staging.open_round(server, tmp_path)
     _, submission = send(staged, "ada", seed=1)
     staging.submit_model(staged, staging.enter(staged, server.actor("bea")), seed=2)
@@ -309,16 +309,19 @@ class Troubled:
     def __init__(self, runner: LocalRunner, troubles: list[Status | Exception]) -> None:
         self._runner, self.troubles = runner, troubles
 
-    def start(self, name: str, job: Job, blobs: BlobAccess) -> Handle:
+    def machines(self) -> tuple[Machine, ...]:
+        return self._runner.machines()
+
+    def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand) -> Handle:
         if not self.troubles:
-            return self._runner.start(name, job, blobs)
+            return self._runner.start(name, job, blobs, demand=demand)
         trouble = self.troubles.pop(0)
         if isinstance(trouble, Exception):
             raise trouble
         return Said(trouble)
 
-    def close(self) -> None:
-        self._runner.close()
+    def close(self, *, keep: bool = False) -> None:
+        self._runner.close(keep=keep)
 
 
 def troubled(live: Live, troubles: list[Status | Exception]) -> Dispatcher:
@@ -344,7 +347,7 @@ def test_a_hiccup_of_the_machines_blocks_nothing(
     server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, troubles: list[Status | Exception]
 ) -> None:
     for name, value in {"_PAUSE": 0.01, "_BACKOFF": 0.01, "_LONG_BACKOFF": (0.01, 0.05)}.items():
-        monkeypatch.setattr(dispatch, name, value)
+        monkeypatch.setattr(leader, name, value)
     staged = staging.open_round(server, tmp_path)
     _, submission = send(staged, "ada", seed=1)
     failed = sum(isinstance(trouble, Status) for trouble in troubles)
@@ -357,7 +360,7 @@ def test_a_hiccup_of_the_machines_blocks_nothing(
 def test_what_our_code_fails_at_is_blocked_until_someone_looks(
     server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(dispatch, "_BACKOFF", 0.01)
+    monkeypatch.setattr(leader, "_BACKOFF", 0.01)
     staged = staging.open_round(server, tmp_path)
     _, submission = send(staged, "ada", seed=1)
     ours = Status("failed", reason="exited with status 1: KeyError: 'tint'", code="job_failed")

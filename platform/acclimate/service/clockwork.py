@@ -21,10 +21,16 @@ _log = logging.getLogger(__name__)
 # What was last said of each round: ticks come several times a second.
 _told: dict[str, str] = {}
 TERMINAL = frozenset({Phase.PUBLISHED, Phase.VOIDED})
+# The trouble of all rounds, which whoever ticks must hear of.
+_WHOLE = frozenset({"lease_lost", "database_unreachable"})
 
 
 def tick(store: Store, settings: Settings) -> list[str]:
-    """Make all transitions that are due, of every round; one line for each that was made."""
+    """Make all transitions that are due, of every round; one line for each that was made.
+
+    Raises:
+        Refusal: busy, lease_lost, database_unreachable.
+    """
     done: list[str] = []
     with store.snapshot() as tx:
         names = tx.execute(select(rounds.c.id).order_by(rounds.c.created)).scalars().all()
@@ -37,6 +43,8 @@ def tick(store: Store, settings: Settings) -> list[str]:
             while (kind := _advance(store, settings, name)) is not None:
                 done.append(f"{name}: {kind}")
         except Exception as error:
+            if isinstance(error, Refusal) and error.code in _WHOLE:
+                raise
             # One round's trouble (a full disk, a lost blob, a bug) must not hold up the others; the next tick tries again.
             _tell(name, error)
     return done
