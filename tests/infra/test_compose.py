@@ -1,0 +1,201 @@
+"""The compose file: valid by the compose specification's model, and with the properties that its comments claim."""
+
+import os
+import re
+import stat
+import subprocess
+from collections.abc import Callable
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import compose_spec
+import pytest
+import yaml
+
+from acclimate import keys
+
+FOLDER = Path(__file__).parents[2] / "infra" / "compose"
+ONCE = {"bucket", "migrate"}
+RAY_NODES = {"ray-head", "ray-worker"}
+SECRETS = {"postgres_password", "acclimate_db_password", "mlflow_db_password", "s3_identities", "ray_token"}
+
+
+def interpolate(text: str, values: dict[str, str]) -> str:
+    """What compose does with ${NAME}, ${NAME:-default}, ${NAME:?message} and $$."""
+
+    def replace(found: re.Match[str]) -> str:
+        if found[0] == "$$":
+            return "$"
+        name, kind, rest = found[1], found[2], found[3]
+        if values.get(name):
+            return values[name]
+        assert kind != "?", f"{name}: {rest}"
+        return rest if kind == "-" else ""
+
+    return re.sub(r"\$\$|\$\{(\w+)(?::([-?])([^}]*))?\}", replace, text)
+
+
+def read(name: str, **given: str) -> dict[str, Any]:
+    lines = (FOLDER / ".env.example").read_text("utf-8").splitlines()
+    values = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    # Comments aren't interpolated by compose either.
+    text = "\n".join(
+        line for line in (FOLDER / name).read_text("utf-8").splitlines() if not line.lstrip().startswith("#")
+    )
+    return yaml.safe_load(interpolate(text, values | given))
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return read("compose.yaml", ORIGIN="acclimate.example.org/log")
+
+
+@pytest.fixture(scope="module")
+def services(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return document["services"]
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
+def test_the_model_of_the_specification_takes_it_and_knows_every_key(name: str) -> None:
+    found = read(name, ORIGIN="acclimate.example.org/log")
+    whole = compose_spec.ComposeSpecification.model_validate(found)
+    assert whole.services
+    known = {f.alias or n for n, f in compose_spec.Service.model_fields.items()}
+    for service in found["services"].values():
+        assert service.keys() <= known, service.keys() - known
+    top = {f.alias or n for n, f in compose_spec.ComposeSpecification.model_fields.items()}
+    assert {key for key in found if not key.startswith("x-")} <= top
+
+
+def test_the_second_implementation_takes_it(document: dict[str, Any]) -> None:
+    shown = {key: value for key, value in document.items() if not key.startswith("x-")}
+    parsed = compose_spec.PyCompose.from_yaml(yaml.safe_dump(shown))
+    parsed.validate()
+    assert set(parsed.service_names()) == set(document["services"])
+
+
+def test_it_does_not_start_without_a_name_for_the_log() -> None:
+    with pytest.raises(AssertionError, match="ORIGIN: set ORIGIN"):
+        read("compose.yaml")
+
+
+def test_images_are_pinned_or_built_here(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        image = service["image"]
+        if "build" in service:
+            assert image == f"acclimate-{service['build']['target']}:0.1.0"
+            assert (FOLDER / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+        else:
+            assert re.fullmatch(r"docker\.io/[a-z]+/[a-z]+:[\w.-]+@sha256:[0-9a-f]{64}", image), name
+        assert ":latest" not in image
+
+
+def test_no_container_has_more_rights_than_it_needs(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert "no-new-privileges:true" in service["security_opt"], name
+        assert service["read_only"] is True, name
+        assert not {"privileged", "devices", "pid", "ipc", "userns_mode"} & service.keys(), name
+        assert service.get("network_mode", "service:s3") == "service:s3", name
+        assert "docker.sock" not in str(service), name
+        user = str(service.get("user", "10001:10001" if "build" in service else "root"))
+        assert name == "s3" or user.split(":")[0] not in {"root", "0"}, name
+        assert "cap_add" not in service or name == "s3", name
+
+
+def test_each_container_has_limits_and_shows_its_health(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        limits = service["deploy"]["resources"]["limits"]
+        assert limits.keys() == {"cpus", "memory", "pids"}, name
+        if name in ONCE:
+            assert service["restart"].startswith("on-failure:")
+        else:
+            assert service["restart"] == "unless-stopped", name
+            assert service["healthcheck"]["test"][0] == "CMD", name
+        for other, how in service.get("depends_on", {}).items():
+            assert how["condition"] == ("service_completed_successfully" if other in ONCE else "service_healthy"), name
+
+
+def reaches(services: dict[str, dict[str, Any]]) -> set[tuple[str, str]]:
+    networks = {name: set(service.get("networks", ())) for name, service in services.items() if name not in ONCE}
+    return {(a, b) for a, b in permutations(networks, 2) if networks[a] & networks[b]}
+
+
+def test_rays_nodes_reach_each_other_and_s3_and_nothing_else(document: dict[str, Any]) -> None:
+    services = document["services"]
+    near = {a: {b for c, b in reaches(services) if c == a} for a in services}
+    for node in RAY_NODES:
+        assert near[node] == (RAY_NODES | {"dispatcher", "s3"}) - {node}
+        assert services[node]["networks"] == ["compute"]
+    assert near["postgres"] == {"api", "dispatcher", "mlflow", "s3"}
+    # The only network with a way out is that of what people open in a browser.
+    assert {n for n, options in document["networks"].items() if not options.get("internal")} == {"edge"}
+    assert {n for n, s in services.items() if "edge" in s.get("networks", ())} == {"api", "mlflow", "grafana"}
+
+
+def test_published_ports_are_this_machines_own(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        for port in service.get("ports", ()):
+            assert (port.split(":")[0] if isinstance(port, str) else port["host_ip"]) == "127.0.0.1", name
+    low, high = services["api"]["ports"][0]["published"].split("-")
+    assert int(high) - int(low) + 1 >= int(services["api"]["deploy"]["replicas"]) == 2
+
+
+def test_each_process_has_its_own_secrets_only(services: dict[str, dict[str, Any]]) -> None:
+    def held(name: str) -> set[str]:
+        return {s if isinstance(s, str) else s["source"] for s in services[name].get("secrets", ())}
+
+    assert held("api") == {"log_key"}
+    assert held("dispatcher") == {"evaluator_key", "ray_token"}
+    assert held("ray-head") == held("ray-worker") == {"ray_token"}
+    assert held("mlflow") == held("migrate") == set()
+    assert {n for n, s in services.items() if "secrets/worker.env" in s.get("env_file", ())} == {"ray-worker"}
+
+
+def test_every_variable_is_a_setting_and_none_a_password(
+    services: dict[str, dict[str, Any]], variables_are_ours: Callable[[dict[str, str]], None]
+) -> None:
+    for service in services.values():
+        environment = service.get("environment", {})
+        variables_are_ours(environment)
+        for name, value in environment.items():
+            assert not re.search("PASSWORD|SECRET|TOKEN|KEY$", name) or str(value).startswith("/run/secrets/"), name
+
+
+def test_every_command_line_is_one_of_ours(
+    services: dict[str, dict[str, Any]], parses: Callable[[list[str]], None]
+) -> None:
+    seen = []
+    for service in services.values():
+        if "build" not in service:
+            continue
+        command = service["command"]
+        if command[0] == "ray-node" and "acclimate" in command:
+            command = command[command.index("acclimate") + 1 :]
+        if command[0] != "ray-node":
+            parses(command)
+            seen.append(command[0])
+    assert sorted(seen) == ["api", "db", "dispatch", "mlflow"]
+
+
+def test_the_secrets_are_made_once_and_are_what_the_file_names(tmp_path: Path, document: dict[str, Any]) -> None:
+    folder = tmp_path / "secrets"
+    for _ in range(2):
+        subprocess.run([FOLDER / "secrets.sh", folder], check=True, capture_output=True)
+        now = {path.name: path.read_bytes() for path in folder.iterdir()}
+        assert now == locals().get("before", now)
+        before = now
+    needed = {Path(s["file"]).name for s in document["secrets"].values()}
+    needed |= {Path(f).name for s in document["services"].values() for f in s.get("env_file", ())}
+    assert needed <= before.keys()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    # No two are alike, and the keys are keys.
+    passwords = [before[name] for name in before if name.endswith(("_password", "_token"))]
+    assert len(set(passwords)) == len(passwords) == 5
+    for name in ("log.pem", "evaluator.pem"):
+        if os.getuid() == 0:
+            assert (folder / name).stat().st_uid == 10001
+        keys.load_signing_key(folder / name)
+    assert b"PGPASSWORD" not in before["worker.env"]
+    assert before["worker.env"] != before["api.env"]
