@@ -1,20 +1,22 @@
 """Signs a checkpoint whenever the log has grown; gives proofs and receipts.
 
-One sequencer runs beside the API. It keeps the tree in memory and never signs what contradicts its last checkpoint: at the start
-the tree is built from the stored entries and compared with the last signed root, so a log that was changed or cut
-is found before anything new is signed. A crash between an entry's commit and its checkpoint leaves entries without a
-checkpoint; the next advance signs one that holds them.
+One sequencer runs in each API process; any number of them sign the same log. Each keeps the tree in memory and holds it against the
+newest checkpoint, whoever signed it, before it signs: at the start, so that a log that was changed or cut is found
+before anything new is signed, and inside each transaction that adds a checkpoint, where no other can come between. Of one size there
+is one checkpoint, the first; the others take it up. A crash between an entry's commit and its checkpoint leaves entries
+without a checkpoint; the next advance, of any process, signs one that holds them.
 """
 
 import base64
 import logging
 import threading
 import time
+from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import Row, insert, select
 
 from acclimate import log
-from acclimate.store import Store, log_checkpoints, timestamp
+from acclimate.store import Store, Tx, log_checkpoints, timestamp
 from acclimate_competitions.errors import Refusal
 
 EVERY_SECONDS = 0.1
@@ -38,31 +40,8 @@ class Sequencer:
         Raises:
             Refusal: log_inconsistent.
         """
-        with self._store.snapshot() as tx:
-            last = tx.execute(select(log_checkpoints).order_by(log_checkpoints.c.size.desc()).limit(1)).one_or_none()
-        self._read()
-        if last is not None:
-            signed = self._own(last.note)
-            if signed.size > len(self._tree) or self._tree.root(signed.size) != signed.root:
-                raise Refusal(
-                    "log_inconsistent",
-                    f"the last checkpoint holds {signed.size} entries with root {base64.b64encode(signed.root).decode()},"
-                    f" the stored log of {len(self._tree)} entries has another beginning",
-                    hint="the database was changed or restored from an older backup; nothing is signed until it is put right",
-                )
-            self._note, self._signed = last.note, signed.size
         self.advance()
         self._thread.start()
-
-    def _own(self, note: str) -> log.Checkpoint:
-        try:
-            return log.open_checkpoint(note, self._signer.verifier).checkpoint
-        except Refusal as refusal:
-            raise Refusal(
-                "log_inconsistent",
-                f"the stored log was signed by another key or under another origin than {self._signer.vkey}: {refusal}",
-                hint="put keys/log.pem and the setting `origin` back: a log keeps both for good",
-            ) from refusal
 
     def close(self) -> None:
         """Stop."""
@@ -71,22 +50,55 @@ class Sequencer:
             self._thread.join()
 
     def advance(self) -> int:
-        """Sign a checkpoint where the log has grown since the last one; its size.
+        """Sign a checkpoint where the log has grown since the newest one; the size of what is signed.
 
         Raises:
-            Refusal: busy, no_space.
+            Refusal: log_inconsistent, busy, no_space, database_unreachable.
         """
         with self._lock:
-            self._read()
-            size = len(self._tree)
-            if size > self._signed:
-                note = log.sign_checkpoint(self._signer, size, self._tree.root())
+            newest = self._read()
+            if newest is None or newest.size < len(self._tree):
                 with self._store.transaction() as tx:
-                    known = tx.execute(select(log_checkpoints.c.note).where(log_checkpoints.c.size == size)).scalar()
-                    if known is None:
-                        tx.execute(insert(log_checkpoints), {"size": size, "note": note, "at": timestamp(tx)})
-                self._note, self._signed = known or note, size
-            return size
+                    newest = self._sign(tx)
+            self._note, self._signed = newest.note, newest.size
+            return self._signed
+
+    def _sign(self, tx: Tx) -> Row[Any]:
+        """The newest checkpoint, made now where there is none over the log as it is; nothing is appended before it is written."""
+        for entry in tx.entries(len(self._tree), tx.size()):
+            self._tree.append(log.leaf_hash(entry))
+        newest = self._newest(tx)
+        if newest is None or newest.size < len(self._tree):
+            size = len(self._tree)
+            note = log.sign_checkpoint(self._signer, size, self._tree.root())
+            tx.execute(insert(log_checkpoints), {"size": size, "note": note, "at": timestamp(tx)})
+            newest = self._newest(tx)
+        assert newest is not None
+        return newest
+
+    def _newest(self, tx: Tx) -> Row[Any] | None:
+        """The newest checkpoint, if the tree agrees with it.
+
+        Raises:
+            Refusal: log_inconsistent.
+        """
+        query = select(log_checkpoints.c.size, log_checkpoints.c.note).order_by(log_checkpoints.c.size.desc()).limit(1)
+        found: Row[Any] | None = tx.execute(query).one_or_none()
+        if found is None and self._signed < 0:
+            return None
+        if found is None or found.size < self._signed:
+            raise _inconsistent(
+                f"this process signed {self._signed} entries, the database's newest checkpoint holds"
+                f" {found.size if found is not None else 0}"
+            )
+        if found.note != self._note:
+            signed = self._own(found.note)
+            if signed.size > len(self._tree) or self._tree.root(signed.size) != signed.root:
+                raise _inconsistent(
+                    f"the last checkpoint holds {signed.size} entries with root {base64.b64encode(signed.root).decode()},"
+                    f" the stored log of {len(self._tree)} entries has another beginning"
+                )
+        return found
 
     def checkpoint(self) -> str:
         """The newest signed checkpoint, over the log as it is now."""
@@ -127,16 +139,26 @@ class Sequencer:
         with self._lock:
             return [base64.b64encode(node).decode() for node in self._tree.consistency_proof(first, second)]
 
-    def _read(self) -> None:
-        """Take new entries into the tree."""
+    def _own(self, note: str) -> log.Checkpoint:
+        try:
+            return log.open_checkpoint(note, self._signer.verifier).checkpoint
+        except Refusal as refusal:
+            raise Refusal(
+                "log_inconsistent",
+                f"the stored log was signed by another key or under another origin than {self._signer.vkey}: {refusal}",
+                hint="put keys/log.pem and the setting `origin` back: a log keeps both for good",
+            ) from refusal
+
+    def _read(self) -> Row[Any] | None:
+        """Take new entries into the tree; the newest checkpoint."""
         while True:
             size = len(self._tree)
             with self._store.snapshot() as tx:
                 page = tx.entries(size, size + _PAGE)
-            for entry in page:
-                self._tree.append(log.leaf_hash(entry))
-            if len(page) < _PAGE:
-                return
+                for entry in page:
+                    self._tree.append(log.leaf_hash(entry))
+                if len(page) < _PAGE:
+                    return self._newest(tx)
 
     def _run(self) -> None:
         complained = False
@@ -150,3 +172,8 @@ class Sequencer:
                     trace = None if isinstance(error, Refusal) else error
                     _log.warning("no checkpoint could be signed, trying again: %s", error, exc_info=trace)
                 complained = True
+
+
+def _inconsistent(sentence: str) -> Refusal:
+    hint = "the database was changed or restored from an older backup; nothing is signed until it is put right"
+    return Refusal("log_inconsistent", sentence, hint=hint)

@@ -131,7 +131,7 @@ def register_baseline(staged):
 def prepare_all(staged):
     """What the dispatcher does: one signed record for every preparation of the plan; one of them failed."""
     store = staged.live.store
-    key = identity.load(staged.live.settings).evaluator_key
+    key = identity.load(staged.live.settings, staged.live.store).evaluator_key
     with store.transaction() as tx:
         state = tx.round(staged.round)
         for number, (submission, task, seed) in enumerate(state.preparation_plan()):
@@ -160,7 +160,7 @@ def release_share(staged, index, document):
 def evaluate_all(staged):
     """What the dispatcher does: predictions, scores, results and signed records."""
     store, draw = staged.live.store, random.Random(3)
-    key = identity.load(staged.live.settings).evaluator_key
+    key = identity.load(staged.live.settings, staged.live.store).evaluator_key
     with store.transaction() as tx:
         state = tx.round(staged.round)
         holdout = {
@@ -720,7 +720,7 @@ def test_whatever_the_check_says_the_log_takes_it(staged, ada, reason, kept):
     made, _ = live.commit(staged, ada, seed=1)
     with served.store.transaction() as tx:
         tx.execute(update(submissions).values(state="checking"))
-    submit.refuse(served.store, made["submission"], reason, identity=identity.load(served.settings))
+    submit.refuse(served.store, made["submission"], reason, identity=identity.load(served.settings, served.store))
     assert records_of(staged)["SubmissionRefused"]["reason"] == kept
     assert ada.get(f"/v1/submissions/{made['submission']}").json()["reason"] == kept
 
@@ -731,7 +731,7 @@ def test_a_check_that_refuses_too_late_is_told_to_the_entrant_alone(staged, ada)
     with served.store.transaction() as tx:
         tx.execute(update(submissions).values(state="checking"))
     served.clock.set(staged.fields["closes"], seconds=60)
-    submit.refuse(served.store, made["submission"], "it does not load", identity=identity.load(served.settings))
+    submit.refuse(served.store, made["submission"], "it does not load", identity=identity.load(served.settings, served.store))
     assert ada.get(f"/v1/submissions/{made['submission']}").json()["state"] == "refused"
     assert served.tick()[0] == "RoundClosed" and "SubmissionRefused" not in records_of(staged)
     assert records_of(staged)["RoundClosed"]["forfeited"]["count"] == 1
@@ -1186,7 +1186,7 @@ def test_a_corrupt_blob_is_never_served_as_the_definition(served, tmp_path):
 def test_a_submission_that_waits_is_not_touched_by_a_second_answer_of_the_check(staged, ada):
     served = staged.live
     made, _ = live.commit(staged, ada, seed=1)
-    signer = identity.load(served.settings)
+    signer = identity.load(served.settings, served.store)
     submit.refuse(served.store, made["submission"], "too early", identity=signer)
     assert submit.accept(served.store, made["submission"])["state"] == "uploading"
     with served.store.transaction() as tx:

@@ -810,7 +810,7 @@ def test_shares_are_released_only_when_the_custodians_own_machine_agrees(
     # Another history than the pinned one: signed by the same log key, over other entries; and a longer one.
     pins = b / "pins.json"
     true = pins.read_text()
-    signer = identity.load(world.settings).signer
+    signer = identity.load(world.settings, world.store).signer
     before = log.open_checkpoint(json.loads(true)[round_id]["checkpoint"], log.parse_vkey(signer.vkey)).checkpoint
     fork = log.sign_checkpoint(signer, before.size, digests.leaf_hash(b"another history"))
     for note in (fork, log.sign_checkpoint(signer, before.size + 1000, before.root)):

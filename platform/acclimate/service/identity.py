@@ -1,4 +1,4 @@
-"""Who this server is: its log key, its evaluator key, the digest of its code. Keys are made on the first start."""
+"""Who this server is: the installation's keys, and the digest of its code."""
 
 import functools
 import importlib.util
@@ -8,8 +8,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from acclimate import __version__, keys, log
+from acclimate import __version__, installation, keys, log
 from acclimate.config import Settings
+from acclimate.installation import EVALUATOR_KEY, LOG_KEY, Installation
+from acclimate.store import Store
 from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 
@@ -18,27 +20,54 @@ _CODE = ("acclimate_competitions", "acclimate_runners")
 
 @dataclass(frozen=True)
 class Identity:
-    """The server's keys and code; `vkey` is the log's verifier key as a note names it."""
+    """The installation, this process's code, and those keys that this process has: the others it need not be able to read.
 
-    origin: str
-    log_key: Ed25519PrivateKey
-    evaluator_key: Ed25519PrivateKey
+    Attributes:
+        installation: the database's row: the public parts.
+        folder: where the keys are.
+        code: digest of the code.
+    """
+
+    installation: Installation
+    folder: Path
     code: str
 
     @property
-    def signer(self) -> log.Signer:
-        """Signs checkpoints."""
-        return log.Signer(self.origin, self.log_key)
+    def origin(self) -> str:
+        """The log's name."""
+        return self.installation.origin
 
     @property
     def vkey(self) -> str:
-        """The log's verifier key."""
-        return self.signer.vkey
+        """The log's verifier key as a note names it."""
+        return self.installation.log
 
     @property
     def evaluator(self) -> str:
         """The evaluator's public key, base64."""
-        return records.public_text(self.evaluator_key.public_key())
+        return self.installation.evaluator
+
+    @functools.cached_property
+    def signer(self) -> log.Signer:
+        """Signs checkpoints.
+
+        Raises:
+            Refusal: other_installation, where the key is not here or another one; key_refused, file_unreadable.
+        """
+        signer = log.Signer(self.origin, _key(self.folder / LOG_KEY))
+        _compare(self.folder / LOG_KEY, signer.vkey, self.vkey)
+        return signer
+
+    @functools.cached_property
+    def evaluator_key(self) -> Ed25519PrivateKey:
+        """Signs what was prepared and evaluated.
+
+        Raises:
+            Refusal: other_installation, where the key is not here or another one; key_refused, file_unreadable.
+        """
+        key = _key(self.folder / EVALUATOR_KEY)
+        _compare(self.folder / EVALUATOR_KEY, records.public_text(key.public_key()), self.evaluator)
+        return key
 
     def document(self) -> dict[str, Any]:
         """What `GET /v1/server` says, without the time."""
@@ -51,30 +80,47 @@ class Identity:
         }
 
 
-def load(settings: Settings) -> Identity:
-    """The identity of a data folder, made on first use.
+def begin(settings: Settings, store: Store) -> Identity:
+    """The identity for the API, with the log's key; on an empty database the installation is made.
 
     Raises:
-        Refusal: key_refused, file_unreadable, no_space.
+        Refusal: other_installation, key_refused, file_unreadable, blobs_unreachable, no_space, busy.
     """
-    settings.keys.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Identity(
-        origin=settings.origin,
-        log_key=_key(settings.keys / "log.pem"),
-        evaluator_key=_key(settings.keys / "evaluator.pem"),
-        code=code_digest(),
-    )
+    found = Identity(installation.begin(store, settings), settings.keys, code_digest())
+    _ = found.signer
+    return found
+
+
+def load(settings: Settings, store: Store, *, evaluator: bool = False) -> Identity:
+    """The identity of the installation that database, blobs and settings agree on.
+
+    Args:
+        settings: says where all of it is.
+        store: the store.
+        evaluator: whether to read the evaluator's key at once; any key is read when it is first used.
+
+    Raises:
+        Refusal: other_installation, blobs_unreachable, busy; key_refused, file_unreadable.
+    """
+    found = Identity(installation.check(store, settings), settings.keys, code_digest())
+    if evaluator:
+        _ = found.evaluator_key
+    return found
 
 
 def _key(path: Path) -> Ed25519PrivateKey:
     if not path.exists():
-        try:
-            return keys.create_signing_key(path)
-        except Refusal:
-            # Another process of this installation was first; its key counts.
-            if not path.exists():
-                raise
+        raise installation.missing(path)
     return keys.load_signing_key(path)
+
+
+def _compare(path: Path, found: str, expected: str) -> None:
+    if found != expected:
+        raise Refusal(
+            "other_installation",
+            f"{path} is the key {found}, this database's installation has {expected}",
+            hint="set `server_keys` (or the data folder) and `database` to the same installation's",
+        )
 
 
 @functools.cache

@@ -1,0 +1,214 @@
+"""An installation: one database, one store of blobs, one set of server keys; and what happens where they don't belong together.
+
+The database's row says who the installation is: its id, the log's verifier key, the evaluator's public key. The store of blobs holds the
+id as its marker, the key folder in a file. The API's first start on an empty database makes all of them; every later start, of any
+process, only compares. New keys are never made for a database that has a row: a log signed by two keys is two logs, and a
+second log signed by an old key contradicts the first.
+"""
+
+import contextlib
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import insert, select
+
+from acclimate import keys, log
+from acclimate.config import Settings
+from acclimate.store import Store, Tx, log_checkpoints, timestamp
+from acclimate.store import installation as rows
+from acclimate_competitions import records
+from acclimate_competitions.errors import Refusal
+
+LOG_KEY, EVALUATOR_KEY, KEYS_MARKER = "log.pem", "evaluator.pem", "INSTALLATION"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The database's row.
+
+    Attributes:
+        id: a UUID.
+        log: the log's verifier key, which names its origin.
+        evaluator: the evaluator's public key, base64.
+        created: when it was made, by the database's clock.
+    """
+
+    id: str
+    log: str
+    evaluator: str
+    created: str
+
+    @property
+    def origin(self) -> str:
+        """The log's name, fixed for good."""
+        return self.log.partition("+")[0]
+
+
+def begin(store: Store, settings: Settings) -> Installation:
+    """The installation, made where the database is empty; killed at any moment and called again, it finishes.
+
+    1. Where there is a row, everything is compared, and nothing made but a marker that a killed start owes.
+    2. An empty database takes no blobs and no keys that belong to another installation.
+    3. Keys are made where there are none, then the row, then the markers: so a marker is never of an installation that is not.
+
+    Raises:
+        Refusal: other_installation, key_refused, file_unreadable, blobs_unreachable, no_space, busy.
+    """
+    marked = store.blobs.marker()
+    with store.snapshot() as tx:
+        found = _row(tx)
+    if found is None:
+        with store.transaction() as tx:
+            # Another process may have been first.
+            found = _row(tx) or _made(tx, settings, marked=marked)
+            empty = tx.size() == 0
+    else:
+        with store.snapshot() as tx:
+            empty = tx.size() == 0
+    if empty:
+        _mark(store, settings, found)
+    return check(store, settings)
+
+
+def adopt(store: Store, settings: Settings) -> bool:
+    """Fill the row of a database that an earlier version made, from the keys it was used with; whether there was something to do.
+
+    Raises:
+        Refusal: other_installation, where the keys are not those that signed its log; key_refused, file_unreadable, …
+    """
+    marked = store.blobs.marker()
+    with store.transaction() as tx:
+        if _row(tx) is not None:
+            return False
+        newest = tx.execute(select(log_checkpoints.c.note).order_by(log_checkpoints.c.size.desc()).limit(1)).scalar()
+        if newest is not None:
+            for path in (settings.keys / LOG_KEY, settings.keys / EVALUATOR_KEY):
+                if not path.exists():
+                    raise missing(path)
+            signer = log.Signer(settings.origin, keys.load_signing_key(settings.keys / LOG_KEY))
+            try:
+                log.open_checkpoint(newest, signer.verifier)
+            except Refusal as refusal:
+                raise Refusal(
+                    "other_installation",
+                    f"the database's log was not signed by {settings.keys / LOG_KEY} under {settings.origin!r}: {refusal}",
+                    hint="name the data folder (or key folder) and the origin that the database was used with",
+                ) from refusal
+        found = _made(tx, settings, marked=marked, old=newest is not None)
+    _mark(store, settings, found)
+    return True
+
+
+def check(store: Store, settings: Settings) -> Installation:
+    """The installation, where the database, the store of blobs and the settings agree on it; makes nothing.
+
+    Raises:
+        Refusal: other_installation, blobs_unreachable, busy.
+    """
+    with store.snapshot() as tx:
+        found, size = _row(tx), tx.size()
+    if found is None:
+        raise Refusal(
+            "other_installation",
+            f"the database is of no installation yet (its log has {size} entries)",
+            hint="`acclimate api` makes one in an empty database; an earlier version's: `acclimate db upgrade`",
+        )
+    if found.origin != settings.origin:
+        raise Refusal(
+            "other_installation",
+            f"the log of this database is named {found.origin!r}, the setting `origin` says {settings.origin!r}",
+            hint=f"set origin to {found.origin} again: a log keeps its name for good; another name needs a new installation",
+        )
+    marked = store.blobs.marker()
+    if marked is None and size > 0:
+        raise Refusal(
+            "other_installation",
+            f"the database is of installation {found.id}, the blobs at {settings.blobs} are of none",
+            hint="set `blobs` to where they are; if they were copied, copy the object INSTALLATION, too",
+        )
+    if marked is not None and marked != found.id:
+        raise _mismatch(settings, marked, database=found.id)
+    return found
+
+
+def _row(tx: Tx) -> Installation | None:
+    row = tx.execute(select(rows)).one_or_none()
+    return Installation(row.id, row.log, row.evaluator, row.created) if row is not None else None
+
+
+def _made(tx: Tx, settings: Settings, *, marked: str | None, old: bool = False) -> Installation:
+    if not old and (size := tx.size()) > 0:
+        raise Refusal(
+            "other_installation",
+            f"the database's log has {size} entries, but the database is of no installation",
+            hint="an earlier version's data: `acclimate db upgrade`; else restore the database from a backup",
+        )
+    # 2
+    if marked is not None:
+        raise _mismatch(settings, marked, database="none: it is empty")
+    belongs = _keys_marker(settings)
+    if belongs is not None:
+        raise Refusal(
+            "other_installation",
+            f"the database is empty, the keys in {settings.keys} are of installation {belongs}",
+            hint="set `database` to that installation's; for a new one name another data folder (or `server_keys`)",
+        )
+    # 3
+    log_key, evaluator = _key(settings.keys / LOG_KEY), _key(settings.keys / EVALUATOR_KEY)
+    found = Installation(
+        str(uuid.uuid4()),
+        log.Signer(settings.origin, log_key).vkey,
+        records.public_text(evaluator.public_key()),
+        timestamp(tx),
+    )
+    tx.execute(insert(rows), {**vars(found)})
+    return found
+
+
+def _mark(store: Store, settings: Settings, found: Installation) -> None:
+    if store.blobs.marker() is None:
+        store.blobs.mark(found.id)
+    # Where keys are mounted read-only, whoever made them looks after them.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(settings.keys / KEYS_MARKER, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(found.id)
+
+
+def _keys_marker(settings: Settings) -> str | None:
+    try:
+        return (settings.keys / KEYS_MARKER).read_text("utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def _mismatch(settings: Settings, marked: str, *, database: str) -> Refusal:
+    return Refusal(
+        "other_installation",
+        f"the blobs at {settings.blobs} are of installation {marked}, the database is of {database}",
+        hint="set `database` and `blobs` to the same installation's; a new one needs an empty place for both",
+    )
+
+
+def missing(path: Path) -> Refusal:
+    """The refusal of a key that is not where it must be."""
+    return Refusal(
+        "other_installation",
+        f"there is no {path}, which this installation's database was made with",
+        hint="put it there from a backup, or set `server_keys` to its folder; a new one is never made in its place",
+    )
+
+
+def _key(path: Path) -> Ed25519PrivateKey:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            return keys.create_signing_key(path)
+        except Refusal:
+            # Another process of this installation was first; its key counts.
+            if not path.exists():
+                raise
+    return keys.load_signing_key(path)

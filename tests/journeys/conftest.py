@@ -1,0 +1,5 @@
+"""Fixtures that every journey may ask for; what starts a server starts it when the first test does."""
+
+from engines import database_url, postgresql, postgresql_url
+
+__all__ = ["database_url", "postgresql", "postgresql_url"]
