@@ -70,7 +70,9 @@ def test_the_model_of_the_specification_takes_it_and_knows_every_key(name: str) 
 
 def test_the_second_implementation_takes_it(document: dict[str, Any]) -> None:
     shown = {key: value for key, value in document.items() if not key.startswith("x-")}
-    parsed = compose_spec.PyCompose.from_yaml(yaml.safe_dump(shown))
+    # It takes a tag or a digest; references may have both.
+    text = re.sub(r":[\w.-]+@sha256:", "@sha256:", yaml.safe_dump(shown))
+    parsed = compose_spec.PyCompose.from_yaml(text)
     parsed.validate()
     assert set(parsed.service_names()) == set(document["services"])
 
@@ -109,7 +111,7 @@ def test_each_container_has_limits_and_shows_its_health(services: dict[str, dict
         limits = service["deploy"]["resources"]["limits"]
         assert limits.keys() == {"cpus", "memory", "pids"}, name
         if name in ONCE:
-            assert service["restart"].startswith("on-failure:")
+            assert service["restart"] == "no"
         else:
             assert service["restart"] == "unless-stopped", name
             assert service["healthcheck"]["test"][0] == "CMD", name
