@@ -45,7 +45,9 @@ def wait_for_tracking(client: Client, state: Round) -> None:
     while not client.round(state.id)["tracked"]:
         if time.monotonic() > deadline:
             raise Refusal(
-                "job_failed", f"MLflow has not got the round within {TRACKED_WITHIN:.0f} s", hint="see dispatch.log"
+                "job_failed",
+                f"MLflow has not got the round within {TRACKED_WITHIN:.0f} s",
+                hint="see server/logs/dispatch.log",
             )
         time.sleep(0.3)
 

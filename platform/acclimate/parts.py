@@ -134,8 +134,8 @@ class Parts:
             self._step()
 
     def _start(self, name: str, *arguments: str) -> None:
-        line = (name, "--data", str(self._settings.data), *arguments)
-        self.supervisor.start(supervision.Part(name, line, self._environment))
+        data = ("--data", str(self._settings.data))
+        self.supervisor.start(supervision.server(name, *data, *arguments, environment=self._environment))
 
     def _step(self) -> None:
         self.supervisor.step()

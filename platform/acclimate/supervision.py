@@ -61,15 +61,20 @@ class Part:
 
     Attributes:
         name: of the part, and of its log file.
-        arguments: of `acclimate`, without --stop-with-stdin.
+        line: its command line, see `server`.
         environment: what differs from this process's environment; passwords go this way, never through arguments.
         grace: seconds that it gets to end by itself.
     """
 
     name: str
-    arguments: tuple[str, ...]
+    line: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     grace: float = 20.0
+
+
+def server(name: str, *arguments: str, environment: Mapping[str, str]) -> Part:
+    """The part that an `acclimate` command is."""
+    return Part(name, [*command(name, *arguments), "--stop-with-stdin"], environment)
 
 
 class Process:
@@ -86,7 +91,7 @@ class Process:
         self.last = deque[str](maxlen=20)
         self._log, self._heard = log, heard
         self._child = subprocess.Popen(
-            [*command(*part.arguments), "--stop-with-stdin"],
+            part.line,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -306,7 +311,13 @@ def _how(status: int) -> str:
 # ---- what those before have left ----------------------------------------------------------------------------------
 
 
-def await_free(paths: Sequence[Path], *, within: float, say: Say, stop: threading.Event | None = None) -> None:
+def await_free(
+    paths: Sequence[Path],
+    *,
+    within: float,
+    say: Say = lambda line: None,
+    stop: threading.Event | None = None,
+) -> None:
     """Wait until no process holds one of these lock files: parts whose supervisor was killed end by themselves, in seconds.
 
     Args:
