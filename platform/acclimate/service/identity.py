@@ -1,7 +1,5 @@
 """Who this server is: the installation's keys, and the digest of its code."""
 
-import functools
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,9 @@ from acclimate import __version__, installation, keys, log
 from acclimate.config import Settings
 from acclimate.installation import EVALUATOR_KEY, LOG_KEY, Installation
 from acclimate.store import Store
-from acclimate_competitions import digests, records
+from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
-
-_CODE = ("acclimate_competitions", "acclimate_runners")
+from acclimate_runners.code import code_digest
 
 
 @dataclass(frozen=True)
@@ -121,16 +118,3 @@ def _compare(path: Path, found: str, expected: str) -> None:
             f"{path} is the key {found}, this database's installation has {expected}",
             hint="set `server_keys` (or the data folder) and `database` to the same installation's",
         )
-
-
-@functools.cache
-def code_digest() -> str:
-    """Digest of the code that can change a number: the sources of competitions and runners, by name."""
-    sources: dict[str, Path] = {}
-    for package in _CODE:
-        found = importlib.util.find_spec(package)
-        assert found is not None and found.submodule_search_locations
-        root = Path(found.submodule_search_locations[0])
-        sources |= {f"{package}/{path.relative_to(root).as_posix()}": path for path in sorted(root.rglob("*.py"))}
-    # A wheel carries the shipped competitions inside the package, a checkout beside it: their data are in the definition's digest.
-    return digests.of_tree((name, path) for name, path in sources.items() if "/shipped/" not in name)
