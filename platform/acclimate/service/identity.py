@@ -1,5 +1,6 @@
 """Who this server is: the installation's keys, and the digest of its code."""
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
