@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from sqlalchemy import func, select
+from sqlalchemy import Column, func, select
 
 from acclimate.store import Store, Tx, accounts, leases, log_checkpoints, pools, rounds, stages
 from acclimate_competitions import records
@@ -69,8 +69,8 @@ def read(store: Store) -> Facts:
         return Facts(
             log=log_facts(tx, now),
             rounds=_rounds(tx),
-            stages=dict(tx.execute(select(stages.c.state, func.count()).group_by(stages.c.state)).tuples().all()),
-            accounts=dict(tx.execute(select(accounts.c.role, func.count()).group_by(accounts.c.role)).tuples().all()),
+            stages=_counted(tx, stages.c.state),
+            accounts=_counted(tx, accounts.c.role),
             lease=_lease(tx, now),
             pool=_pool(tx, now),
         )
@@ -111,6 +111,10 @@ def clock_warning(offset: float) -> str:
         f"the database's clock is {abs(offset):.1f} s {side} this machine's ({here}); decisions are by the database's: "
         "keep both in step with NTP"
     )
+
+
+def _counted(tx: Tx, column: Column[str]) -> dict[str, int]:
+    return {row[0]: int(row[1]) for row in tx.execute(select(column, func.count()).group_by(column))}
 
 
 def _rounds(tx: Tx) -> dict[str, int]:

@@ -48,6 +48,7 @@ _OWN_SUBMISSION = "of the submission's own entrant; a baseline's is the round's 
 ACCESS: dict[tuple[str, str], Access] = {
     ("GET", "/healthz"): _all(),
     ("GET", "/readyz"): _all(),
+    ("GET", "/metrics"): _all("as the setting metrics says: by default only from the server's own machine"),
     ("GET", "/v1/openapi.json"): _all(),
     ("GET", "/v1/server"): _all(),
     ("POST", "/v1/accounts"): _all("roles other than entrant need an invitation"),

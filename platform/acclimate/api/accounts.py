@@ -15,21 +15,6 @@ router = APIRouter(route_class=Guarded)
 Digest = Annotated[str, Path(max_length=80, description="sha256: and 64 lower-case hex digits of the bytes")]
 
 
-@router.get("/healthz", summary="The process is alive", tags=["server"], responses=answers({"status": "ok"}))
-def healthz() -> dict[str, str]:
-    """Answers as long as the process can answer at all."""
-    return {"status": "ok"}
-
-
-@router.get("/readyz", summary="The server can serve", tags=["server"], responses=answers({"status": "ready"}))
-def readyz(here: Here) -> dict[str, str]:
-    """Answers once the database can be read and the log is signed; else 503."""
-    with here.store.snapshot() as tx:
-        tx.now()
-    here.sequencer.advance()
-    return {"status": "ready"}
-
-
 @router.get(
     "/v1/server",
     summary="Version, keys and clock of the server",

@@ -1,5 +1,6 @@
 """The application: routes, problems, the OpenAPI description. Imports neither ray, torch nor mlflow."""
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,13 +11,18 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
-from acclimate import __version__, database
-from acclimate.api import access, accounts, actions, logs, problems, rounds, submissions
+from acclimate import __version__, database, facts
+from acclimate.api import access, accounts, actions, health, logs, problems, rounds, submissions
+from acclimate.api.requests import Requests
 from acclimate.api.state import Services
 from acclimate.config import Settings
+from acclimate.health import Health
+from acclimate.metrics import Metrics
 from acclimate.sequencer import Sequencer
 from acclimate.service import identity
 from acclimate.store import Store
+
+_log = logging.getLogger("acclimate.api")
 
 _ABOUT = """Blind evaluation rounds: sealed holdout, equal preparation, verifiable ranking.
 
@@ -37,17 +43,19 @@ def create_app(settings: Settings, *, clock: database.Clock | None = None) -> Fa
         Refusal: data_version, config_invalid, key_refused, no_space, busy; log_inconsistent at start-up.
     """
     store = Store.open(settings, clock=clock)
-    known = identity.load(settings)
-    services = Services(settings, store, known, Sequencer(store, known.signer))
+    known = identity.begin(settings, store)
+    sequencer = Sequencer(store, known.signer)
+    watch = Health(store, settings, sequencer)
+    metrics = Metrics(code=known.code, see=watch.seen)
+    services = Services(settings, store, known, sequencer, watch, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await run_in_threadpool(store.warm)
-        await run_in_threadpool(services.sequencer.start)
+        await run_in_threadpool(begin, services)
         try:
             yield
         finally:
-            await run_in_threadpool(services.sequencer.close)
+            await run_in_threadpool(sequencer.close)
             store.close()
 
     app = FastAPI(
@@ -60,13 +68,31 @@ def create_app(settings: Settings, *, clock: database.Clock | None = None) -> Fa
         redoc_url=None,
     )
     app.state.services = services
-    for module in (accounts, rounds, actions, submissions, logs):
+    for module in (health, accounts, rounds, actions, submissions, logs):
         # As they are, not through include_router, whose copies differ between versions of FastAPI: the routes are the guarded ones.
         app.router.routes.extend(module.router.routes)
     app.add_route("/v1/openapi.json", _openapi, methods=["GET"], include_in_schema=False)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     problems.install(app)
+    app.add_middleware(Requests, metrics=metrics)
     return app
+
+
+def begin(services: Services) -> None:
+    """Make an application ready to serve, once: read all rounds, check and sign the log, look at the clocks.
+
+    Uvicorn would do it, too, but what is refused here would be a traceback of it then.
+
+    Raises:
+        Refusal: log_inconsistent, busy, database_unreachable, no_space.
+    """
+    if services.begun.is_set():
+        return
+    services.store.warm()
+    services.sequencer.start()
+    if warning := facts.clock_warning(facts.clock_offset(services.store)):
+        _log.warning("%s", warning)
+    services.begun.set()
 
 
 async def _openapi(request: Request) -> JSONResponse:

@@ -1,8 +1,6 @@
 """Every error as problem details (RFC 9457): code, hint, problems, request_id; never a traceback to the caller."""
 
 import logging
-import re
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,38 +9,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from acclimate import database
 from acclimate_competitions.errors import CODES, Refusal
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 2
-_REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}")
 _log = logging.getLogger("acclimate.api")
-
-
-class RequestIds:
-    """Gives each request an id, which its answer carries in X-Request-Id and its problem in request_id."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if _REQUEST_ID.fullmatch(given) else str(uuid.uuid4())
-        scope.setdefault("state", {})["request_id"] = request_id
-
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
-            await send(message)
-
-        await self._app(scope, receive, answer)
 
 
 def problem(request: Request, refusal: Refusal, *, status: int | None = None) -> JSONResponse:
@@ -69,7 +42,8 @@ def problem(request: Request, refusal: Refusal, *, status: int | None = None) ->
 async def _refused(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, Refusal)
     if error.status >= 500 and error.code != "busy":
-        _log.error("request %s: %s: %s", request.state.request_id, error.code, error.sentence)
+        facts = {"request_id": request.state.request_id, "code": error.code, "reason": error.sentence}
+        _log.error("request %s: %s: %s", request.state.request_id, error.code, error.sentence, extra={"facts": facts})
     return problem(request, error)
 
 
@@ -109,13 +83,14 @@ async def _machine(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, OSError)
     if database.is_full(error):
         return problem(request, Refusal("no_space", "the disk is full; nothing was lost", hint="free some space"))
-    _log.error("request %s", request.state.request_id, exc_info=error)
-    return _failed(request)
+    return unexpected(request, error)
 
 
-async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    # The traceback follows in the server's log: starlette raises the error again once it is answered.
-    _log.error("request %s: %s", getattr(request.state, "request_id", "?"), type(error).__name__)
+def unexpected(request: Request, error: Exception) -> JSONResponse:
+    """The answer for what nobody foresaw: the log gets the traceback, the caller the request's id."""
+    request_id = getattr(request.state, "request_id", "?")
+    facts = {"request_id": request_id}
+    _log.error("request %s: %s", request_id, type(error).__name__, exc_info=error, extra={"facts": facts})
     return _failed(request)
 
 
@@ -132,5 +107,3 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(OSError, _machine)
-    app.add_exception_handler(Exception, _unexpected)
-    app.add_middleware(RequestIds)

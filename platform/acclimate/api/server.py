@@ -1,32 +1,55 @@
-"""Running the API: one process, one line with its address, a graceful end."""
+"""Running the API: one process a data folder, one line with its address, a graceful end."""
 
+import errno
+import http.client
+import json
 import logging
+import os
+import signal
 import socket
 import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
-from acclimate.api.app import create_app
+from acclimate import config, console
+from acclimate.api.app import begin, create_app
+from acclimate.api.state import Services
 from acclimate.config import Settings
 from acclimate_competitions.errors import Refusal
 
+FINISH_SECONDS = 10
+"""How long requests that are under way may take once the server has stopped accepting."""
+_HURRY_SECONDS = 2
+_log = logging.getLogger("acclimate.api")
+
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGINT or SIGTERM; requests that are being answered are finished.
+    """Serve until SIGINT or SIGTERM; requests that are being answered are finished, unless a second signal comes.
 
     Raises:
-        Refusal: data_version, config_invalid where the port is taken, …
+        Refusal: data_version, busy where another API has the data folder, config_invalid where the port is taken, …
     """
-    app = create_app(settings)
     listener = listen(settings.host, settings.port)
-    host, port = listener.getsockname()[:2]
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    shown = f"[{host}]" if ":" in host else host
-    sys.stdout.write(f"Acclimate API on http://{shown}:{port} (data: {settings.data})\n")
-    sys.stdout.flush()
-    server = uvicorn.Server(configure(app))
     with listener:
-        server.run(sockets=[listener])
+        config.claim(settings)
+        with config.lock(settings, "api"):
+            console.configure(settings, part="api")
+            app = create_app(settings)
+            services: Services = app.state.services
+            begin(services)
+            _accept(listener, settings)
+            host, port = listener.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            sys.stdout.write(f"Acclimate API on http://{shown}:{port} (data: {settings.data})\n")
+            sys.stdout.flush()
+            _log.info("started", extra={"facts": {"host": host, "port": port, "code": services.identity.code}})
+            server = uvicorn.Server(configure(app))
+            server.handle_exit = Ending(server, services)
+            server.run(sockets=[listener])
+            _log.info("stopped")
 
 
 def configure(app: object) -> uvicorn.Config:
@@ -36,14 +59,54 @@ def configure(app: object) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=10,
+        timeout_graceful_shutdown=FINISH_SECONDS,
         timeout_keep_alive=30,
         lifespan="on",
     )
 
 
+class Ending:
+    """Takes the signals that ask a server to end, in the place of uvicorn's own way.
+
+    1. At the first signal /readyz turns 503, while everything is still answered for the seconds of the setting `drain`.
+    2. Then nothing is accepted any more, and requests under way have ten seconds.
+    3. A second signal, or a request that doesn't end, ends the process at once: what was not committed didn't happen.
+
+    The signal is not raised again at the end, as uvicorn would: a process that was asked to end and did has status 0.
+    """
+
+    def __init__(self, server: uvicorn.Server, services: Services) -> None:
+        self._server, self._services = server, services
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal."""
+        stopping, drain = self._services.health.stopping, self._services.settings.drain
+        if not stopping.is_set():
+            stopping.set()
+            _later(drain, self._close)
+            _later(drain + FINISH_SECONDS + _HURRY_SECONDS, _leave)
+            return
+        self._server.should_exit = self._server.force_exit = True
+        _later(_HURRY_SECONDS, _leave)
+
+    def _close(self) -> None:
+        self._server.should_exit = True
+
+
+def _later(seconds: float, call: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    timer.start()
+
+
+def _leave() -> None:
+    # A thread of a request that doesn't end would keep the interpreter from ending.
+    _log.warning("ended with requests under way")
+    os._exit(128 + signal.SIGTERM)
+
+
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """A socket bound to the address; it accepts nothing yet.
 
     Raises:
         Refusal: config_invalid, where host or port can't be used.
@@ -57,9 +120,36 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if listener is not None:
             listener.close()
-        raise Refusal(
-            "config_invalid",
-            f"can't listen on {host}:{port}: {error.strerror or error}",
-            hint="is another server running? choose another with --port or ACCLIMATE_PORT",
-        ) from error
+        raise _unusable(error, host, port) from error
     return listener
+
+
+def _accept(listener: socket.socket, settings: Settings) -> None:
+    # Two sockets may be bound to a port as long as neither listens; the second to listen is refused only here.
+    try:
+        listener.listen(2048)
+    except OSError as error:
+        raise _unusable(error, settings.host, settings.port) from error
+
+
+def _unusable(error: OSError, host: str, port: int) -> Refusal:
+    sentence = f"can't listen on {host}:{port}: {error.strerror or error}"
+    hint = "choose another with --port or ACCLIMATE_PORT"
+    if error.errno == errno.EADDRINUSE:
+        who = who_answers(host, port)
+        hint = f"{who or 'another server'} has it; stop that one, or {hint}"
+    return Refusal("config_invalid", sentence, hint=hint)
+
+
+def who_answers(host: str, port: int, *, timeout: float = 1.0) -> str:
+    """Whether an Acclimate API answers at an address: in words, empty where none does."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    connection = http.client.HTTPConnection(reached, port, timeout=timeout)
+    try:
+        connection.request("GET", "/v1/server")
+        found = json.loads(connection.getresponse().read(65536))
+        return f"an Acclimate API (version {found['version']}, log {found['origin']})"
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+        return ""
+    finally:
+        connection.close()

@@ -1,4 +1,4 @@
-"""What the routes work with: store, settings, identity, sequencer; made once for an application."""
+"""What the routes work with: store, settings, identity, sequencer, health, metrics; made once for an application."""
 
 import threading
 from dataclasses import dataclass, field
@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from acclimate.config import Settings
+from acclimate.health import Health
+from acclimate.metrics import Metrics
 from acclimate.sequencer import Sequencer
 from acclimate.service.identity import Identity
 from acclimate.store import Store
@@ -13,12 +15,20 @@ from acclimate.store import Store
 
 @dataclass(frozen=True)
 class Services:
-    """What a route gets by its parameter; `making` is held while a bundle or report is made, so that it is made once."""
+    """What a route gets by its parameter.
+
+    Attributes:
+        begun: set once the application may serve.
+        making: held while a bundle or report is made, so that it is made once.
+    """
 
     settings: Settings
     store: Store
     identity: Identity
     sequencer: Sequencer
+    health: Health
+    metrics: Metrics
+    begun: threading.Event = field(default_factory=threading.Event)
     making: threading.Lock = field(default_factory=threading.Lock)
 
 

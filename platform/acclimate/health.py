@@ -1,0 +1,155 @@
+"""What the API needs in order to serve, looked at: the database, its installation, the log's signatures, blobs, space, clocks."""
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from acclimate import facts as numbers
+from acclimate.config import Settings
+from acclimate.metrics import Seen
+from acclimate.sequencer import Sequencer
+from acclimate.store import Store, installation
+from acclimate_competitions.errors import Refusal
+
+CHECKS = ("database", "installation", "log", "blobs", "space", "clock")
+SIGNED_WITHIN = 10.0
+"""Seconds after which an entry must be in a checkpoint."""
+SPARE_BYTES = 64 << 20
+_KEPT, _BLOBS_KEPT, _STALE = 1.0, 10.0, 10.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class State:
+    """What was found at one moment.
+
+    Attributes:
+        reasons: check -> why it fails; only those that fail.
+        warnings: check -> what to look at though the API serves.
+        facts, offset, free: as in metrics.Seen.
+        at: monotonic seconds.
+    """
+
+    reasons: dict[str, str] = field(default_factory=dict)
+    warnings: dict[str, str] = field(default_factory=dict)
+    facts: numbers.Facts | None = None
+    offset: float | None = None
+    free: int | None = None
+    at: float = 0.0
+
+
+class Health:
+    """Looks at what the API needs, at most once a second, and at the blobs every ten; callers in between get the last state.
+
+    Args:
+        store: what it serves from.
+        settings: where its folders are.
+        sequencer: signs the log.
+
+    Attributes:
+        stopping: set once the process was asked to end.
+    """
+
+    def __init__(self, store: Store, settings: Settings, sequencer: Sequencer) -> None:
+        self.stopping = threading.Event()
+        self._store, self._settings, self._sequencer = store, settings, sequencer
+        self._state = State(at=-_STALE)
+        self._blobs: tuple[Refusal | None, float] = (None, -_BLOBS_KEPT)
+        self._looking = threading.Lock()
+        self._installation: str | None = None
+        self._said: dict[str, str] = {}
+
+    def state(self) -> State:
+        """The state of now."""
+        if time.monotonic() - self._state.at < _KEPT:
+            return self._state
+        # One looks. The others need not wait for a database that hangs: they get what was found last, while that is young.
+        if self._looking.acquire(blocking=False):
+            try:
+                self._state = self._look()
+            finally:
+                self._looking.release()
+        elif time.monotonic() - self._state.at > _STALE:
+            return State({"database": "no answer yet"})
+        return self._state
+
+    def seen(self) -> Seen:
+        """The state as metrics show it."""
+        state = self.state()
+        checks = {name: name not in state.reasons for name in CHECKS} | {"stopping": not self.stopping.is_set()}
+        return Seen(state.facts, state.offset, state.free, checks)
+
+    def _look(self) -> State:
+        reasons: dict[str, str] = {}
+        found: dict[str, Any] = {"facts": None, "offset": None, "free": None}
+
+        def check(name: str, look: Callable[[], str]) -> None:
+            try:
+                code = reason = look()
+            except Refusal as refusal:
+                # Its sentence may name hosts and folders, which callers needn't know; the log has it.
+                code, reason = refusal.code, refusal.sentence
+            except Exception as error:
+                code, reason = "internal_error", f"{type(error).__name__}: {error}"
+            self._say(name, code, reason)
+            if code:
+                reasons[name] = code
+
+        def log() -> str:
+            with suppress(Refusal):
+                self._sequencer.advance()
+            found["facts"] = numbers.read(self._store)
+            late = found["facts"].log.unsigned_age > SIGNED_WITHIN
+            return f"an entry is without a checkpoint for more than {SIGNED_WITHIN:.0f} s" if late else ""
+
+        def offset() -> str:
+            found["offset"] = numbers.clock_offset(self._store)
+            return ""
+
+        def space() -> str:
+            found["free"] = self._store.blobs.free()
+            free = [shutil.disk_usage(self._settings.data).free, found["free"]]
+            return "less than 64 MiB are free" if any(left is not None and left < SPARE_BYTES for left in free) else ""
+
+        check("database", offset)
+        if not reasons:
+            check("installation", self._same_installation)
+            check("log", log)
+        check("blobs", self._probe)
+        check("space", space)
+        warning = numbers.clock_warning(found["offset"] or 0.0)
+        return State(reasons, {"clock": warning} if warning else {}, **found, at=time.monotonic())
+
+    def _same_installation(self) -> str:
+        """That the database under this process is still the one it began with."""
+        with self._store.snapshot() as tx:
+            row = tx.execute(installation.select()).one_or_none()
+        found = row.id if row is not None else ""
+        if self._installation is None:
+            self._installation = found
+        return "" if found == self._installation else "the database belongs to another installation now"
+
+    def _probe(self) -> str:
+        kept, at = self._blobs
+        if time.monotonic() - at >= (_KEPT if kept is not None else _BLOBS_KEPT):
+            try:
+                self._store.blobs.probe()
+                kept = None
+            except Refusal as refusal:
+                kept = refusal
+            self._blobs = (kept, time.monotonic())
+        if kept is not None:
+            raise kept
+        return ""
+
+    def _say(self, name: str, code: str, reason: str) -> None:
+        """Log what changed, once."""
+        if self._said.get(name, "") != code:
+            self._said[name] = code
+            level, event = (logging.WARNING, "not ready") if code else (logging.INFO, "ready again")
+            _log.log(level, "%s: %s", event, reason or name, extra={"facts": {"check": name, "reason": reason or None}})
