@@ -114,6 +114,9 @@ class Process:
             # Before its number is given back, so that the group can be nobody else's.
             self._kill_group()
             self._child.wait()
+            assert self._child.stdin is not None
+            with contextlib.suppress(OSError):
+                self._child.stdin.close()
             # A process of another session may hold the pipe open; its lines are not waited for.
             self._reader.join(2.0)
         return self._child.returncode
@@ -132,9 +135,6 @@ class Process:
                 self._kill_group()
                 deadline = float("inf")
             time.sleep(_LOOK)
-        assert self._child.stdin is not None
-        with contextlib.suppress(OSError):
-            self._child.stdin.close()
 
     def told(self) -> str:
         """What it said last of why it ended."""
