@@ -76,8 +76,10 @@ class Sent:
         if self._upload:
             for future in self._parts:
                 future.cancel()
+            upload = {"Key": self._key, "UploadId": self._upload}
             with suppress(Refusal):
-                self._blobs.bucket.ask("abort_multipart_upload", Key=self._key, UploadId=self._upload)
+                bucket = self._blobs.bucket
+                bucket.wait(bucket.begin(lambda: bucket.call("abort_multipart_upload", **upload), attempts=2))
             self._upload = ""
 
     def _send(self, data: bytes) -> None:

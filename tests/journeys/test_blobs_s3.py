@@ -1,0 +1,373 @@
+"""What every store of blobs promises, of the folder and of a real S3 server; and what only a server on a network can do wrong."""
+
+import io
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from buckets import BUCKET, Gate, Place, log_in, s3_place, server  # noqa: F401
+
+from acclimate_competitions import digests
+from acclimate_competitions.errors import Refusal
+from acclimate_runners.blobs import Blobs, blobs_at
+
+MB = 1 << 20
+LARGE = b"".join(number.to_bytes(4, "big") * 1024 for number in range(5 * 1024)) + b"end"
+"""20 MB and a little: three parts."""
+
+
+def at(found: Place, folder: Path, *, place: str = "", endpoint: str = "") -> Blobs:
+    scratch = folder / "work" / "blobs"
+    return blobs_at(place or found.blobs, endpoint=endpoint or found.server.endpoint, scratch=scratch)
+
+
+@pytest.fixture
+def s3(s3_place: Place, tmp_path: Path) -> Blobs:  # noqa: F811
+    return at(s3_place, tmp_path)
+
+
+@pytest.fixture(params=["folder", "s3"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
+    if request.param == "folder":
+        return blobs_at(str(tmp_path / "blobs"), scratch=tmp_path / "unused")
+    return request.getfixturevalue("s3")
+
+
+def refused(code: str, call: Callable[[], object]) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        call()
+    assert caught.value.code == code, caught.value
+    return caught.value
+
+
+# ---- of both stores ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"abc", LARGE], ids=["empty", "small", "large"])
+def test_bytes_come_back_as_they_were(blobs: Blobs, tmp_path: Path, data: bytes) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(data)
+    digest = digests.of_bytes(data)
+    assert not blobs.has(digest)
+    assert blobs.put(source) == digest == blobs.put_bytes(data) == blobs.put(source)
+    assert blobs.has(digest) and blobs.size(digest) == len(data)
+    blobs.get(digest, tmp_path / "inputs" / "copy")
+    assert (tmp_path / "inputs" / "copy").read_bytes() == data == blobs.read(digest)
+    with blobs.open(digest) as stream:
+        assert stream.read(3) == data[:3] and stream.read() == data[3:] and stream.read(1) == b""
+    with blobs.local(digest) as path:
+        assert path.read_bytes() == data
+    with blobs.local(digest, first=10) as path:
+        assert path.stat().st_size == len(data) and path.read_bytes()[:10] == data[:10]
+    assert list(blobs.scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("data", [b"abc", LARGE], ids=["small", "large"])
+def test_what_differs_from_what_was_declared_is_refused_and_not_stored(blobs: Blobs, data: bytes) -> None:
+    digest, other = digests.of_bytes(data), digests.of_bytes(b"other")
+    declared: list[dict[str, object]] = [
+        {"digest": digest, "size": len(data) - 1},
+        {"digest": digest, "size": len(data) + 1},
+        {"digest": other, "size": len(data)},
+        {"digest": other},
+        {"size": len(data) - 1},
+        {"size": len(data) + 1},
+    ]
+    for wrong in declared:
+        refused("upload_mismatch", lambda wrong=wrong: blobs.put_stream(io.BytesIO(data), **wrong))  # type: ignore[misc]
+        assert not blobs.has(digest) and not blobs.has(other)
+    for right in ({"digest": digest, "size": len(data)}, {"digest": digest}, {"size": len(data)}, {}):
+        assert blobs.put_stream(io.BytesIO(data), **right) == (digest, len(data))
+    assert list(blobs.scratch.iterdir()) == [] and blobs.sweep(older_than=-1) == 0
+
+
+def test_a_blob_that_stops_coming_leaves_nothing(blobs: Blobs) -> None:
+    for declared in ({"digest": digests.of_bytes(LARGE), "size": len(LARGE)}, {}):
+        with blobs.incoming(**declared) as incoming:
+            incoming.write(LARGE[: 15 * MB])
+        assert not blobs.has(digests.of_bytes(LARGE)) and blobs.sweep(older_than=-1) == 0
+
+
+@pytest.mark.parametrize("digest", ["", "sha256:../../" + "a" * 58, "a" * 64, "sha256:" + "0" * 64])
+def test_unknown_blobs_are_refused(blobs: Blobs, tmp_path: Path, digest: str) -> None:
+    for call in (blobs.open, blobs.size, blobs.read, lambda d: blobs.get(d, tmp_path / "copy")):
+        refused("blob_unknown", lambda call=call: call(digest))  # type: ignore[misc]
+
+    def opened(**how: int) -> None:
+        with blobs.local(digest, **how):
+            pass
+
+    refused("blob_unknown", opened)
+    refused("blob_unknown", lambda: opened(first=3))
+    refused("file_unreadable", lambda: blobs.put(tmp_path / "nothing"))
+    assert not (tmp_path / "copy").exists()
+
+
+def test_many_writers_of_one_blob_leave_one_blob(blobs: Blobs) -> None:
+    data, found = LARGE[: 9 * MB], []
+    digest = digests.of_bytes(data)
+    declared = {"digest": digest, "size": len(data)}
+    threads = [
+        threading.Thread(target=lambda: found.append(blobs.put_stream(io.BytesIO(data), **declared))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [(digest, len(data))] * 4 and blobs.read(digest) == data
+
+
+WRITE = """
+import os, sys
+from pathlib import Path
+from acclimate_runners.blobs import blobs_at
+blobs, source = blobs_at(sys.argv[1], endpoint=sys.argv[2], scratch=Path(sys.argv[3])), Path(sys.argv[4])
+print("ready", flush=True)
+sys.stdin.readline()
+print(blobs.put(source))
+"""
+
+
+def writer(place: str, endpoint: str, scratch: Path, source: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", WRITE, place, endpoint, str(scratch), str(source)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+def test_two_processes_store_the_same_blob(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    endpoint, place = "", str(tmp_path / "blobs")
+    if kind == "s3":
+        found: Place = request.getfixturevalue("s3_place")
+        endpoint, place = found.server.endpoint, found.blobs
+    blobs = blobs_at(place, endpoint=endpoint, scratch=tmp_path / "scratch")
+    source = tmp_path / "source"
+    source.write_bytes(LARGE)
+    digest = digests.of_bytes(LARGE)
+    assert not blobs.has(digest)
+    writers = [writer(place, endpoint, tmp_path / f"scratch-{number}", source) for number in range(2)]
+    for each in writers:
+        assert each.stdout is not None and each.stdout.readline() == "ready\n"
+    for each in writers:
+        assert each.stdin is not None
+        each.stdin.write("go\n")
+        each.stdin.flush()
+    assert [each.communicate(timeout=60)[0].strip() for each in writers] == [digest, digest]
+    # Asked for before, found missing: what another process has stored since is seen at once.
+    assert blobs.has(digest) and blobs.read(digest) == LARGE
+
+
+def test_a_store_is_marked_once(blobs: Blobs) -> None:
+    assert blobs.marker() is None
+    blobs.mark("the first")
+    blobs.mark("the second")
+    assert blobs.marker() == "the first"
+
+
+def test_a_store_that_works_passes_its_probe_and_keeps_nothing_of_it(blobs: Blobs) -> None:
+    blobs.probe()
+    assert blobs.sweep(older_than=-1) == 0
+    free = blobs.free()
+    assert free is None or free > 0
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    found = refused("blobs_unreachable", blobs_at(str(tmp_path / "file" / "blobs"), scratch=tmp_path).probe)
+    assert "Not a directory" in found.sentence
+
+
+# ---- of the server -------------------------------------------------------------------------------------------------
+
+
+def test_the_layout_is_the_folders(s3_place: Place, s3: Blobs) -> None:  # noqa: F811
+    digest = s3.put_bytes(b"abc")
+    s3.mark("somebody")
+    assert s3_place.keys() == sorted(["INSTALLATION", f"{digest[7:9]}/{digest[9:]}"])
+
+
+def test_a_pickled_store_works_elsewhere_and_holds_no_secret(s3: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = s3.put_bytes(b"abc")
+    data = pickle.dumps(s3)
+    assert b"owner" not in data and os.environ["AWS_SECRET_ACCESS_KEY"].encode() not in data
+    code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read()).read(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, digest], input=data, capture_output=True, timeout=60)
+    assert done.stdout == b"b'abc'\n", done.stderr
+    assert pickle.loads(data) == s3
+
+
+def test_a_forked_child_makes_connections_of_its_own(s3: Blobs) -> None:
+    digest = s3.put_bytes(b"abc")
+    code = (
+        "import os, pickle, sys\nblobs = pickle.loads(sys.stdin.buffer.read())\nassert blobs.has(sys.argv[1])\n"
+        "child = os.fork()\nif not child: os._exit(0 if blobs.read(sys.argv[1]) == b'abc' else 1)\n"
+        "print(os.waitpid(child, 0)[1], blobs.read(sys.argv[1]))"
+    )
+    # Python 3.12 warns of forks beside threads, which is what this test is about.
+    command = [sys.executable, "-W", "ignore", "-c", code, digest]
+    done = subprocess.run(command, input=pickle.dumps(s3), capture_output=True, timeout=60)
+    assert done.stdout == b"0 b'abc'\n", done.stderr
+
+
+def test_a_writer_that_is_killed_leaves_nothing_to_see(s3_place: Place, s3: Blobs, tmp_path: Path) -> None:  # noqa: F811
+    gate = Gate(s3_place.server)
+    source = tmp_path / "source"
+    source.write_bytes(LARGE * 4)
+    killed = writer(s3_place.blobs, gate.endpoint, tmp_path / "killed", source)
+    assert killed.stdin is not None
+    killed.stdin.write("go\n")
+    killed.stdin.flush()
+    while not s3_place.server.uploads(s3_place.prefix):
+        assert killed.poll() is None
+        time.sleep(0.01)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    gate.close()
+    assert s3_place.keys() == [] and not s3.has(digests.of_file(source))
+    assert s3.sweep() == 0 and len(s3_place.server.uploads(s3_place.prefix)) == 1
+    assert s3.sweep(older_than=-1) == 1 and s3_place.server.uploads(s3_place.prefix) == []
+    assert s3.put(source) == digests.of_file(source)
+
+
+def test_a_flipped_bit_is_set_aside_and_the_bytes_can_be_stored_again(
+    s3_place: Place,  # noqa: F811
+    s3: Blobs,
+    tmp_path: Path,
+) -> None:
+    digest = s3.put_bytes(b"right")
+    key = f"{s3_place.prefix}{digest[7:9]}/{digest[9:]}"
+
+    def local() -> None:
+        with s3.local(digest):
+            pass
+
+    for number, attempt in enumerate((lambda: s3.read(digest), lambda: s3.get(digest, tmp_path / "copy"), local)):
+        s3_place.server.client().put_object(Bucket=BUCKET, Key=key, Body=b"wrong")
+        found = refused("blob_corrupt", attempt)
+        assert digest in found.sentence and not s3.has(digest) and not (tmp_path / "copy").exists()
+        aside = [name for name in s3_place.keys() if name.startswith(f"quarantine/{digest[7:]}")]
+        assert len(aside) == number + 1
+        assert s3.put_bytes(b"right") == digest and s3.read(digest) == b"right"
+    # Torn, as by a server that lost its end.
+    s3_place.server.client().put_object(Bucket=BUCKET, Key=key, Body=b"rig")
+    assert s3.put_bytes(b"right") == digest and s3.read(digest) == b"right"
+
+
+def test_who_may_only_read_still_refuses_what_is_corrupt(
+    s3_place: Place,  # noqa: F811
+    s3: Blobs,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digest = s3.put_bytes(b"right")
+    key = f"{s3_place.prefix}{digest[7:9]}/{digest[9:]}"
+    s3_place.server.client().put_object(Bucket=BUCKET, Key=key, Body=b"wrong")
+    log_in(monkeypatch, "reader")
+    assert "could not be set aside" in refused("blob_corrupt", lambda: s3.read(digest)).sentence
+
+
+def test_what_fails_in_passing_is_asked_again(s3_place: Place, tmp_path: Path) -> None:  # noqa: F811
+    gate = Gate(s3_place.server)
+    blobs = at(s3_place, tmp_path, endpoint=gate.endpoint)
+    source = tmp_path / "source"
+    source.write_bytes(LARGE)
+    gate.refuse = 3
+    digest = blobs.put(source)
+    assert gate.refuse == 0
+    # Answers that end in the middle of their bytes.
+    gate.cut = 2
+    blobs.get(digest, tmp_path / "copy")
+    assert gate.cut == 0 and (tmp_path / "copy").read_bytes() == LARGE
+    gate.refuse = 2
+    assert blobs.size(digest) == len(LARGE)
+    gate.refuse = 10_000
+    found = refused("blobs_unreachable", lambda: blobs.size(digest))
+    assert "503" in found.sentence
+    gate.close()
+
+
+def test_a_server_that_is_away_is_told_and_works_again_when_it_is_back(s3_place: Place, s3: Blobs) -> None:  # noqa: F811
+    digest = s3.put_bytes(b"abc")
+    incoming = s3.incoming(digest=digests.of_bytes(LARGE), size=len(LARGE))
+    incoming.write(LARGE[: 10 * MB])
+    s3_place.server.stop()
+    try:
+        for call in (s3.probe, lambda: s3.read(digest), lambda: s3.put_bytes(b"new")):
+            found = refused("blobs_unreachable", call)
+            assert "no answer" in found.sentence and s3_place.server.endpoint in found.sentence
+        incoming.abort()
+    finally:
+        s3_place.server.start()
+    s3.probe()
+    assert s3.read(digest) == b"abc" and s3.read(s3.put_bytes(b"new")) == b"new"
+    assert s3.sweep(older_than=-1) == 1
+
+
+def _port_of_nobody() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_probe_says_what_is_wrong(s3_place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def told(**changes: str) -> str:
+        found = refused("blobs_unreachable", at(s3_place, tmp_path, **changes).probe)
+        assert found.hint and "secret" not in found.sentence + found.hint
+        return found.sentence
+
+    assert "the bucket missing does not exist" in told(place="s3://missing/a")
+    assert "no answer" in told(endpoint=f"http://127.0.0.1:{_port_of_nobody()}")
+    # The same server's pages: HTTP, but not S3.
+    assert "no S3 server" in told(endpoint=f"http://127.0.0.1:{s3_place.server.ports[2]}")
+    assert "no trusted connection" in told(endpoint=s3_place.server.endpoint.replace("http", "https"))
+    log_in(monkeypatch, "reader")
+    assert "nothing may be written with this login, it may only read" in told()
+    log_in(monkeypatch, "owner", "another-secret")
+    assert "the login is refused (SignatureDoesNotMatch)" in told()
+    log_in(monkeypatch, "nobody", "another-secret")
+    assert "the login is refused (InvalidAccessKeyId)" in told()
+    log_in(monkeypatch, "")
+    assert "no credentials" in told()
+
+
+def test_a_clock_that_is_wrong_is_told(s3_place: Place, s3: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    wrong = datetime.now(UTC) + timedelta(hours=2)
+    with monkeypatch.context() as patched:
+        patched.setattr("botocore.auth.get_current_datetime", lambda *_, **__: wrong.replace(tzinfo=None))
+        assert "clock" in refused("blobs_unreachable", s3.probe).sentence
+    s3.probe()
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from acclimate_runners.blobs import blobs_at
+blobs, folder = blobs_at(sys.argv[1], endpoint=sys.argv[2], scratch=Path(sys.argv[3])), Path(sys.argv[3])
+digest = blobs.put(Path(sys.argv[4]))
+blobs.get(digest, folder / "copy")
+with blobs.open(digest) as stream:
+    while stream.read(1 << 20):
+        pass
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_200_mb_take_no_more_memory_than_40(s3_place: Place, tmp_path: Path) -> None:  # noqa: F811
+    peaks = []
+    for size in (40, 200):
+        source = tmp_path / "source"
+        with source.open("wb") as stream:
+            for number in range(size):
+                stream.write(number.to_bytes(4, "big") * (MB // 4))
+        command = [sys.executable, "-c", MEASURE, s3_place.blobs, s3_place.server.endpoint, str(tmp_path), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+        assert done.returncode == 0, done.stderr
+        peaks.append(int(done.stdout))
+    assert peaks[1] < 1.25 * peaks[0]
