@@ -298,7 +298,7 @@ def load(
         raise Refusal(
             "config_invalid",
             f"{len(problems)} problem(s) in the settings: {problems[0]}",
-            hint="docs/settings.md lists every setting with its meaning; `acclimate config` shows what is in force",
+            hint="docs/settings.md lists every setting with its meaning",
             problems=problems,
         )
     values["keys"] = values.pop("server_keys")
