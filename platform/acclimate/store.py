@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, func, insert, select
@@ -108,6 +109,7 @@ class Store:
         except BaseException:
             engine.dispose()
             raise
+        _private(settings.blobs)
         blobs = blobs_at(settings.blobs, endpoint=settings.blobs_endpoint, scratch=settings.work / "blobs")
         return cls(engine, blobs)
 
@@ -332,6 +334,19 @@ class Tx:
             folded = _Folded(state, last, statements)
         self.folded[round_id] = folded
         return folded
+
+
+def _private(place: str) -> None:
+    """Make a folder of blobs for its owner alone; one that exists keeps its mode."""
+    if "://" not in place:
+        try:
+            Path(place).mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise Refusal(
+                "blobs_unreachable",
+                f"the folder of blobs {place} can't be made: {error.strerror or error}",
+                hint="choose another with --blobs or ACCLIMATE_BLOBS, or make it writable",
+            ) from error
 
 
 def unsigned(kind: str, round_id: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Settings, the store and the sequencer: what a data folder promises, whatever happens to it."""
+"""Settings, the store and the sequencer: what a data folder promises, whatever happens to it; on SQLite and on PostgreSQL."""
 
 import base64
 import os
@@ -10,14 +10,16 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import engines
+import psycopg
 import pyarrow as pa
 import pytest
 import rounds_made
 from live import START, Clock
-from sqlalchemy import insert, select, text
+from sqlalchemy import delete, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 
-from acclimate import config, log
+from acclimate import config, database, log
 from acclimate.sequencer import Sequencer
 from acclimate.service import identity
 from acclimate.store import Store, log_checkpoints, log_entries, results, rounds, stages, submissions, unsigned
@@ -26,8 +28,16 @@ from acclimate_competitions.errors import Refusal
 
 
 @pytest.fixture
-def settings(tmp_path):
+def embedded(tmp_path):
+    """The settings of a data folder with its own SQLite database."""
     return config.load(tmp_path / "data", environ={})
+
+
+@pytest.fixture(params=engines.ENGINES)
+def settings(request, tmp_path):
+    """The settings of a data folder, with a database of each engine."""
+    given = {"database": request.getfixturevalue("postgresql_url")} if request.param == "postgresql" else {}
+    return config.load(tmp_path / "data", environ={}, given=given)
 
 
 @pytest.fixture
@@ -40,6 +50,11 @@ def store(settings, clock):
     opened = Store.open(settings, clock=clock)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def signer(settings, store):
+    return identity.begin(settings, store).signer
 
 
 @pytest.fixture
@@ -95,31 +110,33 @@ def test_the_environment_may_name_the_data_folder(tmp_path):
     assert config.load(environ={"ACCLIMATE_DATA": str(tmp_path / "x")}).data == tmp_path / "x"
 
 
-@pytest.mark.parametrize("url", ["postgresql://x/y", "sqlite:///:memory:"])
+@pytest.mark.parametrize("url", ["mysql://x/y", "sqlite:///:memory:", "sqlite://", "acclimate.db"])
 def test_a_database_this_version_does_not_speak_is_refused(tmp_path, url):
-    refused("config_invalid", Store.open, config.load(tmp_path, environ={"ACCLIMATE_DATABASE": url}))
+    refused("config_invalid", config.load, tmp_path, environ={"ACCLIMATE_DATABASE": url})
+    if url.startswith(("mysql", "sqlite:///")):
+        refused("config_invalid", database.connect, url)
 
 
 @pytest.mark.parametrize("other", [b"0\n", b"\xff\x00", b""])
-def test_a_folder_of_another_version_is_refused_and_left_alone(settings, other):
-    Store.open(settings).close()
-    (settings.data / "VERSION").write_bytes(other)
-    refused("data_version", Store.open, settings)
-    assert (settings.data / "VERSION").read_bytes() == other
+def test_a_folder_of_another_version_is_refused_and_left_alone(embedded, other):
+    Store.open(embedded).close()
+    (embedded.data / "VERSION").write_bytes(other)
+    refused("data_version", Store.open, embedded)
+    assert (embedded.data / "VERSION").read_bytes() == other
 
 
-def test_a_database_without_a_version_file_is_refused(settings):
-    settings.data.mkdir()
-    (settings.data / "acclimate.db").touch()
-    refused("data_version", Store.open, settings)
+def test_a_database_without_a_version_file_is_refused(embedded):
+    embedded.data.mkdir()
+    (embedded.data / "acclimate.db").touch()
+    refused("data_version", Store.open, embedded)
 
 
-def test_a_database_of_another_schema_is_refused(settings):
-    Store.open(settings).close()
-    with sqlite3.connect(settings.data / "acclimate.db") as connection:
+def test_a_database_of_another_schema_is_refused(embedded):
+    Store.open(embedded).close()
+    with sqlite3.connect(embedded.data / "acclimate.db") as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    refused("data_version", Store.open, settings)
+    refused("data_version", Store.open, embedded)
 
 
 def test_a_data_folder_that_is_a_file_is_refused(tmp_path):
@@ -127,13 +144,15 @@ def test_a_data_folder_that_is_a_file_is_refused(tmp_path):
     refused("config_invalid", Store.open, config.load(tmp_path / "file", environ={}))
 
 
-def test_server_keys_are_made_once_and_only_their_owner_reads_them(settings):
-    first, second = identity.load(settings), identity.load(settings)
+def test_server_keys_are_made_once_and_only_their_owner_reads_them(embedded):
+    opened = Store.open(embedded)
+    first, second = identity.begin(embedded, opened), identity.begin(embedded, opened)
     assert (first.vkey, first.evaluator) == (second.vkey, second.evaluator)
     for name in ("log.pem", "evaluator.pem"):
-        assert stat.S_IMODE((settings.keys / name).stat().st_mode) == 0o600
-    (settings.keys / "log.pem").chmod(0o644)
-    refused("key_refused", identity.load, settings)
+        assert stat.S_IMODE((embedded.keys / name).stat().st_mode) == 0o600
+    (embedded.keys / "log.pem").chmod(0o644)
+    refused("key_refused", identity.begin, embedded, opened)
+    opened.close()
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -146,13 +165,13 @@ def test_only_the_owner_reads_what_a_server_keeps(tmp_path, apart):
         opened.blobs.put_bytes(b"weights")
         with opened.transaction() as tx:
             tx.execute(insert(log_checkpoints), {"size": 1, "note": "", "at": ""})
-        database = Path(found.database.removeprefix("sqlite:///"))
-        modes = {path: stat.S_IMODE(path.stat().st_mode) for path in database.parent.glob(f"{database.name}*")}
+        file = Path(found.database.removeprefix("sqlite:///"))
+        modes = {path: stat.S_IMODE(path.stat().st_mode) for path in file.parent.glob(f"{file.name}*")}
         opened.close()
     finally:
         os.umask(before)
     assert len(modes) == 3 and set(modes.values()) == {0o600}
-    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (found.data, found.blobs)] == [0o700, 0o700]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (found.data, Path(found.blobs))] == [0o700, 0o700]
 
 
 def test_a_folder_that_exists_keeps_its_mode(tmp_path):
@@ -186,9 +205,8 @@ def test_a_transaction_that_fails_leaves_nothing(store, request_):
         refused("round_unknown", tx.round, request_["round"])
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
+CHANGES = {
+    "sqlite": [
         "UPDATE log_entries SET data = x'00'",
         "DELETE FROM log_entries",
         "INSERT OR REPLACE INTO log_entries VALUES (0, 'r', 't', x'00')",
@@ -197,42 +215,53 @@ def test_a_transaction_that_fails_leaves_nothing(store, request_):
         "INSERT INTO log_entries VALUES (7, 'r', 't', x'00')",
         "INSERT INTO log_entries VALUES (-1, 'r', 't', x'00')",
         'UPDATE OR REPLACE log_entries SET "index" = 1',
+        "UPDATE results SET at = ''",
+        "DELETE FROM results",
+        "INSERT OR REPLACE INTO results VALUES ('key', '{}', '')",
     ],
-)
-@pytest.mark.parametrize("foreign", [False, True])
-def test_the_log_is_insert_only_on_any_connection(store, request_, settings, statement, foreign):
+    "postgresql": [
+        "UPDATE log_entries SET data = '\\x00'",
+        'UPDATE log_entries SET "index" = 1',
+        "DELETE FROM log_entries",
+        "TRUNCATE log_entries",
+        "TRUNCATE log_entries, results RESTART IDENTITY CASCADE",
+        "INSERT INTO log_entries VALUES (0, 'r', 't', '\\x00') ON CONFLICT (\"index\") DO UPDATE SET data = '\\x00'",
+        "INSERT INTO log_entries VALUES (7, 'r', 't', '\\x00')",
+        "INSERT INTO log_entries VALUES (-1, 'r', 't', '\\x00')",
+        "UPDATE results SET at = ''",
+        "DELETE FROM results",
+        "TRUNCATE results",
+        "TRUNCATE stages CASCADE",
+        "INSERT INTO results VALUES ('key', '{}', '') ON CONFLICT (stage) DO UPDATE SET at = ''",
+    ],
+}
+
+
+def test_log_and_results_are_insert_only_on_any_connection(store, request_, settings):
+    _stage_with_result(store)
     with store.transaction() as tx:
         tx.append(request_)
         before = tx.entry(0)
-    if foreign:  # without our pragmas
-        connection = sqlite3.connect(settings.data / "acclimate.db")
-        with pytest.raises(sqlite3.IntegrityError):
-            connection.execute(statement)
-        connection.close()
-    else:
-        with pytest.raises(IntegrityError), store.transaction() as tx:
-            tx.execute(text(statement))
+    for statement in CHANGES[store.engine.dialect.name]:
+        with pytest.raises(IntegrityError, match="insert-only"), store.transaction() as tx:
+            tx.execute(text(statement.replace(":", "\\:")))
+        # Without our pragmas, our lock, our rules.
+        with pytest.raises((sqlite3.IntegrityError, psycopg.IntegrityError), match="insert-only"):
+            _foreign(settings, statement)
     with store.snapshot() as tx:
         assert (tx.size(), tx.entry(0)) == (1, before)
-
-
-@pytest.mark.parametrize(
-    "statement",
-    ["UPDATE results SET at = ''", "DELETE FROM results", "INSERT OR REPLACE INTO results VALUES ('key', '{}', '')"],
-)
-@pytest.mark.parametrize("foreign", [False, True])
-def test_results_are_insert_only(store, settings, statement, foreign):
-    _stage_with_result(store)
-    if foreign:
-        connection = sqlite3.connect(settings.data / "acclimate.db")
-        with pytest.raises(sqlite3.IntegrityError):
-            connection.execute(statement)
-        connection.close()
-    else:
-        with pytest.raises(IntegrityError), store.transaction() as tx:
-            tx.execute(text(statement))
-    with store.snapshot() as tx:
         assert tx.execute(select(results.c.document)).scalar_one() == {"first": True}
+
+
+def _foreign(settings, statement):
+    if settings.database.startswith("sqlite"):
+        connection = sqlite3.connect(settings.data / "acclimate.db")
+    else:
+        connection = psycopg.connect(settings.database.replace("+psycopg", ""))
+    try:
+        connection.execute(statement)
+    finally:
+        connection.close()
 
 
 def _stage_with_result(store):
@@ -307,9 +336,10 @@ def test_records_of_another_round_or_form_are_refused(store, request_):
         assert tx.size() == 1
 
 
-def test_a_full_disk_is_a_refusal_and_loses_nothing(store, request_):
+def test_a_full_disk_is_a_refusal_and_loses_nothing(embedded):
+    store = Store.open(embedded)
     with store.transaction() as tx:
-        tx.append(request_)
+        tx.execute(insert(log_entries), {"index": 0, "round": "r", "type": "t", "data": b""})
         pages = tx.execute(text("PRAGMA page_count")).scalar_one()
         tx.connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(Refusal) as caught, store.transaction() as tx:
@@ -320,18 +350,21 @@ def test_a_full_disk_is_a_refusal_and_loses_nothing(store, request_):
     with store.snapshot() as tx:
         assert tx.size() == 1
         assert tx.execute(select(log_checkpoints)).first() is None
+    store.close()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_read_only_database_is_a_refusal(store, settings):
-    (settings.data / "acclimate.db").chmod(0o444)
+def test_a_read_only_database_is_a_refusal(embedded):
+    store = Store.open(embedded)
+    (embedded.data / "acclimate.db").chmod(0o444)
     with pytest.raises(Refusal) as caught, store.transaction() as tx:
         tx.execute(insert(log_checkpoints), {"size": 1, "note": "", "at": ""})
     assert caught.value.code == "no_space"
 
 
-def test_a_database_that_another_process_holds_is_busy(store, settings):
-    holder = sqlite3.connect(settings.data / "acclimate.db", isolation_level=None)
+def test_a_database_that_another_process_holds_is_busy(embedded):
+    store = Store.open(embedded)
+    holder = sqlite3.connect(embedded.data / "acclimate.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with pytest.raises(Refusal) as caught, store.snapshot() as tx:
         tx.connection.exec_driver_sql("PRAGMA busy_timeout = 10")
@@ -362,8 +395,7 @@ def test_many_threads_append_without_gaps(store, request_, clock):
 # ---- the sequencer -------------------------------------------------------------------------------------------------
 
 
-def test_each_entry_has_a_receipt_and_the_log_only_grows(store, settings, request_):
-    signer = identity.load(settings).signer
+def test_each_entry_has_a_receipt_and_the_log_only_grows(store, signer, request_):
     sequencer = Sequencer(store, signer)
     sequencer.start()
     empty = log.open_checkpoint(sequencer.checkpoint(), signer.verifier).checkpoint
@@ -384,8 +416,7 @@ def test_each_entry_has_a_receipt_and_the_log_only_grows(store, settings, reques
     sequencer.close()
 
 
-def test_entries_left_without_a_checkpoint_by_a_crash_get_one_at_the_start(store, settings, request_):
-    signer = identity.load(settings).signer
+def test_entries_left_without_a_checkpoint_by_a_crash_get_one_at_the_start(store, signer, request_):
     with store.transaction() as tx:
         tx.append(request_)
     sequencer = Sequencer(store, signer)
@@ -401,34 +432,32 @@ def test_entries_left_without_a_checkpoint_by_a_crash_get_one_at_the_start(store
 
 
 @pytest.mark.parametrize("change", ["other", "cut"])
-def test_a_log_that_was_changed_is_never_signed(store, settings, request_, change):
-    signer = identity.load(settings).signer
+def test_a_log_that_was_changed_is_never_signed(store, signer, request_, change):
     with store.transaction() as tx:
         tx.append(request_)
     first = Sequencer(store, signer)
     first.start()
     first.close()
     with store.transaction() as tx:
-        tx.execute(text("DROP TRIGGER log_entries_no_update"))
-        tx.execute(text("DROP TRIGGER log_entries_no_delete"))
-        tx.execute(text("DELETE FROM log_entries" if change == "cut" else "UPDATE log_entries SET data = x'7b7d'"))
+        table = " ON log_entries" if store.engine.dialect.name == "postgresql" else ""
+        tx.execute(text(f"DROP TRIGGER log_entries_no_update{table}"))
+        tx.execute(text(f"DROP TRIGGER log_entries_no_delete{table}"))
+        tx.execute(delete(log_entries) if change == "cut" else update(log_entries).values(data=b"{}"))
     refused("log_inconsistent", Sequencer(store, signer).start)
 
 
-def test_a_log_keeps_its_key_and_origin(store, settings, request_):
+def test_a_log_keeps_its_key_and_origin(store, settings, signer, request_):
     with store.transaction() as tx:
         tx.append(request_)
-    first = Sequencer(store, identity.load(settings).signer)
+    first = Sequencer(store, signer)
     first.start()
     first.close()
-    renamed = identity.load(config.load(settings.data, environ={"ACCLIMATE_ORIGIN": "other.example.org/log"}))
-    assert "origin" in refused("log_inconsistent", Sequencer(store, renamed.signer).start).hint
-    (settings.keys / "log.pem").unlink()
-    refused("log_inconsistent", Sequencer(store, identity.load(settings).signer).start)
+    other = log.Signer("other.example.org/log", signer.key)
+    assert "origin" in refused("log_inconsistent", Sequencer(store, other).start).hint
 
 
-def test_the_sequencer_signs_by_itself(store, settings, request_):
-    sequencer = Sequencer(store, identity.load(settings).signer)
+def test_the_sequencer_signs_by_itself(store, signer, request_):
+    sequencer = Sequencer(store, signer)
     sequencer.start()
     with store.transaction() as tx:
         tx.append(request_)
@@ -443,13 +472,13 @@ def test_the_sequencer_signs_by_itself(store, settings, request_):
     sequencer.close()
 
 
-def test_the_sequencer_goes_on_after_what_nobody_foresaw(store, settings, request_, caplog):
-    sequencer = Sequencer(store, identity.load(settings).signer)
+def test_the_sequencer_goes_on_after_what_nobody_foresaw(store, signer, request_, caplog):
+    sequencer = Sequencer(store, signer)
     sequencer.start()
     with store.transaction() as tx:
         tx.execute(text("ALTER TABLE log_entries RENAME TO gone"))
     wait_until(lambda: "no checkpoint could be signed" in caplog.text)
-    assert "no such table" in caplog.text
+    assert "no such table" in caplog.text or "does not exist" in caplog.text
     with store.transaction() as tx:
         tx.execute(text("ALTER TABLE gone RENAME TO log_entries"))
         tx.append(request_)

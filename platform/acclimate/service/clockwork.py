@@ -33,7 +33,7 @@ def tick(store: Store, settings: Settings) -> list[str]:
     """
     done: list[str] = []
     with store.snapshot() as tx:
-        names = tx.execute(select(rounds.c.id).order_by(rounds.c.created)).scalars().all()
+        names = tx.execute(select(rounds.c.id).order_by(rounds.c.created, rounds.c.id)).scalars().all()
     for name in names:
         known = store.recall(name)
         if known is not None and known.phase in TERMINAL:
@@ -128,7 +128,7 @@ def _forfeit(tx: Tx, before: Round) -> None:
     waiting = select(submissions).where(
         submissions.c.round == before.id, submissions.c.state.in_(("uploading", "checking"))
     )
-    for row in tx.execute(waiting).all():
+    for row in tx.execute(waiting.order_by(submissions.c.committed_index)).all():
         submit.forfeit(tx, row, reason="the round closed before the model was accepted")
 
 

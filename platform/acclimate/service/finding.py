@@ -17,9 +17,9 @@ def row(tx: Tx, given: str) -> Row[Any]:
     Raises:
         Refusal: round_unknown.
     """
-    found = tx.execute(
-        select(rounds).where(rounds.c.id >= given, rounds.c.id < given + "\U0010ffff").order_by(rounds.c.id).limit(6)
-    ).all()
+    query = select(rounds).where(rounds.c.id >= given, rounds.c.id < given + "\U0010ffff")
+    # No id holds U+0000, and no question to the database may.
+    found = [] if "\0" in given else tx.execute(query.order_by(rounds.c.id).limit(6)).all()
     exact = [row for row in found if row.id == given]
     if exact or (len(found) == 1 and given):
         only: Row[Any] = (exact or found)[0]

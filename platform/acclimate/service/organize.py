@@ -258,7 +258,8 @@ def _end_all(tx: Tx, round_id: str) -> None:
     """Submissions that wait for anything are forfeited at our expense; what the dispatcher holds of the round it then gives up."""
     reason = "the round was voided"
     waiting = submissions.c.state.in_(("uploading", "checking"))
-    for row in tx.execute(select(submissions).where(submissions.c.round == round_id, waiting)).all():
+    query = select(submissions).where(submissions.c.round == round_id, waiting).order_by(submissions.c.committed_index)
+    for row in tx.execute(query).all():
         submit.forfeit(tx, row, reason=reason, ours=True)
     open_ones = (stages.c.round == round_id) & stages.c.state.in_(("pending", "running", "blocked"))
     tx.execute(update(stages).where(open_ones).values(state="failed", reason=reason))
