@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from buckets import BUCKET, Gate, Place, log_in, s3_place, server  # noqa: F401
+from buckets import BUCKET, Gate, Place, log_in
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
@@ -31,7 +31,7 @@ def at(found: Place, folder: Path, *, place: str = "", endpoint: str = "") -> Bl
 
 
 @pytest.fixture
-def s3(s3_place: Place, tmp_path: Path) -> Blobs:  # noqa: F811
+def s3(s3_place: Place, tmp_path: Path) -> Blobs:
     return at(s3_place, tmp_path)
 
 
@@ -188,7 +188,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 # ---- of the server -------------------------------------------------------------------------------------------------
 
 
-def test_the_layout_is_the_folders(s3_place: Place, s3: Blobs) -> None:  # noqa: F811
+def test_the_layout_is_the_folders(s3_place: Place, s3: Blobs) -> None:
     digest = s3.put_bytes(b"abc")
     s3.mark("somebody")
     assert s3_place.keys() == sorted(["INSTALLATION", f"{digest[7:9]}/{digest[9:]}"])
@@ -217,7 +217,7 @@ def test_a_forked_child_makes_connections_of_its_own(s3: Blobs) -> None:
     assert done.stdout == b"0 b'abc'\n", done.stderr
 
 
-def test_a_writer_that_is_killed_leaves_nothing_to_see(s3_place: Place, s3: Blobs, tmp_path: Path) -> None:  # noqa: F811
+def test_a_writer_that_is_killed_leaves_nothing_to_see(s3_place: Place, s3: Blobs, tmp_path: Path) -> None:
     gate = Gate(s3_place.server)
     source = tmp_path / "source"
     source.write_bytes(LARGE * 4)
@@ -238,7 +238,7 @@ def test_a_writer_that_is_killed_leaves_nothing_to_see(s3_place: Place, s3: Blob
 
 
 def test_a_flipped_bit_is_set_aside_and_the_bytes_can_be_stored_again(
-    s3_place: Place,  # noqa: F811
+    s3_place: Place,
     s3: Blobs,
     tmp_path: Path,
 ) -> None:
@@ -262,7 +262,7 @@ def test_a_flipped_bit_is_set_aside_and_the_bytes_can_be_stored_again(
 
 
 def test_who_may_only_read_still_refuses_what_is_corrupt(
-    s3_place: Place,  # noqa: F811
+    s3_place: Place,
     s3: Blobs,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -273,7 +273,7 @@ def test_who_may_only_read_still_refuses_what_is_corrupt(
     assert "could not be set aside" in refused("blob_corrupt", lambda: s3.read(digest)).sentence
 
 
-def test_what_fails_in_passing_is_asked_again(s3_place: Place, tmp_path: Path) -> None:  # noqa: F811
+def test_what_fails_in_passing_is_asked_again(s3_place: Place, tmp_path: Path) -> None:
     gate = Gate(s3_place.server)
     blobs = at(s3_place, tmp_path, endpoint=gate.endpoint)
     source = tmp_path / "source"
@@ -293,7 +293,7 @@ def test_what_fails_in_passing_is_asked_again(s3_place: Place, tmp_path: Path) -
     gate.close()
 
 
-def test_a_server_that_is_away_is_told_and_works_again_when_it_is_back(s3_place: Place, s3: Blobs) -> None:  # noqa: F811
+def test_a_server_that_is_away_is_told_and_works_again_when_it_is_back(s3_place: Place, s3: Blobs) -> None:
     digest = s3.put_bytes(b"abc")
     incoming = s3.incoming(digest=digests.of_bytes(LARGE), size=len(LARGE))
     incoming.write(LARGE[: 10 * MB])
@@ -316,7 +316,7 @@ def _port_of_nobody() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_a_probe_says_what_is_wrong(s3_place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_probe_says_what_is_wrong(s3_place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def told(**changes: str) -> str:
         found = refused("blobs_unreachable", at(s3_place, tmp_path, **changes).probe)
         assert found.hint and "secret" not in found.sentence + found.hint
@@ -337,7 +337,7 @@ def test_a_probe_says_what_is_wrong(s3_place: Place, tmp_path: Path, monkeypatch
     assert "no credentials" in told()
 
 
-def test_a_clock_that_is_wrong_is_told(s3_place: Place, s3: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_clock_that_is_wrong_is_told(s3_place: Place, s3: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = datetime.now(UTC) + timedelta(hours=2)
     with monkeypatch.context() as patched:
         patched.setattr("botocore.auth.get_current_datetime", lambda *_, **__: wrong.replace(tzinfo=None))
@@ -359,7 +359,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
-def test_200_mb_take_no_more_memory_than_40(s3_place: Place, tmp_path: Path) -> None:  # noqa: F811
+def test_200_mb_take_no_more_memory_than_40(s3_place: Place, tmp_path: Path) -> None:
     peaks = []
     for size in (40, 200):
         source = tmp_path / "source"
