@@ -4,53 +4,104 @@ Ray is a disposable executor here: it places a detached, named actor per attempt
 retries are off (max_restarts 0, max_task_retries 0). The actor runs the same attempt as local.py, so the bytes are the same. A
 dispatcher that restarts finds a running attempt by its name; one whose actor is gone is started again elsewhere.
 
-The cluster's machines need this package installed in the same version, and the blobs under the same path (a shared file system).
+A cluster's machines need this package in the same version, and the blobs under the same address (a shared folder or S3). This
+process's machine must be a node of the cluster, which may offer no CPUs: `ray start --address=HEAD:6379 --num-cpus=0`.
+
+With a cluster's address the calls to Ray are made in a process of their own (gateway.py): when a cluster's head is gone, many of
+Ray's calls never return, and after a minute Ray ends the process that made them.
 """
 
 import contextlib
+import importlib.util
+import json
 import logging
 import os
 import secrets
 import signal
+import socket
+import sys
 import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from acclimate_competitions.errors import Refusal
 from acclimate_runners.attempts import Attempt
+from acclimate_runners.code import code_digest
+from acclimate_runners.gateway import Gateway
 from acclimate_runners.jobs import Job
 from acclimate_runners.nursery import Nursery
-from acclimate_runners.runner import BlobAccess, Demand, Machine, Status
+from acclimate_runners.runner import BlobAccess, Demand, Handle, Machine, Status
 
 NAMESPACE = "acclimate"
 _ONE_CPU = Demand()
 _PATIENCE = 10.0
 _LINGER = 20.0
 """Seconds that a machine's fork-server outlives its last attempt."""
+_UNCLAIMED = 3600.0
+"""Seconds after its end for which an attempt's actor holds its place while nobody asks for it."""
 _OBJECT_STORE = 80 << 20
 """Bytes of Ray's object store; files go through blobs, so this is close to the least that Ray takes."""
+_CONNECTS = 5.0
+_STATUS = "see that `ray status` works on this machine, and that ray_address is the head's HOST:PORT"
+_TOKEN = "put the cluster's token into RAY_AUTH_TOKEN, or the path of a file that holds it into RAY_AUTH_TOKEN_PATH"
+_TOLD_LABELS = frozenset(
+    f"ray.io/{name}" for name in ("accelerator-type", "availability-region", "availability-zone", "market-type")
+)
 
 
 class Attendant:
-    """The actor: one attempt and its child, on the machine that Ray chose."""
+    """The actor: one attempt and its child, on the machine that Ray chose.
 
-    def __init__(self, name: str, job: Job, blobs: BlobAccess, workdir: Path) -> None:
-        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    Args:
+        name, job, blobs, workdir: of the attempt.
+        code: digest of the code that the attempt's results are to come from.
+        gpus: whether the child is given the GPUs that Ray chose.
+    """
+
+    def __init__(self, name: str, job: Job, blobs: BlobAccess, workdir: Path, *, code: str, gpus: bool) -> None:
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "") if gpus else ""
         # An actor lives for one attempt, so the actors of a machine share their imports.
         nursery = Nursery(shared=workdir, linger=_LINGER)
         self._attempt = Attempt(name, job, blobs, work=workdir, nursery=nursery, devices=devices)
-        # The attempt's thread lives as long as its child, whatever Ray does with its own threads.
-        self._attempt.start()
+        self._asked = time.monotonic()
+        self._unfit = unfit(workdir, code)
+        if self._unfit is None:
+            # The attempt's thread lives as long as its child, whatever Ray does with its own threads.
+            self._attempt.start()
+            threading.Thread(target=self._leave, name="leave", daemon=True).start()
 
     def poll(self) -> Status:
         """Where the attempt stands."""
-        return self._attempt.poll()
+        self._asked = time.monotonic()
+        return self._unfit or self._attempt.poll()
 
     def stop(self) -> bool:
         """Kill the child; says whether it is gone."""
         self._attempt.cancel()
-        return self._attempt.join(_PATIENCE)
+        return self._unfit is not None or self._attempt.join(_PATIENCE)
+
+    def _leave(self) -> None:
+        """Give the place back where the dispatcher that started it is gone and no other took it up."""
+        while self._attempt.poll().state == "running" or time.monotonic() - self._asked < _UNCLAIMED:
+            time.sleep(_PATIENCE)
+        os._exit(0)
+
+
+def unfit(workdir: Path, code: str) -> Status | None:
+    """Why this machine can't take an attempt: it has other code than the dispatcher, or no folder for the attempt; else None."""
+    machine = os.uname().nodename
+    if code_digest() != code:
+        reason = f"the machine {machine} has other code, {code_digest()}; the dispatcher has {code}: install the same version"
+        return Status("failed", reason=reason, code="runner_failed")
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"the machine {machine} can't make the folder {workdir}: {error.strerror}; set node_work to one it can"
+        return Status("failed", reason=reason, code="runner_failed")
+    return None
 
 
 class RayRunner:
@@ -60,9 +111,14 @@ class RayRunner:
 
     Args:
         workdir: folder for the attempts, on each machine; made where it is missing.
-        address: "local" for a Ray of this process's own, which ends with it; else a cluster's address.
-        slots: how many jobs at once; None for one a CPU.
+        address: "local" for a Ray of this process's own, which ends with it; else a cluster's address, HOST:PORT.
+        slots: how many jobs at once; None for one a CPU, as machines join and go.
         resources: custom resources that each attempt needs, such as {"acclimate": 1}, where not every node may take one.
+        namespace: of the actors' names; installations that share a cluster need different ones.
+
+    Raises:
+        ImportError: ray is not installed.
+        Refusal: config_invalid; runner_failed where the cluster isn't there, is of another version, refuses the token or asks for none.
     """
 
     def __init__(
@@ -72,8 +128,61 @@ class RayRunner:
         slots: int | None = None,
         *,
         resources: dict[str, float] | None = None,
+        namespace: str = NAMESPACE,
     ) -> None:
-        _settle_environment(local=address == "local")
+        if importlib.util.find_spec("ray") is None:
+            raise ImportError("ray is not installed")
+        self._slots = slots
+        self._last: tuple[Machine, ...] = ()
+        # A path that only this machine could resolve is of no use to the others.
+        workdir = workdir.resolve() if address == "local" else workdir.absolute()
+        self._ray: Driver | Gateway
+        if address == "local":
+            self._ray = Driver(workdir, address, slots=slots, resources=resources, namespace=namespace)
+        else:
+            self._ray = Gateway(workdir, address, resources=resources or {}, namespace=namespace)
+        self.machines()
+
+    @property
+    def slots(self) -> int:
+        """How many jobs at once."""
+        return self._slots or max(1, int(sum(machine.cpus for machine in self._last)))
+
+    def machines(self) -> tuple[Machine, ...]:
+        """The cluster's machines that may take an attempt.
+
+        Raises:
+            ConnectionError: the cluster is lost; make another runner.
+        """
+        self._last = self._ray.machines()
+        return self._last
+
+    def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = _ONE_CPU) -> Handle:
+        """Start an attempt, or adopt the actor of this name; returns at once, though Ray may place it later.
+
+        Raises:
+            ConnectionError: the cluster is lost.
+        """
+        return self._ray.start(name, job, blobs, demand=demand)
+
+    def close(self, *, keep: bool = False) -> None:
+        """Leave the cluster; what still runs is killed, or with `keep` goes on and is found by its name. A local one ends."""
+        self._ray.close(keep=keep)
+
+
+class Driver:
+    """This process's connection to Ray; arguments as of RayRunner."""
+
+    def __init__(
+        self,
+        workdir: Path,
+        address: str,
+        *,
+        slots: int | None = None,
+        resources: dict[str, float] | None = None,
+        namespace: str = NAMESPACE,
+    ) -> None:
+        settle_environment(local=address == "local")
         with _quiet():
             import ray
 
@@ -83,7 +192,7 @@ class RayRunner:
             own = {"object_store_memory": _OBJECT_STORE, "include_dashboard": False} if address == "local" else {}
             ray.init(
                 address=address,
-                namespace=NAMESPACE,
+                namespace=namespace,
                 log_to_driver=False,
                 configure_logging=False,
                 logging_level=logging.ERROR,
@@ -91,54 +200,76 @@ class RayRunner:
                 **own,
             )
         self._ray: Any = ray
-        self._local = address == "local"
-        self._workdir = workdir.resolve()
+        self._workdir = workdir
         self._resources = dict(resources or {})
         self._actors: dict[str, Any] = {}
         self._class = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 4})(Attendant)
-        self.slots = slots or max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def machines(self) -> tuple[Machine, ...]:
-        """The cluster's machines."""
-        found = [node for node in self._ray.nodes() if node["Alive"]]
+        """The nodes that may take an attempt; a node without CPUs takes none."""
+        able = [node for node in self._ray.nodes() if node["Alive"] and self._may_take(node["Resources"])]
+        hosts = [node["NodeManagerHostname"] for node in able]
         return tuple(
             Machine(
-                name=node["NodeManagerHostname"],
-                cpus=node["Resources"].get("CPU", 0.0),
+                # Nodes of one machine are told apart.
+                name=host if hosts.count(host) == 1 else f"{host}/{node['NodeID'][:6]}",
+                cpus=node["Resources"]["CPU"],
                 gpus=node["Resources"].get("GPU", 0.0),
                 memory=int(node["Resources"].get("memory", 0)),
-                labels=dict(node.get("Labels", {})),
+                labels={
+                    name: value
+                    for name, value in (node.get("Labels") or {}).items()
+                    if not name.startswith("ray.io/") or (name in _TOLD_LABELS and value)
+                },
             )
-            for node in found
+            for host, node in zip(hosts, able, strict=True)
         )
 
     def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = _ONE_CPU) -> "ActorHandle":
-        """Start an attempt, or adopt the actor of this name; returns at once, though Ray may place it later."""
+        """As RayRunner.start."""
         ray = self._ray
+        self._supersede(name)
         # num_cpus sets no threads: the child's environment does.
-        options = {"num_cpus": 1, "resources": self._resources, "name": f"a/{name}", "lifetime": "detached"}
-        actor = self._class.options(get_if_exists=True, **options).remote(name, job, blobs, self._workdir)
+        options: dict[str, Any] = {"num_cpus": demand.cpus, "num_gpus": demand.gpus, "resources": self._resources}
+        options |= {"memory": demand.memory} if demand.memory else {}
+        options |= {"label_selector": dict(demand.labels)} if demand.labels else {}
+        options |= {"name": f"a/{name}", "lifetime": "detached", "get_if_exists": True}
+        actor = self._class.options(**options).remote(
+            name, job, blobs, self._workdir, code=code_digest(), gpus=demand.gpus > 0
+        )
         self._actors = {n: a for n, a in self._actors.items() if n != name} | {name: actor}
         return ActorHandle(ray, actor, forget=lambda: self._actors.pop(name, None))
 
     def close(self, *, keep: bool = False) -> None:
-        """Kill what still runs here, and leave the cluster; a local one ends."""
+        """As RayRunner.close."""
         ray = self._ray
-        with contextlib.suppress(Exception):
-            stops = [a.stop.options(concurrency_group="control").remote() for a in self._actors.values()]
-            ray.wait(stops, num_returns=len(stops), timeout=_PATIENCE) if stops else None
-        for actor in list(self._actors.values()):
+        if not keep:
             with contextlib.suppress(Exception):
-                ray.kill(actor, no_restart=True)
+                stops = [a.stop.options(concurrency_group="control").remote() for a in self._actors.values()]
+                ray.wait(stops, num_returns=len(stops), timeout=_PATIENCE) if stops else None
+            for actor in list(self._actors.values()):
+                with contextlib.suppress(Exception):
+                    ray.kill(actor, no_restart=True)
         self._actors.clear()
         with _quiet():
             ray.shutdown()
+
+    def _may_take(self, resources: dict[str, float]) -> bool:
+        wanted = {"CPU": 0.01, **self._resources}
+        return all(resources.get(name, 0.0) >= count for name, count in wanted.items())
+
+    def _supersede(self, name: str) -> None:
+        """End what earlier tries of an attempt left: after a lost connection nobody asks for them any more."""
+        attempt, _, number = name.rpartition("/")
+        for earlier in range(1, int(number) if number.isdecimal() else 1):
+            with contextlib.suppress(ValueError):
+                self._ray.kill(self._ray.get_actor(f"a/{attempt}/{earlier}"), no_restart=True)
 
 
 class ActorHandle:
     """An attempt in an actor."""
 
-    def __init__(self, ray: Any, actor: Any, *, forget: Any) -> None:
+    def __init__(self, ray: Any, actor: Any, *, forget: Callable[[], object]) -> None:
         self._ray, self._actor, self._forget = ray, actor, forget
         self._status = Status("running", what="waiting for a machine")
         self._asked: Any = None
@@ -152,9 +283,7 @@ class ActorHandle:
             try:
                 self._ask()
             except self._ray.exceptions.RayError as error:
-                first = str(error).strip().splitlines()[:1]
-                reason = f"its Ray actor is gone: {type(error).__name__}: {first[0] if first else ''}"
-                self._status = Status("failed", reason=reason, code="runner_failed")
+                self._status = Status("failed", reason=f"its Ray actor is gone: {_cause(error)}", code="runner_failed")
             if self._status.state != "running":
                 self._end()
             return self._status
@@ -181,7 +310,14 @@ class ActorHandle:
         self._forget()
 
 
-def _settle_environment(*, local: bool) -> None:
+def _cause(error: Exception) -> str:
+    """What an error of Ray says, in one line: of a traceback its end, else its beginning."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [""]
+    at_creation = "creation task" in lines[0] or "Traceback" in str(error)
+    return f"{type(error).__name__}: {lines[-1 if at_creation else 0][:500]}"
+
+
+def settle_environment(*, local: bool) -> None:
     """What Ray reads from the environment when it is imported; what the operator set stays."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -189,8 +325,122 @@ def _settle_environment(*, local: bool) -> None:
     if local and "RAY_AUTH_MODE" not in os.environ and not token_given:
         # A Ray without a token runs code for everyone who reaches its ports.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        token_given = True
-    os.environ.setdefault("RAY_AUTH_MODE", "token" if token_given else "disabled")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def prepare() -> None:
+    """What a process does before it joins a cluster: settle the environment, and import ray."""
+    settle_environment(local=False)
+    # Ray's own patience is longer than that of those who wait for this process.
+    os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "12")
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "5")
+    with _quiet():
+        import ray
+
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        assert ray.__version__
+
+
+def check(address: str) -> None:
+    """Whether a cluster may be joined, before Ray is asked to, which would say less and wait longer.
+
+    1. Something listens at the address.
+    2. A token is at hand, unless the operator allowed none; a Ray without one runs code for everyone who reaches its ports.
+    3. The cluster asks for a token, which a call without one shows; and it takes ours.
+    4. It is of this version of Ray and of Python.
+
+    Raises:
+        Refusal: config_invalid; runner_failed.
+    """
+    # 1
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in address:
+        raise Refusal("config_invalid", f"ray_address = {address}: must be local, or HOST:PORT of a Ray cluster's head")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECTS).close()
+    except OSError as error:
+        raise Refusal("runner_failed", f"there is no Ray cluster at {address}: {error}", hint=_STATUS) from error
+    # 2
+    open_allowed = os.environ["RAY_AUTH_MODE"].lower() == "disabled"
+    if not open_allowed and (why := _no_token()):
+        raise Refusal("runner_failed", f"{why} for the Ray cluster at {address}", hint=_TOKEN)
+    # 3
+    asks = _cluster_of(address, mode="disabled") is None
+    if not asks and not open_allowed:
+        raise Refusal(
+            "runner_failed",
+            f"the Ray cluster at {address} asks for no token: it runs code for everyone who reaches its ports",
+            hint="start it with RAY_AUTH_MODE=token; or set RAY_AUTH_MODE=disabled here, if nobody else can reach it",
+        )
+    if asks and open_allowed:
+        raise Refusal(
+            "runner_failed", f"the Ray cluster at {address} asks for a token", hint=f"RAY_AUTH_MODE=token, and {_TOKEN}"
+        )
+    found = _cluster_of(address, mode="disabled" if open_allowed else "token")
+    if found is None:
+        raise Refusal("runner_failed", f"the Ray cluster at {address} does not take the token", hint=_TOKEN)
+    # 4
+    here = versions()
+    # A patch of Python may differ where the operator tells Ray so.
+    parts = 2 if os.environ.get("RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL") == "minor" else 3
+    if found[0] != here[0] or found[1].split(".")[:parts] != here[1].split(".")[:parts]:
+        raise Refusal(
+            "runner_failed",
+            f"the Ray cluster at {address} has Ray {found[0]} and Python {found[1]}; here are Ray {here[0]} and Python {here[1]}",
+            hint="install the same on both sides, such as the same image",
+        )
+
+
+def not_joined(error: Exception, address: str) -> Refusal:
+    """The refusal for what ray.init says of a cluster that check() let pass."""
+    said = " ".join(str(error).split())[:300]
+    sentence = f"the Ray cluster at {address} can't be joined: {type(error).__name__}: {said}"
+    hint = f"this machine must be a node of the cluster, which may offer no CPUs: ray start --address={address} --num-cpus=0"
+    return Refusal("runner_failed", sentence, hint=hint)
+
+
+def versions() -> tuple[str, str]:
+    """Ray's and Python's."""
+    import ray
+
+    return str(ray.__version__), ".".join(map(str, sys.version_info[:3]))
+
+
+def _cluster_of(address: str, *, mode: str) -> tuple[str, str] | None:
+    """What a cluster says of its versions, asked in a mode of authentication; None where it refuses to talk."""
+    import ray
+
+    raylet: Any = importlib.import_module("ray._raylet")
+    before = os.environ["RAY_AUTH_MODE"]
+    try:
+        # Ray remembers the mode that it found first.
+        os.environ["RAY_AUTH_MODE"] = mode
+        raylet.Config.initialize("")
+        told = raylet.GcsClient(address=address).internal_kv_get(b"CLUSTER_METADATA", b"cluster", timeout=_CONNECTS)
+    except ray.exceptions.AuthenticationError:
+        return None
+    finally:
+        os.environ["RAY_AUTH_MODE"] = before
+        raylet.Config.initialize("")
+    known = json.loads(told or b"{}")
+    return str(known.get("ray_version", "unknown")), str(known.get("python_version", "unknown"))
+
+
+def _no_token() -> str:
+    """Why there is no token; empty where there is one."""
+    if os.environ.get("RAY_AUTH_TOKEN", "").strip():
+        return ""
+    given = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(given) if given else Path.home() / ".ray" / "auth_token"
+    try:
+        # Ray aborts the process over a file that it can't read.
+        return "" if path.read_text("utf-8").strip() else f"the file {path} holds no token"
+    except (OSError, UnicodeDecodeError):
+        return (
+            f"RAY_AUTH_TOKEN_PATH names {path}, which can't be read: there is no token"
+            if given
+            else "there is no token"
+        )
 
 
 @contextlib.contextmanager

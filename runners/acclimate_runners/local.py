@@ -1,5 +1,6 @@
 """Runs jobs on this machine: one supervising thread and one child process a job."""
 
+import os
 import time
 from pathlib import Path
 
@@ -28,8 +29,9 @@ class LocalRunner:
         self._attempts: dict[str, Attempt] = {}
 
     def machines(self) -> tuple[Machine, ...]:
-        """This machine; its GPUs are not offered."""
-        return (Machine("localhost", float(self.slots)),)
+        """This machine; its GPUs are not offered, nor is its memory set aside."""
+        # A job may need more than one CPU however few run at once.
+        return (Machine("localhost", float(max(self.slots, os.cpu_count() or 1))),)
 
     def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = _ONE_CPU) -> Attempt:
         """Start an attempt, or adopt what an earlier process finished; returns at once."""

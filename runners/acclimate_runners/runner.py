@@ -88,11 +88,12 @@ class Handle(Protocol):
 class Runner(Protocol):
     """Runs jobs, each in a child process of its own."""
 
-    slots: int
-    """How many jobs at once."""
+    @property
+    def slots(self) -> int:
+        """How many jobs at once."""
 
     def machines(self) -> tuple[Machine, ...]:
-        """The pool as it is now; empty where it can't be told."""
+        """The pool as it is now; empty where it can't be told, or ConnectionError where it is lost: make another runner then."""
 
     def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = ...) -> Handle:
         """Start an attempt, or adopt the one of this name that already runs or has finished; returns at once."""
