@@ -43,7 +43,8 @@ def connect(url: str, *, clock: Clock | None = None) -> Engine:
         Refusal: config_invalid, for databases this version doesn't speak.
     """
     # The same values are storable on either: neither NaN in JSON, which is none, nor what PostgreSQL's text can't hold.
-    options: dict[str, Any] = {"json_serializer": _json}
+    # Errors go to the log, where what a statement was given has no place.
+    options: dict[str, Any] = {"json_serializer": _json, "hide_parameters": True}
     if url.startswith("sqlite:///") and ":memory:" not in url:
         engine = sqlite.connect(url, clock=clock or system_clock, wait=WAIT_SECONDS, **options)
     elif url.startswith("postgresql+psycopg://"):

@@ -1,8 +1,6 @@
 """Running the API: one process a data folder, one line with its address, a graceful end."""
 
 import errno
-import http.client
-import json
 import logging
 import os
 import signal
@@ -14,7 +12,7 @@ from types import FrameType
 
 import uvicorn
 
-from acclimate import config, console
+from acclimate import config, console, ports
 from acclimate.api.app import begin, create_app
 from acclimate.api.state import Services
 from acclimate.config import Settings
@@ -136,20 +134,6 @@ def _unusable(error: OSError, host: str, port: int) -> Refusal:
     sentence = f"can't listen on {host}:{port}: {error.strerror or error}"
     hint = "choose another with --port or ACCLIMATE_PORT"
     if error.errno == errno.EADDRINUSE:
-        who = who_answers(host, port)
+        who = ports.who_answers(host, port)
         hint = f"{who or 'another server'} has it; stop that one, or {hint}"
     return Refusal("config_invalid", sentence, hint=hint)
-
-
-def who_answers(host: str, port: int, *, timeout: float = 1.0) -> str:
-    """Whether an Acclimate API answers at an address: in words, empty where none does."""
-    reached = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    connection = http.client.HTTPConnection(reached, port, timeout=timeout)
-    try:
-        connection.request("GET", "/v1/server")
-        found = json.loads(connection.getresponse().read(65536))
-        return f"an Acclimate API (version {found['version']}, log {found['origin']})"
-    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
-        return ""
-    finally:
-        connection.close()
