@@ -65,7 +65,12 @@ class Server:
         command += [f"-s3.port={s3}", f"-s3.port.grpc={s3_rpc}", f"-s3.config={config}", "-s3.port.iceberg=0"]
         command += [f"-s3.port.lance={lance}", "-s3.autoCreateBucket=false", f"-s3.localSocket={self.folder}/s3.sock"]
         command += [f"-master.port={master}", f"-master.port.grpc={master_rpc}", "-master.telemetry=false"]
-        command += ["-master.volumeSizeLimitMB=64", f"-volume.port={volume}", f"-volume.port.grpc={volume_rpc}"]
+        command += [
+            "-master.volumeSizeLimitMB=64",
+            "-master.electionTimeout=1s",
+            f"-volume.port={volume}",
+            f"-volume.port.grpc={volume_rpc}",
+        ]
         command += ["-volume.max=40", "-volume.index=leveldb", "-volume.minFreeSpacePercent=1"]
         command += [
             f"-filer.port={filer}",
