@@ -50,10 +50,13 @@ def begin(record: Record, competition: Competition) -> Round:
         f"round name {record['name']!r}: {ROUND_NAME_MEANING}",
         "name_invalid",
     )
-    opens, closes, latest, by = (
-        parse_time(record[name]) for name in ("opens", "closes", "closes_latest", "release_by")
+    dates = {name: record[name] for name in ("opens", "closes", "closes_latest", "release_by")}
+    opens, closes, latest, by = map(parse_time, dates.values())
+    _require(
+        opens < closes <= latest < by,
+        "dates must satisfy opens < closes ≤ closes_latest < release_by; given are "
+        + ", ".join(f"{name} {text}" for name, text in dates.items()),
     )
-    _require(opens < closes <= latest < by, "dates must satisfy opens < closes ≤ closes_latest < release_by")
     custodians = record["custodians"]
     _require(
         [c["name"] for c in custodians] == list(competition.custody.custodians),
