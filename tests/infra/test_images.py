@@ -149,7 +149,7 @@ def test_the_api_image_installs_from_its_lock_file_and_answers(tmp_path: Path) -
         ran = subprocess.run(
             [tmp_path / "venv/bin/acclimate", *command, "--help"], capture_output=True, text=True, check=True
         )
-        assert "Example:" in ran.stdout
+        assert "Example" in ran.stdout
     probe = "import importlib.util as u; print([n for n in ('torch', 'ray', 'transformers') if u.find_spec(n)])"
     ran = subprocess.run([tmp_path / "venv/bin/python", "-c", probe], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
