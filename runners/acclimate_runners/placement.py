@@ -103,7 +103,7 @@ def spoken(demand: Demand) -> str:
     """A demand in words: "1 CPU, 2 GPUs and 4 GiB of memory on a machine with accelerator=H100"."""
     parts = [_counted(demand.cpus, "CPU")]
     parts += [_counted(demand.gpus, "GPU")] if demand.gpus else []
-    parts += [f"{_size(demand.memory)} of memory"] if demand.memory else []
+    parts += [f"{size(demand.memory)} of memory"] if demand.memory else []
     words = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     labels = ", ".join(f"{name}={value}" for name, value in sorted(demand.labels.items()))
     return f"{words} on a machine with {labels}" if labels else words
@@ -113,7 +113,7 @@ def described(machine: Machine) -> str:
     """A machine in words: "node-1 (8 CPUs, 2 GPUs, 62 GiB, accelerator=H100)"."""
     parts = [_counted(machine.cpus, "CPU")]
     parts += [_counted(machine.gpus, "GPU")] if machine.gpus else []
-    parts += [_size(machine.memory)] if machine.memory else []
+    parts += [size(machine.memory)] if machine.memory else []
     parts += [f"{name}={value}" for name, value in sorted(machine.labels.items())]
     return f"{machine.name} ({', '.join(parts)})"
 
@@ -137,7 +137,8 @@ def _counted(count: float, noun: str) -> str:
     return f"{count:g} {noun if count == 1 else noun + 's'}"
 
 
-def _size(count: int) -> str:
+def size(count: int) -> str:
+    """Bytes in words: "62 GiB"."""
     for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:.0f} {unit}"

@@ -51,6 +51,7 @@ ACCESS: dict[tuple[str, str], Access] = {
     ("GET", "/metrics"): _all("as the setting metrics says: by default only from the server's own machine"),
     ("GET", "/v1/openapi.json"): _all(),
     ("GET", "/v1/server"): _all(),
+    ("GET", "/v1/pool"): _all("only an organizer is told the machines' names"),
     ("POST", "/v1/accounts"): _all("roles other than entrant need an invitation"),
     ("PUT", "/v1/blobs/{digest}"): _only("organizer"),
     ("POST", "/v1/rounds"): _only("organizer"),

@@ -86,6 +86,10 @@ class Client:
         """{version, origin, log (vkey), evaluators, code, now}."""
         return self._object("GET", "/v1/server")
 
+    def pool(self) -> dict[str, Any]:
+        """{leads, runner, slots, machines: [{name, cpus, gpus, memory, labels}], problem, at, age (seconds), now}."""
+        return self._object("GET", "/v1/pool")
+
     def make_account(
         self, name: str, *, role: str, ed25519: str, proof: str, invitation: str | None = None
     ) -> dict[str, Any]:

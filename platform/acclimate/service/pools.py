@@ -1,0 +1,50 @@
+"""The pool as the leading dispatcher last saw it, for whoever asks."""
+
+from typing import Any
+
+from sqlalchemy import select
+
+from acclimate.service.accounts import Account
+from acclimate.store import Store, leases, pools, timestamp
+from acclimate_competitions.records import parse_time
+
+_NAME = "dispatch"
+
+
+def pool(store: Store, account: Account | None) -> dict[str, Any]:
+    """The pool with its age and whether a dispatcher leads; only an organizer is told what the machines are called."""
+    with store.snapshot() as tx:
+        row = tx.execute(select(pools).where(pools.c.name == _NAME)).first()
+        expires = tx.execute(select(leases.c.expires).where(leases.c.name == _NAME)).scalar()
+        now = timestamp(tx)
+    leads = expires is not None and expires > now
+    if row is None:
+        problem = "no dispatcher has told of its machines yet"
+        return {
+            "leads": leads,
+            "runner": None,
+            "slots": 0,
+            "machines": [],
+            "problem": problem,
+            "at": None,
+            "age": None,
+            "now": now,
+        }
+    machines = [dict(machine) for machine in row.machines]
+    if account is None or account.role != "organizer":
+        machines = [{**machine, "name": f"machine-{place}"} for place, machine in enumerate(machines, start=1)]
+    return {
+        "leads": leads,
+        "runner": row.runner,
+        "slots": row.slots,
+        "machines": machines,
+        "problem": _problem(row.problem, is_organizer=account is not None and account.role == "organizer"),
+        "at": row.at,
+        "age": max(0.0, (parse_time(now) - parse_time(row.at)).total_seconds()),
+        "now": now,
+    }
+
+
+def _problem(problem: str, *, is_organizer: bool) -> str:
+    # It may name addresses and folders of the operator's network.
+    return problem if is_organizer or not problem else "the dispatcher has no machines now; its operator is told why"
