@@ -12,7 +12,6 @@ start no other beside it.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -27,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from acclimate import config
 from acclimate import lease as leases
 from acclimate.config import Settings
 from acclimate.console import say
@@ -72,11 +72,11 @@ class Dispatcher:
         lease_seconds: float = leases.SECONDS,
     ) -> None:
         self._store, self._blobs, self._settings = store, blobs, settings
-        self._identity = identity.load(settings)
+        self._identity = identity.load(settings, store, evaluator=True)
         self._factory, self._finish_round = runner_factory, finish_round
         self._seconds = lease_seconds
         self.vitals = Vitals(patience=_HUNG)
-        self._lock: IO[bytes] | None = None
+        self._lock: IO[str] | None = None
         self._health: HealthServer | None = None
         self._holder = ""
         self._asked: Lease | None = None
@@ -110,7 +110,7 @@ class Dispatcher:
                 stop.wait(_EVERY if self.leading else _LOOK_EVERY)
 
     def __enter__(self) -> "Dispatcher":
-        self._lock = _locked(self._settings.data / "dispatcher.lock")
+        self._lock = config.lock(self._settings, "dispatcher")
         try:
             self._holder = holder_of(self._settings.data)
             if self._settings.dispatch_port:
@@ -311,18 +311,3 @@ def holder_of(data: Path) -> str:
     host = socket.gethostname()[:40]
     own = hashlib.sha256(json.dumps([host, str(data.resolve()), token]).encode()).hexdigest()
     return f"{host}-{own[:12]}"
-
-
-def _locked(path: Path) -> IO[bytes]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.open("ab")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise Refusal(
-            "busy",
-            f"another dispatcher works on {path.parent}",
-            hint="stop it to start another there, or give this one a data folder of its own and the same database",
-        ) from error
-    return lock

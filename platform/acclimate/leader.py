@@ -199,7 +199,14 @@ class Leader:
             if refusal.code in _PASSING | OUTAGES:
                 # It stays as it is, done, and is committed once that has passed.
                 raise
-            self._block(assignment, f"not committed: {refusal.code}: {refusal.sentence}")
+            reason = f"not committed: {refusal.code}: {refusal.sentence}"
+            with self._store.snapshot() as tx:
+                held = stages.holds(tx, assignment)
+            if held:
+                self._block(assignment, reason)
+            else:
+                # The row is another's, or of a database that lost its last moments: the next plan sees what is left to do.
+                say("dropped", **_ids(assignment), reason=reason)
         except Exception as error:
             say("error", **_ids(assignment), traceback=traceback.format_exc())
             self._block(assignment, f"not committed: {type(error).__name__}: {error}")

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from acclimate_runners.placement import Room
 from acclimate_runners.runner import Demand, Machine
 
+UNMET = "no machine has "
+"""How placement.refusal_of begins: the reason of work that no machine of the pool can take."""
 _OVER = 1.2
 """Attempts that may be outstanding for each that fits: a few that wait, so that no machine idles until the next plan."""
 

@@ -9,12 +9,11 @@ from typing import Any
 from sqlalchemy import case, insert, select, update
 
 from acclimate.assignments import Assignment
+from acclimate.schedule import UNMET
 from acclimate.store import Store, Tx, stages, submissions, timestamp
 
 _PART = 500
 _LONGEST_REASON = 2000
-_UNMET = "no machine has "
-"""How placement.refusal_of begins: the reason of work that the pool can't take."""
 
 
 def resume(tx: Tx) -> None:
@@ -79,6 +78,13 @@ def claim(tx: Tx, assignment: Assignment) -> int | None:
     return int(max(tx.execute(select(stages.c.attempts).where(stages.c.key.in_(keys))).scalars()))
 
 
+def holds(tx: Tx, assignment: Assignment) -> bool:
+    """Whether all stages of an attempt are still its own, as they were when it was claimed."""
+    keys = [stage.key for stage in assignment.stages]
+    mine = (stages.c.attempt == assignment.attempt) & (stages.c.state == "running") & stages.c.key.in_(keys)
+    return len(tx.execute(select(stages.c.key).where(mine)).all()) == len(keys)
+
+
 def try_again(tx: Tx, keys: Sequence[str], *, reason: str) -> None:
     """Running stages to pending, with what went wrong this time."""
     mine = stages.c.key.in_(keys) & (stages.c.state == "running")
@@ -112,7 +118,7 @@ def explain(store: Store, reasons: Mapping[str, str]) -> None:
 
 
 def _unmet() -> Any:
-    return (stages.c.state == "pending") & stages.c.reason.startswith(_UNMET, autoescape=True)
+    return (stages.c.state == "pending") & stages.c.reason.startswith(UNMET, autoescape=True)
 
 
 def beat(tx: Tx, assignment: Assignment, *, progress: float) -> None:

@@ -21,7 +21,7 @@ from live import Actor, Live, Staged
 from sqlalchemy import select, update
 
 import acclimate_runners
-from acclimate import config, leader
+from acclimate import config, hosting, installation, leader
 from acclimate import stages as lifecycle
 from acclimate.dispatch import Dispatcher
 from acclimate.service import clockwork, publish, release
@@ -348,6 +348,8 @@ def test_a_hiccup_of_the_machines_blocks_nothing(
 ) -> None:
     for name, value in {"_PAUSE": 0.01, "_BACKOFF": 0.01, "_LONG_BACKOFF": (0.01, 0.05)}.items():
         monkeypatch.setattr(leader, name, value)
+    # Starts that have no connection have the runner made anew.
+    monkeypatch.setattr(hosting, "_PAUSES", (0.01, 0.05))
     staged = staging.open_round(server, tmp_path)
     _, submission = send(staged, "ada", seed=1)
     failed = sum(isinstance(trouble, Status) for trouble in troubles)
@@ -465,7 +467,7 @@ def test_a_commit_is_for_the_attempt_that_holds_the_stage(server: Live, tmp_path
     outcome = Outcome("refused", "no good", {}, {}, "cpu", {})
     status = Status("done", outcome=outcome, log=digests.of_bytes(b""))
     with pytest.raises(Refusal, match="no longer of attempt"):
-        commits.commit(server.store, identity.load(server.settings), assignment, status, holdout={})
+        commits.commit(server.store, identity.load(server.settings, server.store), assignment, status, holdout={})
     with server.store.transaction() as tx:
         assert lifecycle.claim(tx, assignment) == 1
         assert lifecycle.claim(tx, assignment) is None
@@ -474,7 +476,10 @@ def test_a_commit_is_for_the_attempt_that_holds_the_stage(server: Live, tmp_path
 def test_the_command_stops_when_told_and_gives_back_what_it_holds(tmp_path: Path) -> None:
     environment = {**os.environ, "ACCLIMATE_RUNNER": "local"}
     command = [sys.executable, "-m", "acclimate", "dispatch", "--data", str(tmp_path / "data")]
-    Store.open(config.load(tmp_path / "data", environ={})).close()
+    settings = config.load(tmp_path / "data", environ={})
+    store = Store.open(settings)
+    installation.begin(store, settings)
+    store.close()
     for number in (signal.SIGTERM, signal.SIGINT):
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stderr is not None

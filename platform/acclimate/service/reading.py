@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from acclimate import schedule
 from acclimate.service import clockwork, finding, release
 from acclimate.service.accounts import Account
 from acclimate.store import Store, Tx, log_entries, outbox, rounds, share_documents, stages, submissions
@@ -105,7 +106,7 @@ def _rehearsal(tx: Tx, state: Round) -> dict[str, Any] | None:
 def upcoming(tx: Tx, state: Round) -> dict[str, Any]:
     """What happens next: {text, at (time or None), waiting_for, problem (or None)}."""
     found = _upcoming(tx, state)
-    return found if found["problem"] is not None else found | {"problem": _blocked(tx, state)}
+    return found if found["problem"] is not None else found | {"problem": _blocked(tx, state) or _unmet(tx, state)}
 
 
 def _blocked(tx: Tx, state: Round) -> dict[str, str] | None:
@@ -115,8 +116,19 @@ def _blocked(tx: Tx, state: Round) -> dict[str, str] | None:
         return None
     sentence = f"an operator must look at this: {count} stages are blocked"
     if state.phase not in _HIDING:
-        sentence += f", one of them as {tx.execute(select(stages.c.reason).where(mine).limit(1)).scalar_one()}"
+        sentence += f", one of them as {tx.execute(select(stages.c.reason).where(mine).order_by(stages.c.key).limit(1)).scalar_one()}"
     return {"code": "work_blocked", "sentence": sentence}
+
+
+def _unmet(tx: Tx, state: Round) -> dict[str, str] | None:
+    """Why no machine of the pool can take the round's work (stages.explain): it begins as soon as one joins that can."""
+    mine = (stages.c.round == state.id) & (stages.c.state == "pending")
+    reason = tx.execute(
+        select(stages.c.reason).where(mine, stages.c.reason.startswith(schedule.UNMET, autoescape=True)).limit(1)
+    ).scalar()
+    if state.phase not in _WORKING or reason is None:
+        return None
+    return {"code": "infeasible", "sentence": f"this waits for a machine that can take it: {reason}"}
 
 
 def _upcoming(tx: Tx, state: Round) -> dict[str, Any]:
@@ -215,7 +227,14 @@ def stage_list(store: Store, account: Account | None, given: str) -> list[dict[s
             select(stages, submissions.c.entrant, submissions.c.owner)
             .join(submissions, submissions.c.id == stages.c.submission)
             .where(stages.c.round == state.id)
-            .order_by(submissions.c.committed_index, stages.c.kind, stages.c.task, stages.c.seed, stages.c.protocol)
+            .order_by(
+                submissions.c.committed_index,
+                stages.c.kind,
+                # Of its own accord PostgreSQL has them last, SQLite first.
+                stages.c.task.nulls_first(),
+                stages.c.seed.nulls_first(),
+                stages.c.protocol.nulls_first(),
+            )
         ).all()
     hidden = state.phase in _HIDING or (state.phase is Phase.VOIDED and state.closed is None)
     result = []
