@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import httpx
 
-from acclimate import config, supervision
+from acclimate import config, supervision, tracking_places
 from acclimate.config import Settings
 from acclimate_competitions.errors import Refusal
 
@@ -73,7 +73,7 @@ class Parts:
     ) -> None:
         self._settings, self._say, self._stop, self._hurry = settings, say, stop, hurry
         # A tracking server elsewhere has its own pages.
-        self._with_mlflow = mlflow and not settings.tracking.startswith(("http://", "https://"))
+        self._with_mlflow = mlflow and not tracking_places.is_server(settings.tracking)
         self._environment = _environment(settings, given)
         self.supervisor = supervision.Supervisor(settings.data / "logs", say=say, heard=self._heard)
         self._began = time.monotonic()

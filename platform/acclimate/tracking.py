@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acclimate import projection
+from acclimate import projection, tracking_places
 from acclimate.projection import EntryData as EntryData
 from acclimate.projection import Planned
 from acclimate.projection import RoundData as RoundData
@@ -196,17 +196,19 @@ def rounds(uri: str | Sequence[str]) -> "pd.DataFrame":
 def _publish(
     uri: str, artifacts: Path | str | None, data: RoundData, planned: Sequence[Planned], progress: Progress | None
 ) -> None:
-    _journal(uri)
+    tracking_places.journal(uri)
     client = _client(uri)
     experiment = _claim(client, artifacts, data)
     with tempfile.TemporaryDirectory() as temporary:
         existing = _by_key(client, experiment)
         ids = {key: run.info.run_id for key, run in existing.items()}
+        # Artifacts of a tracking server are found through its address, not through their own.
+        keep = _Artifacts(tracking_places.driver(uri), Path(temporary))
         for number, plan in enumerate(planned, start=1):
-            ids[plan.key] = _write(client, experiment, plan, existing.get(plan.key), ids, Path(temporary))
+            ids[plan.key] = _write(client, experiment, plan, existing.get(plan.key), ids, keep)
             if progress is not None:
                 progress(number, len(planned))
-    _analyze(uri)
+    tracking_places.analyze(uri)
 
 
 def _claim(client: Any, artifacts: Path | str | None, data: RoundData) -> str:
@@ -248,12 +250,27 @@ def _by_key(client: Any, experiment: str) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True)
+class _Artifacts:
+    """How a run's artifacts are kept: by the store at `tracking`, from files in `folder`."""
+
+    tracking: str
+    folder: Path
+
+    def write(self, run: Any, files: Mapping[str, bytes]) -> None:
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        repository = get_artifact_repository(run.info.artifact_uri, tracking_uri=self.tracking)
+        for name, content in files.items():
+            (self.folder / name).write_bytes(content)
+            repository.log_artifact(str(self.folder / name))
+
+
 def _write(
-    client: Any, experiment: str, plan: Planned, run: Any | None, ids: Mapping[str, str], temporary: Path
+    client: Any, experiment: str, plan: Planned, run: Any | None, ids: Mapping[str, str], artifacts: _Artifacts
 ) -> str:
     """Make one run hold what is planned; its id. The content's digest is written last, so that a torn run is written again."""
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     status = "FAILED" if plan.failed else "FINISHED"
     if run is not None:
@@ -284,10 +301,7 @@ def _write(
             ],
         )
     if plan.artifacts:
-        repository = get_artifact_repository(run.info.artifact_uri)
-        for name, content in plan.artifacts.items():
-            (temporary / name).write_bytes(content)
-            repository.log_artifact(str(temporary / name))
+        artifacts.write(run, plan.artifacts)
     metrics = [Metric(name, value, at, step) for name, value, step in plan.metrics]
     for part in range(_METRICS, len(metrics), _METRICS):
         client.log_batch(run_id, metrics[part : part + _METRICS])
@@ -304,29 +318,6 @@ def _write(
 
 def _scored(plan: Planned) -> bool:
     return plan.tags.get("acclimate.outcome") == "scored"
-
-
-def _journal(uri: str) -> None:
-    """Let SQLite write ahead: a commit waits for the disk once instead of four times, and readers never wait."""
-    if uri.startswith("sqlite"):
-        _execute(uri, "PRAGMA journal_mode = WAL")
-
-
-def _analyze(uri: str) -> None:
-    """Give the database its statistics: MLflow's search by metric is a hundred times slower without."""
-    if uri.startswith(("sqlite", "postgresql")):
-        _execute(uri, "ANALYZE")
-
-
-def _execute(uri: str, statement: str) -> None:
-    from sqlalchemy import create_engine
-
-    engine = create_engine(uri)
-    try:
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.exec_driver_sql(statement)
-    finally:
-        engine.dispose()
 
 
 def _uri(artifacts: Path | str) -> str:
@@ -367,7 +358,7 @@ class _Round:
             path = mlflow.artifacts.download_artifacts(
                 artifact_uri=f"{run.info.artifact_uri}/{name}",
                 dst_path=None if local else temporary,
-                tracking_uri=self._uri,
+                tracking_uri=tracking_places.driver(self._uri),
             )
             rows: list[dict[str, Any]] = pq.read_table(path, partitioning=None).to_pylist()
             return rows
@@ -450,15 +441,22 @@ def _quoted(value: str) -> str:
 
 
 def _client(uri: str) -> Any:
-    """An MLflow client that sends no telemetry and starts no jobs."""
+    """An MLflow client that sends no telemetry and starts no jobs.
+
+    Raises:
+        Refusal: extra_missing; server_unreachable, where a tracking server does not answer.
+    """
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+    # MLflow's own seven tries take minutes; who calls here comes again.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     with _extra("mlflow"):
         from mlflow import MlflowClient
 
         # It tells of every table it makes.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
-        return MlflowClient(uri)
+        tracking_places.reach(uri)
+        return MlflowClient(tracking_places.driver(uri))
 
 
 def _pandas() -> Any:

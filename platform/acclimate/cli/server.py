@@ -10,6 +10,7 @@ import typer
 
 from acclimate.cli.options import AsJson, Blobs, ConfigFile, Database, DataFolder, need
 from acclimate.cli.output import emit, say
+from acclimate.redaction import hidden
 from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
@@ -148,13 +149,13 @@ def mlflow(
     need("server", "mlflow")
     if stop_with_stdin:
         _stop_with_stdin()
-    from acclimate import config, supervision
+    from acclimate import config, supervision, tracking_places
 
     settings = _settings(data, file, {"mlflow_port": port})
-    if settings.tracking.startswith(("http://", "https://")):
+    if tracking_places.is_server(settings.tracking):
         raise Refusal(
             "config_invalid",
-            f"the results are at another MLflow server, {settings.tracking}",
+            f"the results are at another MLflow server, {hidden(settings.tracking)}",
             hint="open that one; or set tracking to the database that this one is to serve",
         )
     _made(settings, shared="tracking")
@@ -162,7 +163,7 @@ def mlflow(
         chosen = supervision.free_port(host, settings.mlflow_port, option="--port or ACCLIMATE_MLFLOW_PORT")
         # The database's password goes through the environment: everybody on the machine may read a command line.
         environment = {
-            "MLFLOW_BACKEND_STORE_URI": _driver(settings.tracking),
+            "MLFLOW_BACKEND_STORE_URI": tracking_places.driver(settings.tracking),
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             **_endpoint(settings),
@@ -207,12 +208,6 @@ def _made(settings: "Settings", *, shared: str = "database") -> "Settings":
         )
     config.claim(settings)
     return settings
-
-
-def _driver(url: str) -> str:
-    """A database's URL with the driver that this package brings."""
-    scheme, mark, rest = url.partition("://")
-    return f"postgresql+psycopg{mark}{rest}" if scheme in ("postgresql", "postgres") else url
 
 
 def _endpoint(settings: "Settings") -> dict[str, str]:
