@@ -17,7 +17,7 @@ from sqlalchemy import insert, select
 
 from acclimate import keys, log
 from acclimate.config import Settings
-from acclimate.store import Store, Tx, log_checkpoints, timestamp
+from acclimate.store import Store, Tx, log_checkpoints, rounds, timestamp
 from acclimate.store import installation as rows
 from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
@@ -73,33 +73,62 @@ def begin(store: Store, settings: Settings) -> Installation:
     return check(store, settings)
 
 
-def adopt(store: Store, settings: Settings) -> bool:
-    """Fill the row of a database that an earlier version made, from the keys it was used with; whether there was something to do.
+def adopt(store: Store, settings: Settings) -> list[str]:
+    """Fill the row of a database that an earlier version made, from the keys it was used with, and mark its blobs.
+
+    A store of blobs is marked only if it holds the definition of every round: then it is this database's.
+
+    Returns:
+        What was done, a line each.
 
     Raises:
-        Refusal: other_installation, where the keys are not those that signed its log; key_refused, file_unreadable, …
+        Refusal: other_installation, where the keys are not those that signed its log, or the blobs are not there; key_refused, …
     """
-    marked = store.blobs.marker()
+    marked, done = store.blobs.marker(), []
     with store.transaction() as tx:
-        if _row(tx) is not None:
-            return False
-        newest = tx.execute(select(log_checkpoints.c.note).order_by(log_checkpoints.c.size.desc()).limit(1)).scalar()
-        if newest is not None:
-            for path in (settings.keys / LOG_KEY, settings.keys / EVALUATOR_KEY):
-                if not path.exists():
-                    raise missing(path)
-            signer = log.Signer(settings.origin, keys.load_signing_key(settings.keys / LOG_KEY))
-            try:
-                log.open_checkpoint(newest, signer.verifier)
-            except Refusal as refusal:
-                raise Refusal(
-                    "other_installation",
-                    f"the database's log was not signed by {settings.keys / LOG_KEY} under {settings.origin!r}: {refusal}",
-                    hint="name the data folder (or key folder) and the origin that the database was used with",
-                ) from refusal
-        found = _made(tx, settings, marked=marked, old=newest is not None)
+        found = _row(tx)
+        if found is None or marked is None:
+            _holding(tx, store, settings)
+        if found is None:
+            newest = tx.execute(
+                select(log_checkpoints.c.note).order_by(log_checkpoints.c.size.desc()).limit(1)
+            ).scalar()
+            old = newest is not None or tx.size() > 0
+            if old:
+                _signed_by(settings, newest)
+            found = _made(tx, settings, marked=marked, old=old)
+            done.append(f"the installation's row, with the keys in {settings.keys}")
+    if marked is None:
+        done.append(f"the blobs at {settings.blobs}: marked as this installation's")
     _mark(store, settings, found)
-    return True
+    return done
+
+
+def _holding(tx: Tx, store: Store, settings: Settings) -> None:
+    digests = tx.execute(select(rounds.c.definition).distinct()).scalars().all()
+    lost = sum(1 for digest in digests if not store.blobs.has(digest))
+    if lost:
+        raise Refusal(
+            "other_installation",
+            f"the blobs at {settings.blobs} lack {lost} of {len(digests)} definitions of the database's rounds",
+            hint="set `blobs` to where this database's blobs are",
+        )
+
+
+def _signed_by(settings: Settings, note: str | None) -> None:
+    for path in (settings.keys / LOG_KEY, settings.keys / EVALUATOR_KEY):
+        if not path.exists():
+            raise missing(path)
+    signer = log.Signer(settings.origin, keys.load_signing_key(settings.keys / LOG_KEY))
+    try:
+        if note is not None:
+            log.open_checkpoint(note, signer.verifier)
+    except Refusal as refusal:
+        raise Refusal(
+            "other_installation",
+            f"the database's log was not signed by {settings.keys / LOG_KEY} under {settings.origin!r}: {refusal}",
+            hint="name the data folder (or key folder) and the origin that the database was used with",
+        ) from refusal
 
 
 def check(store: Store, settings: Settings) -> Installation:
@@ -127,7 +156,7 @@ def check(store: Store, settings: Settings) -> Installation:
         raise Refusal(
             "other_installation",
             f"the database is of installation {found.id}, the blobs at {settings.blobs} are of none",
-            hint="set `blobs` to where they are; if they were copied, copy the object INSTALLATION, too",
+            hint="set `blobs` to where they are; if these are they, without their marker, `acclimate db upgrade` marks them",
         )
     if marked is not None and marked != found.id:
         raise _mismatch(settings, marked, database=found.id)

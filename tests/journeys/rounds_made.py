@@ -512,3 +512,13 @@ def mend(folder: Path) -> None:
     names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
     lines = [f"{digests.of_file(folder / name)[7:]}  {name}\n" for name in names if name != "MANIFEST"]
     (folder / "MANIFEST").write_text("".join(lines), "utf-8")
+
+
+def request(blobs, folder: Path):
+    """A signed RoundDefined, its definition in the blobs; `folder` takes the public files."""
+    blobs.put_bytes(DEFINITION.encode())
+    made = Made(folder, log.Signer(ORIGIN, key("log")), None)
+    for name in [f"splits/{task}/{split}.parquet" for task in TASKS for split in ("preparation", "validation")]:
+        (folder / "public" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "public" / name).write_bytes(name.encode())
+    return records.sign("RoundDefined", "", defined_fields(made), key=key("organizer"))

@@ -58,17 +58,9 @@ def signer(settings, store):
 
 
 @pytest.fixture
-def request_(store):
+def request_(store, tmp_path):
     """A signed RoundDefined, its definition in the blobs."""
-    store.blobs.put_bytes(rounds_made.DEFINITION.encode())
-    made = rounds_made.Made(store.blobs.root, log.Signer(rounds_made.ORIGIN, rounds_made.key("log")), None)
-    for name in [
-        f"splits/{task}/{split}.parquet" for task in rounds_made.TASKS for split in ("preparation", "validation")
-    ]:
-        (store.blobs.root / "public" / name).parent.mkdir(parents=True, exist_ok=True)
-        (store.blobs.root / "public" / name).write_bytes(name.encode())
-    fields = rounds_made.defined_fields(made)
-    return records.sign("RoundDefined", "", fields, key=rounds_made.key("organizer"))
+    return rounds_made.request(store.blobs, tmp_path / "made")
 
 
 def refused(code, call, *arguments, **named):

@@ -1,0 +1,114 @@
+"""`acclimate db`: bring a database to this version's schema, and see whether it is as this version leaves it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from acclimate.cli.options import AsJson, Blobs, ConfigFile, Database, DataFolder, need
+from acclimate.cli.output import emit
+from acclimate_competitions.errors import Refusal
+
+if TYPE_CHECKING:
+    from acclimate.config import Settings
+
+app = typer.Typer(no_args_is_help=True, help="The database: bring it to this version's schema, check it.")
+
+
+@app.command()
+def upgrade(
+    data: DataFolder = None,
+    config: ConfigFile = None,
+    database: Database = None,
+    blobs: Blobs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring the database to this version's schema.
+
+    Back it up and stop what uses it first. All steps are one transaction; run again, or twice at once, it does
+    nothing more. Data of a version without installations get theirs from the keys in the data folder. An empty
+    PostgreSQL database is set up with new keys.
+
+    Example: acclimate db upgrade --data /srv/acclimate
+    """
+    need("server", "sqlalchemy", "alembic")
+    from acclimate import installation, migrations
+    from acclimate.database import connect
+    from acclimate.store import Store
+
+    settings = _settings(data, file=config, database=database, blobs=blobs)
+    engine = connect(settings.database)
+    try:
+        steps = migrations.upgrade(engine)
+    finally:
+        engine.dispose()
+    store = Store.open(settings)
+    try:
+        steps += installation.adopt(store, settings)
+        found = installation.check(store, settings)
+    finally:
+        store.close()
+    lines = [f"done: {step}" for step in steps] or ["nothing to do"]
+    lines.append(f"schema {migrations.HEAD}, installation {found.id}")
+    emit({"schema": migrations.HEAD, "installation": found.id, "steps": steps}, as_json=as_json, text=lines)
+
+
+@app.command()
+def check(
+    data: DataFolder = None,
+    config: ConfigFile = None,
+    database: Database = None,
+    blobs: Blobs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the database with this version's schema.
+
+    Tables and columns, triggers, the log's numbering, and whether blobs and settings are of the same installation.
+    Changes nothing; exit code 1 where something is wrong.
+
+    Example: acclimate db check --data /srv/acclimate
+    """
+    need("server", "sqlalchemy", "alembic")
+    from acclimate import installation, migrations
+    from acclimate.database import connect
+    from acclimate.store import Store, metadata
+    from acclimate_runners.blobs import blobs_at
+
+    settings = _settings(data, file=config, database=database, blobs=blobs)
+    engine = connect(settings.database)
+    try:
+        problems = migrations.problems(engine, metadata)
+        if not problems:
+            place = blobs_at(settings.blobs, endpoint=settings.blobs_endpoint, scratch=settings.work / "blobs")
+            try:
+                installation.check(Store(engine, place), settings)
+            except Refusal as refusal:
+                problems = [refusal.sentence]
+    finally:
+        engine.dispose()
+    emit(
+        {"schema": migrations.HEAD, "problems": problems},
+        as_json=as_json,
+        text=[f"problem: {problem}" for problem in problems] or f"schema {migrations.HEAD}: nothing is wrong",
+    )
+    if problems:
+        raise typer.Exit(1)
+
+
+def _settings(data: Path | None, *, file: Path | None, database: str | None, blobs: str | None) -> "Settings":
+    """The settings, where their SQLite file is there: neither command makes one, so that a wrong name is noticed.
+
+    Raises:
+        Refusal: config_invalid.
+    """
+    from acclimate import config
+
+    settings = config.load(data, file=file, given={"database": database, "blobs": blobs})
+    path = Path(settings.database.removeprefix("sqlite:///"))
+    if settings.database.startswith("sqlite:///") and not path.is_file():
+        raise Refusal(
+            "config_invalid",
+            f"no database here: {path}",
+            hint="name its data folder with --data or ACCLIMATE_DATA; `acclimate api --data DIR` makes one on first use",
+        )
+    return settings
