@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from acclimate import config
+from acclimate import config, console, facts
 from acclimate import lease as leases
 from acclimate.config import Settings
 from acclimate.console import say
@@ -283,10 +283,13 @@ def run(settings: Settings, *, finish: Callable[[Store, Settings, str], None] | 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    console.configure(settings, part="dispatch")
     store = Store.open(settings)
     finish_round = partial(finish, store, settings) if finish is not None else None
     try:
         dispatcher = Dispatcher(store, store.blobs, settings, lambda: runner_of(settings), finish_round=finish_round)
+        if warning := facts.clock_warning(facts.clock_offset(store)):
+            say(warning, level="warning")
         dispatcher.run(stop)
     finally:
         store.close()
