@@ -181,27 +181,19 @@ def test_a_full_disk_loses_nothing_and_what_was_done_is_not_done_again(prepared,
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(ray_clusters):
     """A real Ray of a head without seats and two nodes with one seat each."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    from ray.cluster_utils import Cluster
-
-    small = {"object_store_memory": 80 << 20, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
-    nodes = [made.add_node(num_cpus=1, resources={"seat": 1}, **small) for _ in range(2)]
-    yield made, nodes
-    made.shutdown()
+    made = ray_clusters()
+    for _ in range(2):
+        made.add(num_cpus=1, resources={"seat": 1})
+    return made
 
 
-@pytest.mark.filterwarnings("default")
-def test_ray_gives_the_same_bytes_and_survives_its_nodes(prepared, cluster, tmp_path: Path) -> None:
-    made, nodes = cluster
+def test_ray_gives_the_same_bytes_and_survives_its_nodes(prepared, cluster, with_token, tmp_path: Path) -> None:
     attempts = str(tmp_path / "work" / "attempts")
     _, blobs, job, local = prepared
     before = signal.getsignal(signal.SIGTERM)
-    runner = RayRunner(tmp_path / "work", made.address, resources={"seat": 1})
+    runner = RayRunner(tmp_path / "work", cluster.address, resources={"seat": 1})
     try:
         assert runner.slots == 2 and signal.getsignal(signal.SIGTERM) is before
         # 1. Two attempts at once, on two nodes; the bytes are those of this machine's runner.
@@ -227,8 +219,8 @@ def test_ray_gives_the_same_bytes_and_survives_its_nodes(prepared, cluster, tmp_
         assert cancelled.poll().code == "cancelled"
         wait_until(lambda: not children(f"{attempts}/sha256-2-1"), within=10)
         # 5. A node that goes away takes its attempt along.
-        for node in nodes:
-            made.remove_node(node, allow_graceful=False)
+        for number in range(2):
+            cluster.remove(number)
         assert "actor is gone" in ended(lost).reason
         wait_until(lambda: not children(f"{attempts}/sha256-1-1"), within=10)
     finally:

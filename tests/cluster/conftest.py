@@ -1,0 +1,131 @@
+"""Real Ray clusters, each held by a process of its own, so that this one never imports ray and each has its own authentication."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+TOKEN = "0123456789abcdef" * 4
+
+HOLDER = """
+import json, os, sys
+from ray.cluster_utils import Cluster
+
+SMALL = {"object_store_memory": 80 << 20, "include_dashboard": False}
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **SMALL})
+nodes = []
+
+def metadata(**changes):
+    # What a cluster says of itself lies in its head's store, where it was written at the start.
+    from ray._raylet import GcsClient
+    client = GcsClient(address=cluster.address)
+    known = json.loads(client.internal_kv_get(b"CLUSTER_METADATA", b"cluster"))
+    client.internal_kv_put(b"CLUSTER_METADATA", json.dumps({**known, **changes}).encode(), True, b"cluster")
+    return known
+
+def behead():
+    for process in cluster.head_node.all_processes["gcs_server"]:
+        process.process.kill()
+        process.process.wait()
+
+def act(kind, value):
+    if kind == "add":
+        nodes.append(cluster.add_node(**SMALL, **value))
+    elif kind == "remove":
+        cluster.remove_node(nodes[value], allow_graceful=False)
+    elif kind == "metadata":
+        return metadata(**value)
+    elif kind == "behead":
+        behead()
+
+print(json.dumps(cluster.address), flush=True)
+for line in sys.stdin:
+    print(json.dumps(act(*json.loads(line))), flush=True)
+if cluster.head_node.remaining_processes_alive():
+    cluster.shutdown()
+else:
+    for node in [*nodes, cluster.head_node]:
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+"""
+
+
+class RayCluster:
+    """A head without CPUs, and the nodes that are added to it."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", HOLDER],
+            env={**kept, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd="/",
+        )
+        self.address: str = self._answer()
+
+    def add(self, **node: Any) -> None:
+        """Add a node; arguments as of ray.cluster_utils.Cluster.add_node."""
+        self._ask("add", node)
+
+    def remove(self, number: int) -> None:
+        """Kill the node that was added as this one, counted from 0."""
+        self._ask("remove", number)
+
+    def metadata(self, **changes: str) -> dict[str, str]:
+        """Change what the cluster says of its versions; what it said before."""
+        return self._ask("metadata", changes)
+
+    def behead(self) -> None:
+        """Kill the head's server."""
+        self._ask("behead", None)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdout.close()
+
+    def _ask(self, kind: str, value: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([kind, value]) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the process that holds the cluster ended"
+        return json.loads(line)
+
+
+@pytest.fixture(scope="session")
+def ray_clusters() -> Iterator[Callable[..., RayCluster]]:
+    """Makes clusters that ask for TOKEN, or for none with open_=True; ended after the tests."""
+    made: list[RayCluster] = []
+
+    def make(*, open_: bool = False) -> RayCluster:
+        mode = {"RAY_AUTH_MODE": "disabled"} if open_ else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+        made.append(RayCluster(mode))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.close()
+
+
+@pytest.fixture
+def with_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of an operator who has the token."""
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
