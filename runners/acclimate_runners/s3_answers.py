@@ -58,11 +58,13 @@ _LOST = (
 )
 
 
+def _answered(error: BaseException) -> Any:
+    return next((found for found in (error, error.__cause__) if isinstance(found, boto.ClientError)), None)
+
+
 def _response(error: BaseException) -> dict[str, Any]:
-    for found in (error, error.__cause__):
-        if isinstance(found, boto.ClientError):
-            return dict(found.response)
-    return {}
+    answered = _answered(error)
+    return dict(answered.response) if answered is not None else {}
 
 
 def code_of(error: BaseException) -> str:
@@ -124,7 +126,10 @@ def _cause(error: BaseException, code: str, *, bucket: str, doing: str, reads: b
         said = {"write": "written", "read": "read", "delete": "deleted"}.get(doing)
         what = f"nothing may be {said} with this login" if said else "the login may not do this"
         what += ", it may only read" if reads and doing == "write" else ""
-        return f"{what} ({code})", "allow the login to list, read, write and delete in this bucket"
+        return (
+            f"{what} ({code}, {_answered(error).operation_name})",
+            "allow the login to list, read, write and delete in this bucket",
+        )
     if code == "RequestTimeTooSkewed":
         return (
             f"this machine's clock, {datetime.now(UTC):%Y-%m-%dT%H:%MZ}, is too far from the server's",

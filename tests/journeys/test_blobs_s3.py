@@ -185,6 +185,14 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert "Not a directory" in found.sentence
 
 
+def test_without_s3fs_a_bucket_is_refused_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("s3", "bucket"):
+        monkeypatch.delitem(sys.modules, f"acclimate_runners.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    found = refused("extra_missing", lambda: blobs_at("s3://blobs", scratch=tmp_path))
+    assert "s3fs" in found.sentence and "pip install" in found.hint
+
+
 # ---- of the server -------------------------------------------------------------------------------------------------
 
 
@@ -270,7 +278,8 @@ def test_who_may_only_read_still_refuses_what_is_corrupt(
     key = f"{s3_place.prefix}{digest[7:9]}/{digest[9:]}"
     s3_place.server.client().put_object(Bucket=BUCKET, Key=key, Body=b"wrong")
     log_in(monkeypatch, "reader")
-    assert "could not be set aside" in refused("blob_corrupt", lambda: s3.read(digest)).sentence
+    told = refused("blob_corrupt", lambda: s3.read(digest)).sentence
+    assert "could not be set aside" in told and "AccessDenied" in told
 
 
 def test_what_fails_in_passing_is_asked_again(s3_place: Place, tmp_path: Path) -> None:
