@@ -118,7 +118,7 @@ class Parts:
             if self._with_mlflow:
                 self._mlflow = f"http://127.0.0.1:{pages}"
                 self._start("mlflow", "--port", str(pages))
-            self._await("the dispatcher", self._dispatching.is_set)
+            self._await("the dispatcher", self._dispatches)
             self.supervisor.establish("dispatch")
             self._say(f"dispatcher ready ({self._seconds()})")
             log_key = str(http.get("/v1/server", timeout=30.0).json()["log"])
@@ -184,10 +184,15 @@ class Parts:
             self._say(f"port {wanted} is taken; MLflow takes {chosen} this time (--mlflow-port chooses one)")
             return chosen
 
+    def _dispatches(self) -> bool:
+        """Whether the dispatcher works or stands by; where its log is too quiet to say so, whether it has the data folder."""
+        quiet = self._settings.log_level not in ("debug", "info")
+        return self._dispatching.is_set() or (quiet and supervision.is_held(self._settings.data / "dispatcher.lock"))
+
     def _heard(self, part: str, event: Mapping[str, Any]) -> None:
         """Tell the operator what matters of a part's events; all of them are in its log."""
         kind = event["event"]
-        if part == "dispatch" and kind in ("started", "standing by"):
+        if part == "dispatch" and kind == "started":
             self._dispatching.set()
         told = _NOTICES.get(kind)
         if told is not None:
@@ -198,6 +203,8 @@ class Parts:
 
 
 _NOTICES = {
+    "standby": "the dispatcher stands by: {leader} leads, until {until} at least",
+    "stepped down": "the dispatcher leads no more: {reason}",
     "runner ready": "runner ready: {slots} jobs at once",
     "runner lost": "the runner is lost: {reason}",
     "no runner": "no runner: {reason}",

@@ -330,7 +330,7 @@ def await_free(
         Refusal: busy.
     """
     began, said = time.monotonic(), False
-    while held := next((path for path in paths if _is_held(path)), None):
+    while held := next((path for path in paths if is_held(path)), None):
         waited = time.monotonic() - began
         if waited > within:
             raise Refusal(
@@ -355,7 +355,8 @@ def holder(lock: Path) -> str:
     return "another process"
 
 
-def _is_held(path: Path) -> bool:
+def is_held(path: Path) -> bool:
+    """Whether a process holds a lock file."""
     if not path.exists():
         return False
     with path.open("ab") as lock:

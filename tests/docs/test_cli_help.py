@@ -44,6 +44,7 @@ def acclimate(*arguments: str) -> "subprocess.CompletedProcess[str]":
 def test_all_that_the_readme_and_the_roles_need_is_there() -> None:
     wanted = {
         "register", "status", "enter", "submit", "ranking", "invite", "api", "dispatch", "mlflow", "demo", "verify",
+        "up", "doctor", "config", "plan", "db upgrade", "db check",
         "submission status", "submission withdraw", "receipt verify", "custodian keygen", "custodian ack",
         "custodian release", "custodian inspect", "custodian approve-void", "round create", "round seal", "round status",
         "round list", "round extend", "round publish", "round void", "round bundle", "round records", "round report",

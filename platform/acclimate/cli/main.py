@@ -5,12 +5,25 @@ exception that is no refusal is a fault of ours and shows its traceback.
 """
 
 import sys
-from importlib import import_module
-from importlib.util import find_spec
 
 import typer
 
-from acclimate.cli import competition, custodian, demo, receipts, register, rounds, server, submit, verify
+from acclimate.cli import (
+    competition,
+    custodian,
+    database,
+    demo,
+    doctor,
+    plan,
+    receipts,
+    register,
+    rounds,
+    server,
+    settings,
+    submit,
+    up,
+    verify,
+)
 from acclimate.cli.output import complain, say
 from acclimate.cli.status import status
 from acclimate_competitions.errors import Refusal
@@ -38,7 +51,7 @@ def acclimate(
     """Blind evaluation rounds for machine-learning models: sealed holdout, equal preparation, verifiable ranking.
 
     A word a person: entrants `register`, `enter`, `submit`; custodians `custodian ack`, `custodian release`; organizers
-    `round create`, `round seal`, `round publish`; everybody `status`, `ranking`, `verify`.
+    `round create`, `round seal`, `round publish`; operators `up`, `doctor`, `invite`; everybody `status`, `ranking`, `verify`.
     """
 
 
@@ -51,20 +64,15 @@ app.add_typer(receipts.app, name="receipt")
 app.command("ranking")(rounds.ranking)
 app.add_typer(rounds.app, name="round")
 app.add_typer(custodian.app, name="custodian")
+app.command("plan", short_help="Tell whether the pool can run a round, and how much at once.")(plan.plan)
+app.command("up", short_help="Run a whole installation on this machine.")(up.up)
 app.command("invite")(server.invite)
 app.command("api")(server.api)
 app.command("dispatch")(server.dispatch)
-app.command("mlflow")(server.mlflow)
-# While these are being written: those that are there.
-for _name, _module in (
-    ("up", "up"), ("doctor", "doctor"), ("config", "settings"), ("plan", "plan"), ("db", "database"),
-):  # fmt: skip
-    if find_spec(f"acclimate.cli.{_module}"):
-        _found = import_module(f"acclimate.cli.{_module}")
-        if _name == "db":
-            app.add_typer(_found.app, name="db")
-        else:
-            app.command(_name)(getattr(_found, _name))
+app.command("mlflow", short_help="Run MLflow's own pages on the results.")(server.mlflow)
+app.command("doctor", short_help="Say what this machine has and lacks for a server.")(doctor.doctor)
+app.command("config")(settings.config)
+app.add_typer(database.app, name="db")
 app.add_typer(competition.app, name="competition", short_help="Build, check and show competitions.")
 app.command("verify", short_help="Verify a round from its bundle alone, offline.")(verify.verify)
 app.command("demo", short_help="Play a whole blind round on this machine.")(demo.demo)
