@@ -209,7 +209,7 @@ def _endpoint(value: Any, _: Path) -> str:
 
 
 def _ray(value: Any, _: Path) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"local|auto|[^\s:/@]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", value):
+    if not isinstance(value, str) or not re.fullmatch(r"local|[^\s:/@]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", value):
         raise ValueError("must be local, or HOST:PORT of the cluster's head")
     return value
 
