@@ -18,36 +18,11 @@ from acclimate import keys
 FOLDER = Path(__file__).parents[2] / "infra" / "compose"
 ONCE = {"bucket", "migrate"}
 RAY_NODES = {"ray-head", "ray-worker"}
-SECRETS = {"postgres_password", "acclimate_db_password", "mlflow_db_password", "s3_identities", "ray_token"}
-
-
-def interpolate(text: str, values: dict[str, str]) -> str:
-    """What compose does with ${NAME}, ${NAME:-default}, ${NAME:?message} and $$."""
-
-    def replace(found: re.Match[str]) -> str:
-        if found[0] == "$$":
-            return "$"
-        name, kind, rest = found[1], found[2], found[3]
-        if values.get(name):
-            return values[name]
-        assert kind != "?", f"{name}: {rest}"
-        return rest if kind == "-" else ""
-
-    return re.sub(r"\$\$|\$\{(\w+)(?::([-?])([^}]*))?\}", replace, text)
-
-
-def read(name: str, **given: str) -> dict[str, Any]:
-    lines = (FOLDER / ".env.example").read_text("utf-8").splitlines()
-    values = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
-    # Comments aren't interpolated by compose either.
-    text = "\n".join(
-        line for line in (FOLDER / name).read_text("utf-8").splitlines() if not line.lstrip().startswith("#")
-    )
-    return yaml.safe_load(interpolate(text, values | given))
+Read = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def document() -> dict[str, Any]:
+def document(read: Read) -> dict[str, Any]:
     return read("compose.yaml", ORIGIN="acclimate.example.org/log")
 
 
@@ -57,7 +32,7 @@ def services(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
-def test_the_model_of_the_specification_takes_it_and_knows_every_key(name: str) -> None:
+def test_the_model_of_the_specification_takes_it_and_knows_every_key(name: str, read: Read) -> None:
     found = read(name, ORIGIN="acclimate.example.org/log")
     whole = compose_spec.ComposeSpecification.model_validate(found)
     assert whole.services
@@ -77,7 +52,7 @@ def test_the_second_implementation_takes_it(document: dict[str, Any]) -> None:
     assert set(parsed.service_names()) == set(document["services"])
 
 
-def test_it_does_not_start_without_a_name_for_the_log() -> None:
+def test_it_does_not_start_without_a_name_for_the_log(read: Read) -> None:
     with pytest.raises(AssertionError, match="ORIGIN: set ORIGIN"):
         read("compose.yaml")
 
