@@ -7,7 +7,7 @@ the outbox remembers which, so that the next dispatcher goes on where this one s
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from sqlalchemy import insert, select
 
@@ -16,6 +16,8 @@ from acclimate.store import Store, outbox, rounds
 from acclimate_competitions import digests
 from acclimate_competitions.phases import Phase, Round
 
+PATIENCE = 15.0
+"""Seconds for which a dispatcher that is stopped waits before it hands over."""
 _AGAIN_AFTER = 30.0
 _DUE = frozenset({Phase.PREPARED, Phase.RELEASED, Phase.OPENED, Phase.EVALUATED, Phase.PUBLISHED})
 
@@ -44,9 +46,10 @@ class Finisher:
             if mark not in done | set(self._under_way) and time.monotonic() >= self._not_before.get(mark, 0.0):
                 self._under_way[mark] = self._thread.submit(self._carry_out, mark, state)
 
-    def close(self, *, wait: bool = True) -> None:
-        """Begin nothing more, and wait for what is under way, or leave it to end as it may."""
-        self._thread.shutdown(wait=wait, cancel_futures=True)
+    def close(self, *, patience: float = PATIENCE) -> None:
+        """Begin nothing more, and wait so many seconds for what is under way. What takes longer ends as it may; it is finished again."""
+        wait(self._under_way.values(), timeout=patience)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _carry_out(self, mark: str, state: Round) -> None:
         self._finish(state.id)

@@ -112,11 +112,15 @@ class Host:
         self.problem, self.machines = problem, ()
 
 
-def runner_of(settings: Settings) -> Runner:
+def runner_of(settings: Settings, *, installation: str = "") -> Runner:
     """The runner that the settings ask for.
 
+    Args:
+        settings: of the installation.
+        installation: its id: on a cluster that several share, none takes another's attempts for its own.
+
     Raises:
-        Refusal: extra_missing.
+        Refusal: extra_missing; on a cluster, config_invalid, runner_failed.
     """
     if settings.runner == "local":
         from acclimate_runners.local import LocalRunner
@@ -125,7 +129,8 @@ def runner_of(settings: Settings) -> Runner:
     from acclimate_runners.cluster import RayRunner
 
     try:
-        return RayRunner(settings.node_work, settings.ray_address, settings.slots or None)
+        namespace = f"acclimate-{installation}" if installation else "acclimate"
+        return RayRunner(settings.node_work, settings.ray_address, settings.slots or None, namespace=namespace)
     except ImportError as error:
         hint = "pip install 'acclimate[runner]', or set the runner to local"
         raise Refusal("extra_missing", "the Ray runner needs the extra `runner`", hint=hint) from error

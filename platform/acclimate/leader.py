@@ -128,7 +128,7 @@ class Leader:
         """Forget everything, as another leads: attempts that it may adopt are left alone."""
         self._running.clear()
         if self._finisher is not None:
-            self._finisher.close(wait=False)
+            self._finisher.close(patience=0.0)
 
     def step(self) -> None:
         """Do all that can be done now: transitions, commits, starts, heartbeats.

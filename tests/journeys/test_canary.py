@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
+from dispatching import give_shares, send, state_of, step_until
 from live import Live, Staged
-from test_dispatch import give_shares, send, state_of, step_until
 
 from acclimate import publisher
 from acclimate.dispatch import Dispatcher

@@ -1,7 +1,5 @@
 """The dispatcher over a real server, real store and real children: what it does, and what it does when it is killed."""
 
-import base64
-import contextlib
 import json
 import os
 import shutil
@@ -11,13 +9,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import live as staging
 import pytest
 import tiny
-from live import Actor, Live, Staged
+from dispatching import children, dispatcher, give_shares, holding, rows, send, state_of, states, step_until
+from live import Live
 from sqlalchemy import select, update
 
 import acclimate_runners
@@ -38,94 +37,6 @@ from acclimate_runners.runner import BlobAccess, Demand, Handle, Machine, Status
 def server(tmp_path: Path) -> Iterator[Live]:
     with staging.serve(tmp_path) as running:
         yield running
-
-
-def dispatcher(live: Live, *, finish: Callable[[str], None] | None = None) -> Dispatcher:
-    return Dispatcher(
-        live.store,
-        live.store.blobs,
-        live.settings,
-        lambda: LocalRunner(live.settings.work, slots=2),
-        finish_round=finish,
-    )
-
-
-def step_until(running: Dispatcher, condition: Callable[[], bool], *, within: float = 120.0) -> None:
-    until = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        running.step()
-        time.sleep(0.05)
-
-
-def rows(live: Live, kind: str) -> list:
-    with live.store.snapshot() as tx:
-        return list(tx.execute(select(stages).where(stages.c.kind == kind)).all())
-
-
-def states(live: Live, kind: str) -> set[str]:
-    return {row.state for row in rows(live, kind)}
-
-
-def state_of(live: Live, submission: str) -> tuple[str, str]:
-    with live.store.snapshot() as tx:
-        row = tx.execute(select(submissions).where(submissions.c.id == submission)).one()
-        return row.state, row.reason
-
-
-def send(staged: Staged, name: str, *, seed: int, poisoned: bool = False) -> tuple[Actor, str]:
-    """A submission whose files are all there and which waits for its check."""
-    entrant = staging.enter(staged, staged.live.actor(name))
-    if poisoned:
-        tiny.model(staged.folder / f"model-{seed}", seed=seed, poisoned=True)
-    made, files = staging.commit(staged, entrant, seed=seed)
-    staging.send_files(entrant, made, files)
-    assert entrant.post(f"/v1/submissions/{made['submission']}/complete").json()["state"] == "checking"
-    return entrant, made["submission"]
-
-
-def give_shares(staged: Staged) -> None:
-    documents = staged.share_documents(staged.seal, staged.envelopes)
-    for index, custodian in list(enumerate(staged.live.custodians(), start=1))[:2]:
-        fields = {"seal": staged.seal["seal"], "index": index, "document": digests.of_bytes(documents[index])}
-        record = custodian.sign("ShareReleased", staged.round, **fields)
-        body = {"record": record, "document": base64.b64encode(documents[index]).decode()}
-        answer = custodian.post(f"{staged.path}/shares", body)
-        assert answer.status_code == 200, answer.text
-
-
-def children(mark: str) -> list[int]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            line = (folder / "cmdline").read_bytes().decode("utf-8", "replace")
-            dead = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-            if "acclimate_runners" in line and mark in line and not dead:
-                found.append(int(folder.name))
-    return found
-
-
-@contextlib.contextmanager
-def holding(mark: str) -> Iterator[set[int]]:
-    """Stop each child as it comes: a tiny model's would have ended before anything is done to it. Yields their process ids."""
-    held, over = set[int](), threading.Event()
-
-    def hold() -> None:
-        while not over.wait(0.005):
-            for pid in set(children(mark)) - held:
-                # Only once it is confined: one that is stopped on the way there can't do what confinement promises.
-                with contextlib.suppress(OSError):
-                    if "NoNewPrivs:\t1" in Path(f"/proc/{pid}/status").read_text("utf-8"):
-                        os.kill(pid, signal.SIGSTOP)
-                        held.add(pid)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        yield held
-    finally:
-        over.set()
-        thread.join()
 
 
 KILLED = """
@@ -471,6 +382,31 @@ def test_a_commit_is_for_the_attempt_that_holds_the_stage(server: Live, tmp_path
     with server.store.transaction() as tx:
         assert lifecycle.claim(tx, assignment) == 1
         assert lifecycle.claim(tx, assignment) is None
+
+
+def test_an_attempt_whose_row_is_no_longer_its_own_is_dropped_and_what_is_left_is_done(
+    server: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    staged = staging.open_round(server, tmp_path)
+    _, submission = send(staged, "ada", seed=1)
+    with dispatcher(server) as running:
+        with holding(str(server.settings.work)) as held:
+            step_until(running, lambda: len(held) == 1)
+        # A database that was restored to where it stood a moment ago knows of no such attempt.
+        with server.store.transaction() as tx:
+            tx.execute(update(stages).values(state="blocked", attempt=None, attempts=0))
+        (child,) = held
+        os.kill(child, signal.SIGCONT)
+        said: list[dict] = []
+        while not any(line["event"] == "dropped" for line in said):
+            running.step()
+            time.sleep(0.05)
+            said += [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        assert not any(line["event"] == "blocked" for line in said)
+        with server.store.transaction() as tx:
+            tx.execute(update(stages).values(state="pending"))
+        step_until(running, lambda: states(server, "check") == {"committed"})
+    assert state_of(server, submission)[0] == "accepted"
 
 
 def test_the_command_stops_when_told_and_gives_back_what_it_holds(tmp_path: Path) -> None:

@@ -7,49 +7,31 @@ import shutil
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import dispatching
 import httpx
 import live as staging
 import pytest
-import test_dispatch as alone
 import tiny
+from dispatching import Process, beside, outcome, wait
 from engines import Server, postgresql, postgresql_url  # noqa: F401
 from live import Live, Staged
 from sqlalchemy import select
 
 from acclimate import config, dispatch_health, hosting, leader
 from acclimate.dispatch import Dispatcher, holder_of
-from acclimate.service import publish
 from acclimate.store import Store, leases, pools
 from acclimate_competitions.errors import Refusal
 from acclimate_runners.jobs import Job
 from acclimate_runners.local import LocalRunner
 from acclimate_runners.runner import BlobAccess, Demand, Handle, Machine
-
-
-def beside(live: Live, folder: Path, **given: Any) -> config.Settings:
-    """Settings of another process of the same installation, with a data folder of its own."""
-    settings = live.settings
-    shared = {"database": settings.database, "blobs": settings.blobs, "server_keys": str(settings.keys)}
-    made = config.load(folder, environ={}, given={**shared, "runner": "local", "slots": 2, **given})
-    config.claim(made)
-    return made
-
-
-def wait(condition: Callable[[], object], *, within: float = 120.0) -> None:
-    until = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.02)
 
 
 @dataclass
@@ -100,8 +82,8 @@ def test_a_standby_takes_over_at_once_when_the_leader_stops_and_when_its_lease_r
     with first.running():
         wait(lambda: first.dispatcher.leading)
         with second.running():
-            _, submission = alone.send(staged, "ada", seed=1)
-            wait(lambda: alone.state_of(server, submission)[0] == "accepted")
+            _, submission = dispatching.send(staged, "ada", seed=1)
+            wait(lambda: dispatching.state_of(server, submission)[0] == "accepted")
             assert not second.dispatcher.leading and lease_of(server).epoch == 1
             # 1. The leader is stopped in order, by a clock that stands still.
             first.stop.set()
@@ -115,8 +97,8 @@ def test_a_standby_takes_over_at_once_when_the_leader_stops_and_when_its_lease_r
                     server.clock.forward(seconds=16)
                     time.sleep(1.5)
                 wait(lambda: third.dispatcher.leading or lease_of(server).epoch > 2 or second.dispatcher.leading)
-                _, other = alone.send(staged, "bea", seed=2)
-                wait(lambda: alone.state_of(server, other)[0] == "accepted")
+                _, other = dispatching.send(staged, "bea", seed=2)
+                wait(lambda: dispatching.state_of(server, other)[0] == "accepted")
                 assert [d.dispatcher.leading for d in (second, third)].count(True) == 1
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["leader"] for line in said if line["event"] == "standby"][0] == holder_of(tmp_path / "first")
@@ -127,33 +109,33 @@ def test_a_deposed_leader_touches_nothing_and_stands_by(
     server: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     staged = staging.open_round(server, tmp_path)
-    _, submission = alone.send(staged, "ada", seed=1)
+    _, submission = dispatching.send(staged, "ada", seed=1)
     settings = beside(server, tmp_path / "second")
     store = Store.open(settings, clock=server.clock)
     second = Dispatcher(store, store.blobs, settings, lambda: LocalRunner(settings.work, slots=2))
-    with alone.dispatcher(server) as first, second:
+    with dispatching.dispatcher(server) as first, second:
         assert first.leading and not second.leading
-        with alone.holding(str(server.settings.work)) as held:
-            alone.step_until(first, lambda: len(held) == 1)
-        before = [tuple(row) for row in alone.rows(server, "check")]
+        with dispatching.holding(str(server.settings.work)) as held:
+            dispatching.step_until(first, lambda: len(held) == 1)
+        before = [tuple(row) for row in dispatching.rows(server, "check")]
         # 1. Paused for longer than its lease, with a child under way; the other leads and makes the attempt anew.
         server.clock.forward(seconds=16)
         second.step()
         assert second.leading and lease_of(server).epoch == 2
         # 2. What it writes when it wakes up is refused: it stands by, its child is gone, and the other's work is untouched.
-        alone.step_until(second, lambda: alone.states(server, "check") == {"running"})
-        during = [tuple(row) for row in alone.rows(server, "check")]
+        dispatching.step_until(second, lambda: dispatching.states(server, "check") == {"running"})
+        during = [tuple(row) for row in dispatching.rows(server, "check")]
         wait(lambda: not first.leading or first.step(), within=30)
-        assert not first.leading and alone.children(str(server.settings.work)) == []
-        assert [tuple(row)[:9] for row in alone.rows(server, "check")] == [row[:9] for row in during]
+        assert not first.leading and dispatching.children(str(server.settings.work)) == []
+        assert [tuple(row)[:9] for row in dispatching.rows(server, "check")] == [row[:9] for row in during]
         assert [row[0] for row in before] == [row[0] for row in during]
-        alone.step_until(second, lambda: alone.state_of(server, submission)[0] == "accepted")
-        assert [row.attempts for row in alone.rows(server, "check")] == [1]
+        dispatching.step_until(second, lambda: dispatching.state_of(server, submission)[0] == "accepted")
+        assert [row.attempts for row in dispatching.rows(server, "check")] == [1]
         first.step()
         assert not first.leading
     # 3. The one that led last hands over to whoever steps next.
     store.close()
-    with alone.dispatcher(server) as third:
+    with dispatching.dispatcher(server) as third:
         assert third.leading and lease_of(server).epoch == 3
     events = [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
     assert events.count("stepped down") == 1 and events.count("standby") == 2
@@ -169,75 +151,6 @@ def test_each_data_folder_holds_leases_under_a_name_of_its_own(tmp_path: Path) -
 
 
 # ---- processes -----------------------------------------------------------------------------------------------------
-
-
-QUICK = """
-import signal, sys, threading
-from pathlib import Path
-from acclimate import config
-from acclimate.dispatch import Dispatcher
-from acclimate.hosting import runner_of
-from acclimate.store import Store
-settings, stop = config.load(Path(sys.argv[1])), threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: stop.set())
-store = Store.open(settings)
-Dispatcher(store, store.blobs, settings, lambda: runner_of(settings), lease_seconds=2.0).run(stop)
-"""
-
-
-class Process:
-    """A dispatcher in a process of its own; reads what it says."""
-
-    def __init__(self, live: Live, folder: Path, *, quick: bool) -> None:
-        self.settings = beside(live, folder)
-        command = ["-c", QUICK, str(folder)] if quick else ["-m", "acclimate", "dispatch", "--data", str(folder)]
-        environment = {
-            **os.environ,
-            "ACCLIMATE_DATABASE": live.settings.database,
-            "ACCLIMATE_BLOBS": live.settings.blobs,
-            "ACCLIMATE_SERVER_KEYS": str(live.settings.keys),
-            "ACCLIMATE_RUNNER": "local",
-            "ACCLIMATE_SLOTS": "2",
-        }
-        self.process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True, env=environment)
-        self.said: list[dict[str, Any]] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with contextlib.suppress(ValueError):
-                self.said.append(json.loads(line))
-
-    def events(self, event: str) -> list[dict[str, Any]]:
-        return [line for line in self.said if line["event"] == event]
-
-    def await_(self, event: str, *, count: int = 1) -> None:
-        wait(lambda: len(self.events(event)) >= count or self.process.poll() is not None)
-        assert len(self.events(event)) >= count, self.said
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
-
-def outcome(live: Live, round_: str) -> dict[str, Any]:
-    """What must not depend on who did it, when, and how often it was interrupted."""
-    with live.store.snapshot() as tx:
-        state = tx.round(round_)
-    return {
-        "prepared": {key: record["prepared"] for key, record in state.prepared.items()},
-        "evaluated": {key: record["predictions"] for key, record in state.evaluated.items()},
-        "ranking": publish.ranking(live.store, round_).digest,
-    }
 
 
 def undisturbed(live: Live, staged: Staged, folder: Path) -> dict[str, Any]:
@@ -256,10 +169,10 @@ def undisturbed(live: Live, staged: Staged, folder: Path) -> dict[str, Any]:
                 for name, a in live.actors.items()
             }
         )
-        with alone.dispatcher(copy) as only:
-            alone.step_until(only, lambda: copy.phase(staged.round) == "prepared")
-            alone.give_shares(copied)
-            alone.step_until(only, lambda: copy.phase(staged.round) == "evaluated")
+        with dispatching.dispatcher(copy) as only:
+            dispatching.step_until(only, lambda: copy.phase(staged.round) == "prepared")
+            dispatching.give_shares(copied)
+            dispatching.step_until(only, lambda: copy.phase(staged.round) == "evaluated")
         return outcome(copy, staged.round)
 
 
@@ -307,7 +220,7 @@ def test_a_round_whose_leaders_are_paused_killed_and_stopped_comes_out_the_same(
             return made
 
         # 1. One leads, the other stands by; the leader is paused in the middle of its preparations.
-        with alone.holding(str(tmp_path / "one")) as held:
+        with dispatching.holding(str(tmp_path / "one")) as held:
             one = start("one")
             one.await_("leading")
             two = start("two")
@@ -315,14 +228,14 @@ def test_a_round_whose_leaders_are_paused_killed_and_stopped_comes_out_the_same(
             wait(lambda: len(held) == 2)
             paused(one, live)
             # 2. The other leads once the lease has run out, and begins the same preparations.
-            with alone.holding(str(tmp_path / "two")) as held_too:
+            with dispatching.holding(str(tmp_path / "two")) as held_too:
                 two.await_("leading")
                 wait(lambda: len(held_too) == 2)
                 # 3. The first wakes up: it stands by, and its children are gone.
                 one.signal(signal.SIGCONT)
                 one.await_("stepped down")
                 one.await_("standby")
-                wait(lambda: alone.children(str(tmp_path / "one")) == [])
+                wait(lambda: dispatching.children(str(tmp_path / "one")) == [])
                 assert one.events("committed") == [] and one.events("attempt failed") == []
                 # 4. The leader is killed.
                 two.signal(signal.SIGKILL)
@@ -332,11 +245,11 @@ def test_a_round_whose_leaders_are_paused_killed_and_stopped_comes_out_the_same(
         # 5. One that is stopped in order hands over at once, in the middle of the evaluations.
         two = start("two")
         two.await_("standby")
-        with alone.holding(str(tmp_path / "one")) as held:
-            alone.give_shares(staged)
+        with dispatching.holding(str(tmp_path / "one")) as held:
+            dispatching.give_shares(staged)
             wait(lambda: len(held) >= 1)
             one.signal(signal.SIGTERM)
-            assert one.process.wait(30) == 0
+            assert one.process.wait(120) == 0
         two.await_("leading")
         wait(lambda: live.phase(staged.round) == "evaluated")
         found = outcome(live, staged.round)
@@ -386,27 +299,27 @@ def test_what_no_machine_can_take_waits_with_a_reason_and_holds_up_nobody(
     monkeypatch.setattr(tiny, "DEFINITION", plain.replace("[compute]\n", asking))
     large = staging.open_round(server, tmp_path)
     assert "gpus" in (large.folder / "competition.toml").read_text()
-    _, waiting = alone.send(large, "ada", seed=1)
+    _, waiting = dispatching.send(large, "ada", seed=1)
     monkeypatch.setattr(tiny, "DEFINITION", plain)
     server.clock.now = staging.START
     small = staging.open_round(server, tmp_path, name="second")
-    _, passing = alone.send(small, "bea", seed=2)
+    _, passing = dispatching.send(small, "bea", seed=2)
     pool = Pool(server.settings.work, [Machine("node-1", 2.0)])
     with Dispatcher(server.store, server.store.blobs, server.settings, lambda: pool) as running:
         # 1. What came later, and fits, is done; what no machine can take is never handed to the runner, and says why.
-        alone.step_until(running, lambda: alone.state_of(server, passing)[0] == "accepted")
+        dispatching.step_until(running, lambda: dispatching.state_of(server, passing)[0] == "accepted")
         status = server.anyone().get(large.path).json()
         assert status["problem"]["code"] == "infeasible" and status["stages"] == {"pending": 1}
         assert "2 GPUs" in status["problem"]["sentence"] and "accelerator=H100" in status["problem"]["sentence"]
         assert server.anyone().get(small.path).json()["problem"] is None
-        (row,) = [row for row in alone.rows(server, "check") if row.round == large.round]
+        (row,) = [row for row in dispatching.rows(server, "check") if row.round == large.round]
         assert (row.state, row.attempts) == ("pending", 0) and row.reason.startswith("no machine has ")
         # 2. The pool is there for everybody to see.
         assert [machine["name"] for machine in pool_row(server).machines] == ["node-1"]
         assert (pool_row(server).slots, pool_row(server).problem) == (2, "")
         # 3. A machine joins that can.
         pool.pool.append(Machine("node-2", 8.0, 2.0, 0, {"accelerator": "H100"}))
-        alone.step_until(running, lambda: alone.state_of(server, waiting)[0] == "accepted")
+        dispatching.step_until(running, lambda: dispatching.state_of(server, waiting)[0] == "accepted")
         assert server.anyone().get(large.path).json()["problem"] is None
         assert len(pool_row(server).machines) == 2
 
@@ -419,7 +332,7 @@ def test_a_lost_runner_is_made_anew_and_what_ran_there_is_no_fault_of_the_job(
     monkeypatch.setattr(leader, "_LONG_BACKOFF", (0.01, 0.05))
     monkeypatch.setattr(dispatch_health, "PATIENCE", 0.0)
     staged = staging.open_round(server, tmp_path)
-    _, submission = alone.send(staged, "ada", seed=1)
+    _, submission = dispatching.send(staged, "ada", seed=1)
     made: list[Pool] = []
     down = threading.Event()
 
@@ -430,19 +343,19 @@ def test_a_lost_runner_is_made_anew_and_what_ran_there_is_no_fault_of_the_job(
         return made[-1]
 
     with Dispatcher(server.store, server.store.blobs, server.settings, factory) as running:
-        with alone.holding(str(server.settings.work)) as held:
-            alone.step_until(running, lambda: len(held) == 1)
+        with dispatching.holding(str(server.settings.work)) as held:
+            dispatching.step_until(running, lambda: len(held) == 1)
         assert running.vitals.unready() == []
         # 1. The head is gone while an attempt runs, and does not come back at once.
         down.set()
         made[0].gone = "the head is gone"
-        alone.step_until(running, lambda: "no head answers" in pool_row(server).problem)
-        assert pool_row(server).slots == 0 and alone.states(server, "check") == {"pending"}
+        dispatching.step_until(running, lambda: "no head answers" in pool_row(server).problem)
+        assert pool_row(server).slots == 0 and dispatching.states(server, "check") == {"pending"}
         assert "no head answers" in running.vitals.unready()[0] and running.leading
-        assert alone.children(str(server.settings.work)) == []
+        assert dispatching.children(str(server.settings.work)) == []
         # 2. It comes back.
         down.clear()
-        alone.step_until(running, lambda: alone.state_of(server, submission)[0] == "accepted")
+        dispatching.step_until(running, lambda: dispatching.state_of(server, submission)[0] == "accepted")
         assert len(made) == 2 and pool_row(server).problem == "" and running.vitals.unready() == []
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     events = [line["event"] for line in said]
@@ -462,9 +375,9 @@ def test_an_outage_of_the_database_is_waited_out_and_attempts_go_on(
     url = postgresql.fresh()
     with staging.serve(tmp_path, database=url) as live:
         staged = staging.open_round(live, tmp_path)
-        _, submission = alone.send(staged, "ada", seed=1)
+        _, submission = dispatching.send(staged, "ada", seed=1)
         only = Threaded.beside(live, tmp_path / "only")
-        with only.running(), alone.holding(str(only.settings.work)) as held:
+        with only.running(), dispatching.holding(str(only.settings.work)) as held:
             wait(lambda: len(held) == 1)
             postgresql.stop()
             try:
@@ -475,10 +388,10 @@ def test_an_outage_of_the_database_is_waited_out_and_attempts_go_on(
                 time.sleep(1.0)
             finally:
                 postgresql.start()
-            wait(lambda: alone.state_of(live, submission)[0] == "accepted")
+            wait(lambda: dispatching.state_of(live, submission)[0] == "accepted")
             wait(lambda: only.dispatcher.vitals.unready() == [])
             assert only.dispatcher.leading
-            assert [row.attempts for row in alone.rows(live, "check")] == [1]
+            assert [row.attempts for row in dispatching.rows(live, "check")] == [1]
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
     refused = [line["code"] for line in said if line["event"] == "refused"]
     assert refused.count("database_unreachable") == 1 and [line["event"] for line in said].count("recovered") == 1
@@ -490,11 +403,11 @@ def test_health_and_metrics_are_served_where_a_port_is_set(server: Live, tmp_pat
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     staged = staging.open_round(server, tmp_path)
-    _, submission = alone.send(staged, "ada", seed=1)
+    _, submission = dispatching.send(staged, "ada", seed=1)
     settings = beside(server, tmp_path / "own", dispatch_port=port)
     store = Store.open(settings, clock=server.clock)
     runner = lambda: LocalRunner(settings.work, slots=2)  # noqa: E731
-    with alone.dispatcher(server) as first, Dispatcher(store, store.blobs, settings, runner) as running:
+    with dispatching.dispatcher(server) as first, Dispatcher(store, store.blobs, settings, runner) as running:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
             # 1. A standby is ready, too.
             running.step()
@@ -503,7 +416,7 @@ def test_health_and_metrics_are_served_where_a_port_is_set(server: Live, tmp_pat
             assert "acclimate_dispatcher_leader 0.0" in http.get("/metrics").text
             # 2. It leads.
             first.__exit__()
-            alone.step_until(running, lambda: alone.state_of(server, submission)[0] == "accepted")
+            dispatching.step_until(running, lambda: dispatching.state_of(server, submission)[0] == "accepted")
             running.step()
             assert http.get("/readyz").json()["role"] == "leading"
             text = http.get("/metrics").text
