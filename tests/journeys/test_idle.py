@@ -1,0 +1,72 @@
+"""A day without work, played by the database's clock: nothing grows, in the database, on the disk or in memory."""
+
+import gc
+import os
+import threading
+import tracemalloc
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+
+import live as staging
+from live import START, Live
+from sqlalchemy import func, select
+
+from acclimate.dispatch import Dispatcher
+from acclimate.store import metadata
+from acclimate_competitions.records import format_time
+from acclimate_runners.local import LocalRunner
+
+MINUTES, EACH = 24 * 60, 2
+SEEN = ("/healthz", "/readyz", "/metrics", "/v1/rounds", "/v1/log/checkpoint", "/v1/pool")
+
+
+def grown(live: Live) -> dict[str, int]:
+    """What might grow: rows of each table, bytes on the disk, open files, threads."""
+    with live.store.snapshot() as tx:
+        found = {
+            name: tx.execute(select(func.count()).select_from(t)).scalar_one() for name, t in metadata.tables.items()
+        }
+    files = [
+        path for path in live.settings.data.rglob("*") if path.is_file() and not path.name.endswith(("-wal", "-shm"))
+    ]
+    # A checkpoint of SQLite's journal moves pages into the file, which may take one of them more.
+    found["MiB"] = sum(path.stat().st_size for path in files) >> 20
+    found["files"] = len(files)
+    found["open files"] = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    found |= {f"thread {name}": n for name, n in Counter(t.name.split("_")[0] for t in threading.enumerate()).items()}
+    return found
+
+
+def test_a_day_without_work_leaves_no_growth(tmp_path: Path) -> None:
+    with staging.serve(tmp_path) as live:
+        staged = staging.open_round(live, tmp_path, closes=format_time(START + timedelta(days=2)))
+        staging.submit_model(staged, staging.enter(staged, live.actor("ada")), seed=1)
+        visitor = live.anyone()
+
+        def pass_time(minutes: int) -> None:
+            for minute in range(0, minutes, EACH):
+                live.clock.forward(minutes=EACH)
+                running.step()
+                if minute % 10 == 0:
+                    for path in (*SEEN, staged.path, f"{staged.path}/stages"):
+                        assert visitor.get(path).status_code == 200, path
+
+        runner = lambda: LocalRunner(live.settings.work, slots=1)  # noqa: E731
+        with Dispatcher(live.store, live.store.blobs, live.settings, runner) as running:
+            pass_time(60)
+            before = grown(live)
+            gc.collect()
+            tracemalloc.start()
+            pass_time(30)
+            gc.collect()
+            held = tracemalloc.get_traced_memory()[0]
+            pass_time(MINUTES - 30)
+            gc.collect()
+            more = tracemalloc.get_traced_memory()[0] - held
+            tracemalloc.stop()
+            after = grown(live)
+            assert {name: n for name, n in after.items() if n > before.get(name, 0)} == {}
+            assert set(after) >= set(before), "a thread has ended"
+    # What caches hold of a moment changes a little; a leak of one small object a step would be over a thousand of them.
+    assert more < 300 * MINUTES // EACH // 5, f"{more} bytes more after a day"
