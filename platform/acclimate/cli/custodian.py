@@ -116,7 +116,7 @@ def release(round_id: RoundId, keys: KeysFolder, identity: Identity = None, as_j
 def inspect(round_id: RoundId, keys: KeysFolder, as_json: AsJson = False) -> None:
     """Show what `release` would check, as it stands now.
 
-    Nothing is decrypted or sent. Exits 1 where a check fails.
+    Nothing is decrypted or sent. NOT YET: the round goes on, and there is nothing to do. Exits 1 unless a release would go through.
 
     Example: acclimate custodian inspect digits-2027-1 --keys ./custodian-a
     """
@@ -126,7 +126,7 @@ def inspect(round_id: RoundId, keys: KeysFolder, as_json: AsJson = False) -> Non
     with client:
         found = actors.inspect(client, opened, round_id, now=clock())
     emit({"checks": _documents(found)}, as_json=as_json, text=[_line(check) for check in found])
-    if any(check.status == "FAILED" for check in found):
+    if any(check.status in ("FAILED", "NOT YET") for check in found):
         raise typer.Exit(1)
 
 
