@@ -18,8 +18,10 @@ import pytest
 import rounds_made
 from alembic import command
 from sqlalchemy import create_engine, delete, insert, inspect, select, text
+from typer.testing import CliRunner
 
 from acclimate import config, database, installation, keys, log, migrations
+from acclimate.cli.main import app
 from acclimate.sequencer import Sequencer
 from acclimate.service import identity
 from acclimate.store import (
@@ -76,10 +78,13 @@ def acclimate(*arguments):
 
 
 def run(*arguments):
-    with acclimate(*arguments) as process:
-        out, errors = process.communicate(timeout=60)
-    assert "Traceback" not in errors, errors
-    return process.returncode, out, errors
+    """The command line, in this process: exit code, stdout, stderr."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    refusal = result.exception
+    if isinstance(refusal, Refusal):
+        return 1, result.stdout, f"{result.stderr}{refusal.sentence}\n{refusal.hint}"
+    assert refusal is None or isinstance(refusal, SystemExit), refusal
+    return result.exit_code, result.stdout, result.stderr
 
 
 # ---- the schema ----------------------------------------------------------------------------------------------------
