@@ -126,7 +126,8 @@ def test_each_process_has_its_own_secrets_only(services: dict[str, dict[str, Any
     assert held("api") == {"log_key"}
     assert held("dispatcher") == {"evaluator_key", "ray_token"}
     assert held("ray-head") == held("ray-worker") == {"ray_token"}
-    assert held("mlflow") == held("migrate") == set()
+    assert held("mlflow") == set()
+    assert held("migrate") == {"log_key", "evaluator_key"}
     assert {n for n, s in services.items() if "secrets/worker.env" in s.get("env_file", ())} == {"ray-worker"}
 
 
