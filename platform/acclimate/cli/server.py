@@ -47,11 +47,14 @@ def invite(
     Example: acclimate invite --data /srv/acclimate --role organizer
     """
     need("server", "sqlalchemy")
+    from acclimate import installation
     from acclimate.service import accounts
     from acclimate.store import Store
 
-    store = Store.open(_made(_settings(data, file, {"database": database, "blobs": blobs})))
+    settings = _made(_settings(data, file, {"database": database, "blobs": blobs}))
+    store = Store.open(settings)
     try:
+        installation.check(store, settings)
         code = accounts.invite(store, role)
     finally:
         store.close()
