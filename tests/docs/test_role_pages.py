@@ -191,7 +191,7 @@ def test_refusals_settings_and_routes_named_on_a_page_exist(name: str) -> None:
     assert len(codes) >= 5
     assert codes <= set(CODES), codes - set(CODES)
     variables = {word for word in re.findall(r"\bACCLIMATE_[A-Z_]+", text)} - CLIENTS_OWN
-    assert {word.removeprefix("ACCLIMATE_").lower() for word in variables} <= set(SETTINGS)
+    assert {word.removeprefix("ACCLIMATE_").lower() for word in variables} <= {*SETTINGS, "data"}
     for setting in re.findall(r"(?<!of )\bsettings? `([a-z_]+)`", text):
         assert setting in SETTINGS, setting
     routes = set(re.findall(r"`(/(?:v1/\w+|healthz|readyz|metrics))`", text))
@@ -202,7 +202,7 @@ def test_refusals_settings_and_routes_named_on_a_page_exist(name: str) -> None:
 def test_a_page_can_be_copied_once_its_names_are_set(name: str) -> None:
     known = {"HOME"}
     for block in blocks(name):
-        assert block.language in ("sh", "console", "text", "ini", "toml"), f"{name}.md:{block.line}"
+        assert block.language in ("sh", "console", "text", "ini", "nginx"), f"{name}.md:{block.line}"
         if block.language != "sh":
             continue
         text = re.sub(r"(^|\s)#.*$", "", block.text, flags=re.MULTILINE)
@@ -414,7 +414,7 @@ def play(operator: Person, root: Path, server: str, pages_port: int) -> None:
         person.type(f"export ROUND={round_id}")
         person.act("Day 2")
     organizer.act("7 ")
-    organizer.own["LATER"] = later = f"+{max(closes - time.monotonic(), 60 + 3 * pace) + 15:.0f}s"
+    organizer.own["LATER"] = later = f"+{max(closes - time.monotonic(), 30 + 2 * pace) + 15:.0f}s"
     closes = time.monotonic() + float(later[1:-1])
     organizer.act("8 ", "9 ")
     entrants = []
