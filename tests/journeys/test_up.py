@@ -360,9 +360,18 @@ def test_what_a_part_refuses_up_refuses(start: Starter, tmp_path: Path) -> None:
         assert "s3cret" not in log.read_text("utf-8")
 
 
-def test_a_password_given_to_up_reaches_no_other_command_line(start: Starter, tmp_path: Path) -> None:
-    up = start(tmp_path / "data", *LOCAL, "--database", f"sqlite:///{tmp_path}/s3cret.db", "--no-mlflow", "--json")
-    up.ready()
+def test_what_up_is_told_reaches_its_parts_but_no_place_reaches_their_command_lines(
+    start: Starter, tmp_path: Path
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('runner = "local"\norigin = "rounds.example.org/log"\n')
+    given = ("--config", file, "--database", f"sqlite:///{tmp_path}/s3cret.db", "--no-mlflow", "--json")
+    # A log so quiet that the dispatcher doesn't tell of its start.
+    up = start(
+        tmp_path / "data", *given, ACCLIMATE_LOG_LEVEL="error", ACCLIMATE_LOG_FILE=str(tmp_path / "one.log")
+    ).ready()
+    assert up.facts["log_key"].startswith("rounds.example.org/log+")
+    assert not (tmp_path / "one.log").exists()
     for pid in of_sessions(up.sessions):
         assert b"s3cret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
     assert (tmp_path / "s3cret.db").exists()
