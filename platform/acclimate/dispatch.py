@@ -208,7 +208,9 @@ class Dispatcher:
         host = None if term is None else term.host
         vitals.slots = 0 if host is None or host.runner is None else host.runner.slots
         vitals.machines = 0 if host is None else len(host.machines)
-        vitals.no_runner = (host.since, host.problem) if host is not None and host.problem else None
+        vitals.no_runner = None
+        if host is not None and host.runner is None:
+            vitals.no_runner = (host.since, host.problem or "it is being started")
         if term is None:
             vitals.running = 0
 

@@ -7,6 +7,7 @@ made anew, with growing pauses: what ran on it is the machines' failure, and its
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from acclimate.config import Settings
@@ -26,7 +27,7 @@ class Host:
         runner: None while it isn't there; another object once it was made anew.
         machines: the pool as last seen.
         problem: why there is no runner, in words; empty where there is one or no try has failed.
-        since: when the problem began, by the monotonic clock.
+        since: when it was last without a runner, by the monotonic clock: since the start, or since it lost one.
     """
 
     def __init__(self, factory: Callable[[], Runner]) -> None:
@@ -40,6 +41,7 @@ class Host:
 
     def start(self) -> None:
         """Begin; returns at once."""
+        self.since = time.monotonic()
         self._thread.start()
 
     def close(self, *, keep: bool = False) -> None:
@@ -74,10 +76,15 @@ class Host:
                 ready = time.monotonic()
                 lost = self._watch(runner)
                 if lost:
+                    self.since = time.monotonic()
                     self._troubled(lost)
                     say("runner lost", reason=lost)
                 self.runner = None
-                runner.close(keep=self._keep or bool(lost))
+                try:
+                    runner.close(keep=self._keep or bool(lost))
+                except Exception:
+                    # What is lost may not even close; the next one is made all the same.
+                    say("error", traceback=traceback.format_exc())
                 if time.monotonic() - ready > _PATIENCE:
                     pause = _PAUSES[0]
             self._stop.wait(pause)
@@ -107,8 +114,6 @@ class Host:
         return ""
 
     def _troubled(self, problem: str) -> None:
-        if not self.problem:
-            self.since = time.monotonic()
         self.problem, self.machines = problem, ()
 
 

@@ -118,6 +118,7 @@ def beside(live: Live, folder: Path, **given: Any) -> config.Settings:
     """Settings of another process of the same installation, with a data folder of its own."""
     settings = live.settings
     shared = {"database": settings.database, "blobs": settings.blobs, "server_keys": str(settings.keys)}
+    shared["blobs_endpoint"] = settings.blobs_endpoint
     made = config.load(folder, environ={}, given={**shared, "runner": "local", "slots": 2, **given})
     config.claim(made)
     return made

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from engines import database_url, postgresql, postgresql_url  # noqa: F401
 from live import Clock
 from sqlalchemy import insert, select, update
 
@@ -36,7 +35,7 @@ class Both:
 
 
 @pytest.fixture
-def both(tmp_path: Path, database_url: str) -> Iterator[Both]:  # noqa: F811
+def both(tmp_path: Path, database_url: str) -> Iterator[Both]:
     made = Both(tmp_path, database_url)
     yield made
     for store in made.stores:

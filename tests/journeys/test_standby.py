@@ -15,13 +15,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import buckets
 import dispatching
 import httpx
 import live as staging
 import pytest
 import tiny
 from dispatching import Process, beside, outcome, wait
-from engines import Server, postgresql, postgresql_url  # noqa: F401
+from engines import Server
 from live import Live, Staged
 from sqlalchemy import select
 
@@ -345,6 +346,7 @@ def test_a_lost_runner_is_made_anew_and_what_ran_there_is_no_fault_of_the_job(
     with Dispatcher(server.store, server.store.blobs, server.settings, factory) as running:
         with dispatching.holding(str(server.settings.work)) as held:
             dispatching.step_until(running, lambda: len(held) == 1)
+        running.step()
         assert running.vitals.unready() == []
         # 1. The head is gone while an attempt runs, and does not come back at once.
         down.set()
@@ -356,6 +358,7 @@ def test_a_lost_runner_is_made_anew_and_what_ran_there_is_no_fault_of_the_job(
         # 2. It comes back.
         down.clear()
         dispatching.step_until(running, lambda: dispatching.state_of(server, submission)[0] == "accepted")
+        running.step()
         assert len(made) == 2 and pool_row(server).problem == "" and running.vitals.unready() == []
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     events = [line["event"] for line in said]
@@ -369,7 +372,7 @@ def test_a_lost_runner_is_made_anew_and_what_ran_there_is_no_fault_of_the_job(
 
 def test_an_outage_of_the_database_is_waited_out_and_attempts_go_on(
     tmp_path: Path,
-    postgresql: Server,  # noqa: F811
+    postgresql: Server,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     url = postgresql.fresh()
@@ -396,6 +399,43 @@ def test_an_outage_of_the_database_is_waited_out_and_attempts_go_on(
     refused = [line["code"] for line in said if line["event"] == "refused"]
     assert refused.count("database_unreachable") == 1 and [line["event"] for line in said].count("recovered") == 1
     assert [line["event"] for line in said].count("attempt started") == 1
+
+
+def test_an_outage_of_the_blobs_costs_no_try_and_stops_no_clock(
+    tmp_path: Path,
+    s3_place: buckets.Place,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(leader, "_PAUSE", 0.5)
+    with staging.serve(tmp_path, **s3_place.settings) as live:
+        staged = staging.open_round(live, tmp_path)
+        _, submission = dispatching.send(staged, "ada", seed=1)
+        live.clock.now = staging.START
+        later = staging.rehearse(staging.seal(staging.create(live, tmp_path, name="later")))
+        only = Threaded.beside(live, tmp_path / "only")
+        try:
+            with only.running():
+                with dispatching.holding(str(only.settings.work)) as held:
+                    wait(lambda: len(held) == 1)
+                # 1. The blobs are gone while a model is checked: what came of it can't be stored, which is no fault of the model.
+                s3_place.server.stop()
+                (child,) = held
+                os.kill(child, signal.SIGCONT)
+                wait(lambda: only.dispatcher.vitals.failed["blobs_unreachable"] >= 2)
+                assert dispatching.state_of(live, submission)[0] == "checking"
+                # 2. Rounds open in time, blobs or no blobs.
+                live.clock.set(later.fields["opens"])
+                wait(lambda: live.phase(later.round) == "open")
+                # 3. Once the blobs are back, the check goes on where it was.
+                s3_place.server.start()
+                wait(lambda: dispatching.state_of(live, submission)[0] == "accepted")
+                assert [row.attempts for row in dispatching.rows(live, "check")] == [1]
+        finally:
+            if s3_place.server.process is None:
+                s3_place.server.start()
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    assert not any(line["event"] in ("blocked", "error") for line in said)
 
 
 def test_health_and_metrics_are_served_where_a_port_is_set(server: Live, tmp_path: Path) -> None:
