@@ -530,6 +530,29 @@ def test_a_damaged_bundle_still_gets_the_whole_report(acclimate: Callable[..., R
         assert "FAILED" in ran.out
 
 
+def test_a_model_to_try_with_is_trained_from_public_rows_alone(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+    for package in ("torch", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    import tiny
+
+    folder = tmp_path / "public"
+    tiny.competition(folder)
+    for holdout in folder.rglob("holdout.parquet"):
+        holdout.unlink()
+    ran = acclimate("competition", "model", folder, "oak", "--out", tmp_path / "model")
+    assert ran.code == 1 and "birch" in ran.err and not (tmp_path / "model").exists()
+    ran = acclimate("competition", "model", folder, "alder", "--out", tmp_path / "model", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["parameters"] > 1000
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in (tmp_path / "model").iterdir()}
+    assert (tmp_path / "model/tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    # What is there is never replaced, and nothing is left beside it.
+    ran = acclimate("competition", "model", folder, "alder", "--out", tmp_path / "model")
+    assert ran.code == 1 and "exists already" in ran.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "public"]
+
+
 @pytest.mark.parametrize("command", [("invite", "--role", "organizer"), ("dispatch", "--runner", "local"), ("mlflow",)])
 def test_only_the_api_makes_a_data_folder(
     acclimate: Callable[..., Ran], tmp_path: Path, command: tuple[str, ...]
