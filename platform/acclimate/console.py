@@ -73,14 +73,15 @@ def line(event: str, *, level: str = "info", at: float | None = None, **facts: A
 
 def _safe(value: Any) -> Any:
     if isinstance(value, str):
-        return hidden(value)[:_LONGEST]
+        # Cut first, as redaction takes its time; and again, so that nothing that was cut in the middle is shown.
+        return hidden(value[: _LONGEST + 1000])[:_LONGEST]
     if isinstance(value, Mapping):
         return {str(name): _safe(inner) for name, inner in value.items()}
     return [_safe(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _text(value: Any) -> str:
-    return hidden(str(value))[:_LONGEST]
+    return str(_safe(str(value)))
 
 
 class Handler(logging.Handler):

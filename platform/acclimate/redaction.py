@@ -1,7 +1,8 @@
 """What must not be read by others, taken out of text that is printed or logged.
 
 The second line: whoever prints or logs leaves secrets out in the first place. Known are passwords in URLs and connection strings,
-API tokens, invitations, Authorization headers, age identities and private keys.
+API tokens, invitations, Authorization headers, age identities and private keys. The lengths have bounds, as the time would grow with their
+square: who writes what is logged may be a stranger.
 """
 
 import re
@@ -9,9 +10,9 @@ import re
 _MARK = "…"
 _RULES = (
     # scheme://USER:PASSWORD@HOST; to the last @, as a password may hold one that nobody escaped.
-    (re.compile(r"(\b[a-z][a-z0-9+.-]*:/{1,3}[^\s:/@?#'\"]*):[^\s'\"]*@", re.IGNORECASE), rf"\1:{_MARK}@"),
+    (re.compile(r"(\b[a-z][a-z0-9+.-]{0,40}:/{1,3}[^\s:/@?#'\"]{0,200}):[^\s'\"]{0,300}@", re.IGNORECASE), rf"\1:{_MARK}@"),
     # The same without a scheme, such as USER:PASSWORD@HOST.
-    (re.compile(r"(?<!\w)([\w.+-]+):(?!//)[^\s'\"@]+@(?=[\w.\[-])"), rf"\1:{_MARK}@"),
+    (re.compile(r"(?<!\w)([\w.+-]{1,200}):(?!//)[^\s'\"@]{1,300}@(?=[\w.\[-])"), rf"\1:{_MARK}@"),
     # password=…, in queries and connection strings.
     (
         re.compile(r"\b(\w*(?:passw(?:or)?d|secret|token|credential)\w*)(\s*=\s*)('[^']*'|\"[^\"]*\"|[^\s&;'\"]+)", re.IGNORECASE),
