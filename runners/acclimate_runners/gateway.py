@@ -45,7 +45,7 @@ class Gateway:
         self._address, self._lock = address, threading.Lock()
         self._machines: tuple[Machine, ...] = ()
         self._handles: dict[int, RemoteHandle] = {}
-        self._started, self._lost = 0, ""
+        self._started, self._lost, self._closing = 0, "", False
         self._words, end = Pipe()
         # A session of its own: an interrupt from the terminal is the dispatcher's to act on.
         with end:
@@ -102,11 +102,15 @@ class Gateway:
 
     def close(self, *, keep: bool = False) -> None:
         """As RayRunner.close."""
+        self._closing = True
+        told = False
         with contextlib.suppress(ConnectionError):
             self._send(("close", keep))
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_ENDS)
+            told = True
+        # Before the child ends, which would look like a loss.
         self._lose("the runner was closed", code="cancelled")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDS if told else 0)
         self._end()
         self._reader.join(_ENDS)
         self._words.close()
@@ -155,7 +159,8 @@ class Gateway:
                         handle.status = status
                         if status.state != "running":
                             del self._handles[number]
-        self._end()
+        if not self._closing:
+            self._end()
 
     def _lose(self, reason: str, *, code: str = "runner_failed") -> None:
         with self._lock:

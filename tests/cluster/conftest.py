@@ -15,8 +15,18 @@ HOLDER = """
 import json, os, sys
 from ray.cluster_utils import Cluster
 
-SMALL = {"object_store_memory": 80 << 20, "include_dashboard": False}
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **SMALL})
+SMALL = {"object_store_memory": 80 << 20, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+
+def persistent(make):
+    # Ray gives a node thirty seconds to come up, which a machine with much else to do may not keep.
+    for turn in range(4):
+        try:
+            return make()
+        except Exception:
+            if turn == 3:
+                raise
+
+cluster = persistent(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **SMALL}))
 nodes = []
 
 def metadata(**changes):
@@ -34,7 +44,7 @@ def behead():
 
 def act(kind, value):
     if kind == "add":
-        nodes.append(cluster.add_node(**SMALL, **value))
+        nodes.append(persistent(lambda: cluster.add_node(**SMALL, **value)))
     elif kind == "remove":
         cluster.remove_node(nodes[value], allow_graceful=False)
     elif kind == "metadata":
@@ -67,7 +77,11 @@ class RayCluster:
             text=True,
             cwd="/",
         )
-        self.address: str = self._answer()
+        try:
+            self.address: str = self._answer()
+        except BaseException:
+            self.close()
+            raise
 
     def add(self, **node: Any) -> None:
         """Add a node; arguments as of ray.cluster_utils.Cluster.add_node."""
