@@ -9,14 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from sqlalchemy import text
+
 from acclimate import facts as numbers
+from acclimate import migrations
 from acclimate.config import Settings
 from acclimate.metrics import Seen
 from acclimate.sequencer import Sequencer
 from acclimate.store import Store, installation
 from acclimate_competitions.errors import Refusal
 
-CHECKS = ("database", "installation", "log", "blobs", "space", "clock")
+CHECKS = ("database", "schema", "installation", "log", "blobs", "space", "clock")
 SIGNED_WITHIN = 10.0
 """Seconds after which an entry must be in a checkpoint."""
 SPARE_BYTES = 64 << 20
@@ -81,7 +84,10 @@ class Health:
     def seen(self) -> Seen:
         """The state as metrics show it."""
         state = self.state()
-        checks = {name: name not in state.reasons for name in CHECKS} | {"stopping": not self.stopping.is_set()}
+        # A clock that differs is no reason not to serve; its offset is a metric of its own.
+        checks = {name: name not in state.reasons for name in CHECKS if name != "clock"} | {
+            "stopping": not self.stopping.is_set()
+        }
         return Seen(state.facts, state.offset, state.free, checks)
 
     def _look(self) -> State:
@@ -118,12 +124,19 @@ class Health:
 
         check("database", offset)
         if not reasons:
+            check("schema", self._same_schema)
             check("installation", self._same_installation)
             check("log", log)
         check("blobs", self._probe)
         check("space", space)
         warning = numbers.clock_warning(found["offset"] or 0.0)
         return State(reasons, {"clock": warning} if warning else {}, **found, at=time.monotonic())
+
+    def _same_schema(self) -> str:
+        """That nobody has upgraded the database under this process."""
+        with self._store.snapshot() as tx:
+            found = tx.execute(text("SELECT version_num FROM alembic_version")).scalar()
+        return "" if found == migrations.HEAD else f"the database has schema {found}, this process {migrations.HEAD}"
 
     def _same_installation(self) -> str:
         """That the database under this process is still the one it began with."""

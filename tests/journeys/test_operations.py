@@ -309,6 +309,23 @@ def test_a_log_that_is_not_signed_makes_the_server_unready(served: Live, monkeyp
     assert "acclimate_log_unsigned_entries 1.0" in text and 'acclimate_check_ok{check="log"} 0.0' in text
 
 
+@pytest.mark.parametrize(
+    ("statement", "check", "word"),
+    [
+        ("UPDATE alembic_version SET version_num = '9999'", "schema", "9999"),
+        ("UPDATE installation SET id = 'other'", "installation", "another installation"),
+    ],
+)
+def test_a_database_that_is_exchanged_under_the_server_makes_it_unready(
+    served: Live, statement: str, check: str, word: str
+) -> None:
+    assert served.anyone().get("/readyz").status_code == 200
+    with served.store.transaction() as tx:
+        tx.connection.exec_driver_sql(statement)
+    answer = until(lambda: (got := served.anyone().get("/readyz")).status_code == 503 and got)
+    assert word in answer.json()["checks"][check]
+
+
 def test_metrics_are_sums_by_route_and_name_nobody(served: Live, tmp_path: Path) -> None:
     staged = live.open_round(served, tmp_path)
     ada = live.enter(staged, served.actor("ada"))
