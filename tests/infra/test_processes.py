@@ -31,7 +31,7 @@ from acclimate_competitions import records
 
 INFRA = Path(__file__).parents[2] / "infra"
 BIN = Path(sys.executable).parent
-PATIENCE = 150.0
+PATIENCE = 400.0
 Read = Callable[..., dict[str, Any]]
 
 
@@ -112,7 +112,7 @@ class Machine:
             found["RAY_TMPDIR"] = str(self.short / service[-3:])
             found |= {"RAY_HEAD_PORT": str(self.ports["head"]), "RAY_NODE_PORT": str(self.ports[node])}
             # A machine that is busy with other tests.
-            found["RAY_raylet_start_wait_time_s"] = "120"
+            found["RAY_raylet_start_wait_time_s"] = "300"
         return found | {
             "PATH": f"{BIN}:{INFRA / 'images'}:{self.postgres}:/usr/sbin:/usr/bin:/sbin:/bin",
             "OMP_NUM_THREADS": "1",
@@ -164,9 +164,15 @@ class Machine:
         if test[0] == "wget":
             url = test[-1].replace("8333", str(self.ports["s3"]))
             test = [sys.executable, "-c", f"import urllib.request; urllib.request.urlopen({url!r}, timeout=4)"]
-        until = time.monotonic() + PATIENCE
+        until, starts = time.monotonic() + PATIENCE, 1
         while time.monotonic() < until:
-            assert self.running[service + replica].poll() is None, self.said(service, replica)
+            if self.running[service + replica].poll() is not None:
+                # As an engine does where a service is to run unless it was stopped: a machine may be too busy for Ray's patience.
+                restarts = service.startswith("ray-") or "Failed to get node info" in self.said(service)
+                assert restarts and starts < 4, self.said(service, replica)
+                starts += 1
+                self._sweep(self.short / service[-3:])
+                self.start(service, replica)
             if subprocess.run(test, env=self.environment(service, replica), capture_output=True).returncode == 0:
                 return
             time.sleep(0.5)
@@ -186,12 +192,16 @@ class Machine:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        # Ray's servers leave the group of whoever started them; these are told by the folder that is this test's alone.
+        self._sweep(self.short)
+        shutil.rmtree(self.short, ignore_errors=True)
+
+    @staticmethod
+    def _sweep(folder: Path) -> None:
+        """End what a container's end would end: Ray's servers leave the group of whoever started them, and are told by their folder."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("RAY_TMPDIR", "").startswith(str(self.short)):
+                if process.environ().get("RAY_TMPDIR", "").startswith(str(folder)):
                     process.kill()
-        shutil.rmtree(self.short, ignore_errors=True)
 
 
 @pytest.fixture
@@ -403,6 +413,7 @@ def leads(machine: Machine) -> dict[str, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_whole_compose_file_starts_serves_and_stops(machine: Machine) -> None:
     start_postgres(machine)
     start_s3(machine)
