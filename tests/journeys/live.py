@@ -136,10 +136,16 @@ class Live:
 
 
 @contextlib.contextmanager
-def serve(folder: Path, **given: Any) -> Iterator[Live]:
-    """A server on a data folder."""
+def serve(folder: Path, *, clock: Clock | None = None, **given: Any) -> Iterator[Live]:
+    """A server on a data folder.
+
+    Args:
+        folder: its data folder lies in it.
+        clock: of another server over the same database, which must tell the same time.
+        given: settings, such as `database`.
+    """
     settings = config.load(folder / "data", environ={}, given={"port": 0, **given})
-    clock = Clock()
+    clock = clock or Clock()
     app = create_app(settings, clock=clock)
     listener = listen("127.0.0.1", 0)
     server = uvicorn.Server(configure(app))

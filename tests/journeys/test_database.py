@@ -18,6 +18,7 @@ import pytest
 import rounds_made
 from alembic import command
 from sqlalchemy import create_engine, delete, insert, inspect, select, text
+from sqlalchemy.exc import ProgrammingError
 from typer.testing import CliRunner
 
 from acclimate import config, database, installation, keys, log, migrations
@@ -642,6 +643,56 @@ def test_a_database_without_a_connection_left_is_busy(on_postgresql, postgresql)
     postgresql.sql(f"DROP ROLE {name}_r")
 
 
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        ("53100", "no_space"),
+        ("58030", "no_space"),
+        ("40001", "busy"),
+        ("40P01", "busy"),
+        ("53300", "busy"),
+        ("57P03", "database_unreachable"),
+        ("08006", "database_unreachable"),
+        ("42501", "database_unreachable"),
+    ],
+)
+def test_what_the_server_says_of_itself_is_a_refusal(on_postgresql, state, code):
+    store = Store.open(on_postgresql)
+    raised = f"DO $$ BEGIN RAISE EXCEPTION 'so it is' USING ERRCODE = '{state}'; END $$"
+    with pytest.raises(Refusal) as caught, store.transaction() as tx:
+        tx.execute(insert(invitations), {"code_hash": "x", "role": "r"})
+        tx.execute(text(raised))
+    assert caught.value.code == code
+    with store.snapshot() as tx:
+        assert tx.execute(select(invitations)).first() is None
+    # What is a fault of ours stays one.
+    with pytest.raises(ProgrammingError), store.transaction() as tx:
+        tx.execute(text("SELECT nothing FROM nowhere"))
+    store.close()
+
+
+def test_a_statement_that_takes_too_long_and_a_writer_that_stands_still_are_ended(
+    on_postgresql, postgresql_url, tmp_path
+):
+    url = postgresql_url + "?options=-c%20statement_timeout%3D50ms"
+    store = Store.open(on_postgresql)
+    hurried = Store.open(config.load(tmp_path / "hurried", environ={}, given={"database": url}))
+    with pytest.raises(Refusal) as caught, hurried.snapshot() as tx:
+        tx.execute(text("SELECT pg_sleep(5)"))
+    assert caught.value.code == "busy"
+    # A process that was stopped while it wrote gives the writers' lock up; its own write is refused, whole.
+    with pytest.raises(Refusal) as caught, store.transaction() as tx:
+        tx.execute(insert(invitations), {"code_hash": "x", "role": "r"})
+        tx.execute(text("SET LOCAL idle_in_transaction_session_timeout = '50ms'"))
+        time.sleep(0.5)
+        tx.now()
+    assert caught.value.code in ("busy", "database_unreachable")
+    with store.snapshot() as tx:
+        assert tx.execute(select(invitations)).first() is None
+    hurried.close()
+    store.close()
+
+
 # ---- several processes ---------------------------------------------------------------------------------------------
 
 APPEND = """
@@ -800,3 +851,50 @@ def test_a_snapshot_does_not_see_what_this_process_folded_later(two, tmp_path):
     with store.snapshot() as late:
         assert late.round(record.round).phase == "voided"
     assert store.recall(record.round).phase == "voided"
+
+
+@pytest.fixture
+def two_apis(settings, tmp_path):
+    """Two API processes' applications beside each other, each with its data folder, over one installation."""
+    shared = {"database": settings.database, "blobs": settings.blobs, "server_keys": str(settings.keys)}
+    clock = live.Clock()
+    with (
+        live.serve(tmp_path / "one", clock=clock, **shared) as one,
+        live.serve(tmp_path / "two", clock=clock, **shared) as two,
+    ):
+        yield one, two
+
+
+def test_two_apis_serve_one_round_and_keep_one_quota(two_apis, tmp_path):
+    one, two = two_apis
+    staged = live.open_round(one, tmp_path)
+    ada = live.enter(staged, one.actor("ada"))
+    # What the one wrote the other serves at once, receipt and all.
+    size = int(one.anyone().get("/v1/log/checkpoint").text.splitlines()[1])
+    there = two.anyone()
+    assert there.get(staged.path).json()["phase"] == "open"
+    signer = identity.load(two.settings, two.store).signer
+    record, _ = log.Receipt.parse(there.get(f"/v1/log/proof/{size - 1}").text).open(signer.verifier)
+    assert record.type == "EntrantRegistered"
+    assert there.get("/v1/log/checkpoint").text == one.anyone().get("/v1/log/checkpoint").text
+    # 64 at once with one left, half of them at either.
+    for seed in range(1, 5):
+        live.commit(staged, ada, seed=seed)
+    document = live.manifest(staged, "ada", live.model(staged, seed=9))
+    bodies = [live.submission(staged, ada, document, nonce=bytes([number]) * 32) for number in range(100, 164)]
+    found, start = Counter(), threading.Barrier(64)
+
+    def post(number):
+        url = (one, two)[number % 2].url
+        headers = {"Authorization": f"Bearer {ada.token}"}
+        with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=60) as client:
+            start.wait()
+            answer = client.post(f"{staged.path}/submissions", json=bodies[number])
+            found[answer.status_code, answer.json().get("code")] += 1
+
+    threads = [threading.Thread(target=post, args=(number,)) for number in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {(201, None): 1, (429, "quota_exceeded"): 63}
