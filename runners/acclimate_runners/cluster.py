@@ -140,6 +140,7 @@ class RayRunner:
         if address == "local":
             self._ray = Driver(workdir, address, slots=slots, resources=resources, namespace=namespace)
         else:
+            reachable(address)
             self._ray = Gateway(workdir, address, resources=resources or {}, namespace=namespace)
         self.machines()
 
@@ -341,30 +342,36 @@ def prepare() -> None:
         assert ray.__version__
 
 
-def check(address: str) -> None:
-    """Whether a cluster may be joined, before Ray is asked to, which would say less and wait longer.
-
-    1. Something listens at the address.
-    2. A token is at hand, unless the operator allowed none; a Ray without one runs code for everyone who reaches its ports.
-    3. The cluster asks for a token, which a call without one shows; and it takes ours.
-    4. It is of this version of Ray and of Python.
+def reachable(address: str) -> None:
+    """Whether there is something to join and a token to join it with; asks nothing of Ray.
 
     Raises:
         Refusal: config_invalid; runner_failed.
     """
-    # 1
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in address:
         raise Refusal("config_invalid", f"ray_address = {address}: must be local, or HOST:PORT of a Ray cluster's head")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECTS).close()
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise Refusal("runner_failed", f"there is no Ray cluster at {address}: {error}", hint=_STATUS) from error
-    # 2
-    open_allowed = os.environ["RAY_AUTH_MODE"].lower() == "disabled"
-    if not open_allowed and (why := _no_token()):
+    # Unless the operator allowed none.
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "disabled" and (why := _no_token()):
         raise Refusal("runner_failed", f"{why} for the Ray cluster at {address}", hint=_TOKEN)
-    # 3
+
+
+def check(address: str) -> None:
+    """Whether a reachable cluster may be joined, before Ray is asked to, which would say less and wait longer.
+
+    1. The cluster asks for a token, which a call without one shows: a Ray without a token runs code for everyone who reaches its
+       ports, and is joined only where the operator said so. And it takes ours.
+    2. It is of this version of Ray and of Python.
+
+    Raises:
+        Refusal: runner_failed.
+    """
+    # 1
+    open_allowed = os.environ["RAY_AUTH_MODE"].lower() == "disabled"
     asks = _cluster_of(address, mode="disabled") is None
     if not asks and not open_allowed:
         raise Refusal(
@@ -379,7 +386,7 @@ def check(address: str) -> None:
     found = _cluster_of(address, mode="disabled" if open_allowed else "token")
     if found is None:
         raise Refusal("runner_failed", f"the Ray cluster at {address} does not take the token", hint=_TOKEN)
-    # 4
+    # 2
     here = versions()
     # A patch of Python may differ where the operator tells Ray so.
     parts = 2 if os.environ.get("RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL") == "minor" else 3
