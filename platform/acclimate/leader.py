@@ -270,7 +270,7 @@ class Leader:
         wanted: list[Assignment] = []
         waiting: set[str] = set()
         with self._store.snapshot() as tx:
-            found = tx.execute(select(rounds.c.id).order_by(rounds.c.created)).scalars().all()
+            found = tx.execute(select(rounds.c.id).order_by(rounds.c.created, rounds.c.id)).scalars().all()
         for name in found:
             recalled = self._store.recall(name)
             if recalled is not None and recalled.phase in clockwork.TERMINAL:

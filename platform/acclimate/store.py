@@ -106,12 +106,12 @@ class Store:
         engine = database.connect(settings.database, clock=clock)
         try:
             migrations.ready(engine)
+            _private(settings.blobs)
+            place = blobs_at(settings.blobs, endpoint=settings.blobs_endpoint, scratch=settings.work / "blobs")
         except BaseException:
             engine.dispose()
             raise
-        _private(settings.blobs)
-        blobs = blobs_at(settings.blobs, endpoint=settings.blobs_endpoint, scratch=settings.work / "blobs")
-        return cls(engine, blobs)
+        return cls(engine, place)
 
     def fenced(self, check: Callable[["Tx"], None]) -> "Store":
         """This store as a leader uses it: each transaction that may write begins with `check`, which refuses one that was deposed."""
