@@ -101,9 +101,10 @@ class Dispatcher:
                 except Refusal as refusal:
                     self._complain(refusal.code, refusal.sentence)
                     stop.wait(_AGAIN_AFTER)
-                except Exception:
-                    # One round's fault must not stop the others; the operator reads it here.
-                    say("error", traceback=traceback.format_exc())
+                except Exception as error:
+                    # One round's fault must not stop the others; the operator reads it here, once.
+                    if self._is_new(type(error).__name__):
+                        say("error", traceback=traceback.format_exc())
                     stop.wait(_AGAIN_AFTER)
                 else:
                     self._recovered()
@@ -217,13 +218,17 @@ class Dispatcher:
     def _complain(self, code: str, sentence: str) -> None:
         """Say what a step stumbled over, once for each kind until a step reaches its end."""
         self.vitals.trouble = (code, sentence)
-        if code not in self._complaints:
-            self._complaints.add(code)
+        if self._is_new(code):
             say("refused", code=code, reason=sentence)
+
+    def _is_new(self, kind: str) -> bool:
+        new = kind not in self._complaints
+        self._complaints.add(kind)
+        return new
 
     def _recovered(self) -> None:
         if self._complaints:
-            say("recovered", codes=sorted(self._complaints))
+            say("recovered", after=sorted(self._complaints))
         self._complaints.clear()
         self.vitals.trouble = ("", "")
 
@@ -246,6 +251,8 @@ class _Term:
     def step(self) -> None:
         assert self._leader is not None
         self._renewal.alive()
+        if self._renewal.lost is not None:
+            raise self._renewal.lost
         if not self.lease.left:
             # It was not renewed in time: paused, or cut off. Ask before anything is touched that is another's by now.
             self.lease.renew()

@@ -141,10 +141,14 @@ class Renewal:
     Args:
         lease: taken.
         patience: seconds without `alive` after which it is not renewed any more: a leader that hangs must not lead.
+
+    Attributes:
+        lost: the refusal by which it found that another leads; None as long as it did not.
     """
 
     def __init__(self, lease: Lease, *, patience: float) -> None:
         self._lease, self._patience = lease, patience
+        self.lost: Refusal | None = None
         self._alive = time.monotonic()
         self._said = ""
         self._stop = threading.Event()
@@ -174,7 +178,7 @@ class Renewal:
             except Refusal as refusal:
                 self._say(f"{refusal.code}: {refusal.sentence}")
                 if refusal.code == "lease_lost":
-                    # The leader's next write is refused too, and tells it.
+                    self.lost = refusal
                     return
             except Exception:
                 self._say(traceback.format_exc())

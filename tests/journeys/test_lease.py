@@ -204,6 +204,7 @@ def test_a_lease_is_renewed_in_the_background_while_its_leader_shows_life(
         assert time.monotonic() < until
         time.sleep(0.05)
     renewal.stop()
+    assert renewal.lost is not None and renewal.lost.code == "lease_lost"
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert len(said) == 1 and said[0]["reason"].startswith("lease_lost: ")
 

@@ -100,7 +100,7 @@ def test_a_standby_takes_over_at_once_when_the_leader_stops_and_when_its_lease_r
                 wait(lambda: third.dispatcher.leading or lease_of(server).epoch > 2 or second.dispatcher.leading)
                 _, other = dispatching.send(staged, "bea", seed=2)
                 wait(lambda: dispatching.state_of(server, other)[0] == "accepted")
-                assert [d.dispatcher.leading for d in (second, third)].count(True) == 1
+                wait(lambda: [d.dispatcher.leading for d in (second, third)].count(True) == 1)
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["leader"] for line in said if line["event"] == "standby"][0] == holder_of(tmp_path / "first")
     assert not any(line["event"] in ("error", "blocked", "attempt failed") for line in said)
