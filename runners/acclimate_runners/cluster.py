@@ -191,15 +191,20 @@ class Driver:
             logging.getLogger("ray").setLevel(logging.ERROR)
             cpus = {"num_cpus": slots or os.cpu_count() or 1} if address == "local" else {}
             own = {"object_store_memory": _OBJECT_STORE, "include_dashboard": False} if address == "local" else {}
-            ray.init(
-                address=address,
-                namespace=namespace,
-                log_to_driver=False,
-                configure_logging=False,
-                logging_level=logging.ERROR,
-                **cpus,
-                **own,
-            )
+            before = _children()
+            try:
+                ray.init(
+                    address=address,
+                    namespace=namespace,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    logging_level=logging.ERROR,
+                    **cpus,
+                    **own,
+                )
+            except BaseException:
+                _end_remains(before)
+                raise
         self._ray: Any = ray
         self._workdir = workdir
         self._resources = dict(resources or {})
@@ -327,6 +332,26 @@ def settle_environment(*, local: bool) -> None:
         # A Ray without a token runs code for everyone who reaches its ports.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def _children() -> set[int]:
+    """This process's children; none where the kernel doesn't say."""
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found |= set(map(int, path.read_text().split()))
+    return found
+
+
+def _end_remains(before: set[int]) -> None:
+    """End what a failed ray.init has started, which Ray leaves running until this process ends.
+
+    A machine under load takes longer to start a Ray than Ray waits; each further try would find it with less to give.
+    """
+    for pid in _children() - before:
+        with contextlib.suppress(OSError):
+            if "/ray/" in Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace"):
+                os.kill(pid, signal.SIGKILL)
 
 
 def prepare() -> None:
