@@ -563,7 +563,7 @@ def test_only_the_api_makes_a_data_folder(
     ran = acclimate(*command, "--data", tmp_path / "typo")
     assert ran.code == 1
     assert f"error: no data folder here: {tmp_path / 'typo'}\n" in ran.err
-    assert "acclimate api" in ran.err
+    assert "acclimate up" in ran.err
     assert not (tmp_path / "typo").exists()
 
 
