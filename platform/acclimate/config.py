@@ -9,7 +9,6 @@ their modes.
 
 import difflib
 import errno
-import fcntl
 import os
 import re
 import tomllib
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from acclimate import locks
 from acclimate.redaction import hidden
 from acclimate_competitions.errors import Refusal
 
@@ -217,7 +217,9 @@ def _ray(value: Any, _: Path) -> str:
 _port = _integer(0, 65535)
 
 SETTINGS: dict[str, Setting] = {
-    "host": Setting(_host, lambda data: "127.0.0.1", "address on which the API listens"),
+    "host": Setting(
+        _host, lambda data: "127.0.0.1", "address on which the API listens, and the dispatcher with its health"
+    ),
     "port": Setting(_port, lambda data: 8470, "port of the API; 0 takes a free one"),
     "origin": Setting(_origin, lambda data: "acclimate.localhost/log", "the log's name in checkpoints and receipts"),
     "database": Setting(_database, lambda data: f"sqlite:///{data / 'acclimate.db'}", "SQLAlchemy URL of the database"),
@@ -398,7 +400,7 @@ def claim(settings: Settings) -> None:
             temporary.replace(version)
         found = version.read_text("utf-8", "replace").strip()[:100]
     except OSError as error:
-        raise _unusable(settings.data, error) from error
+        raise unusable(settings.data, error) from error
     if found != DATA_VERSION:
         raise Refusal(
             "data_version",
@@ -410,41 +412,24 @@ def claim(settings: Settings) -> None:
 def lock(settings: Settings, part: str) -> IO[str]:
     """Hold the data folder for one part of the server, for as long as the file that comes back is open.
 
-    The kernel gives it up with the process, however that ended, so a lock is never stale.
-
     Args:
         settings: say which folder.
-        part: api, dispatcher or up.
+        part: api, dispatcher, mlflow or up.
 
     Raises:
         Refusal: busy, where another process has it; config_invalid, no_space.
     """
     path = settings.data / f"{part}.lock"
     try:
-        holder = path.open("a+", encoding="ascii", errors="replace")
-        try:
-            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            process = read_holder(holder)
-            holder.close()
-            raise _taken(settings, part, process) from None
-        holder.truncate(0)
-        holder.write(f"{os.getpid()}\n")
-        holder.flush()
+        held = locks.take(path)
     except OSError as error:
-        raise _unusable(settings.data, error) from error
-    return holder
+        raise unusable(settings.data, error) from error
+    if held is None:
+        raise _taken(settings, part, locks.holder(path) or "another process")
+    return held
 
 
-def read_holder(lock_file: IO[str]) -> str:
-    """The process id that a lock's holder wrote into it; empty where it wrote none."""
-    lock_file.seek(0)
-    found = lock_file.read(20).strip()
-    return found if found.isdecimal() else ""
-
-
-def _taken(settings: Settings, part: str, process: str) -> Refusal:
-    who = f"process {process}" if process else "another process"
+def _taken(settings: Settings, part: str, who: str) -> Refusal:
     return Refusal(
         "busy",
         f"data folder in use by another process: {who} runs the {part} of {settings.data}",
@@ -453,7 +438,8 @@ def _taken(settings: Settings, part: str, process: str) -> Refusal:
     )
 
 
-def _unusable(data: Path, error: OSError) -> Refusal:
+def unusable(data: Path, error: OSError) -> Refusal:
+    """The refusal of a data folder in which something can't be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Refusal(
             "no_space", f"no space is left for the data folder {data}", hint="free some space, or choose another folder"

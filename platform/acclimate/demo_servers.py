@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from acclimate import supervision
+from acclimate import locks, ports, supervision
 from acclimate.client import connection
 from acclimate.supervision import command as command
 from acclimate.supervision import shown as shown
@@ -31,8 +31,8 @@ class Servers:
     def __enter__(self) -> Self:
         try:
             # Those of a demo that was killed end by themselves once they notice, later while Ray starts.
-            locks = [self.data / "api.lock", self.data / "dispatcher.lock"]
-            supervision.await_free(locks, within=STARTED_WITHIN)
+            held = [self.data / "api.lock", self.data / "dispatcher.lock"]
+            locks.await_free(held, within=STARTED_WITHIN)
             self._start("api", "--port", str(self.port))
             deadline = time.monotonic() + STARTED_WITHIN
             with connection.Client(self.url, patience=0) as client:
@@ -78,7 +78,7 @@ def _port(path: Path) -> int:
     """The port of this data folder: the accounts' folders name it, so it stays the same."""
     if path.exists():
         return int(json.loads(path.read_text("utf-8"))["port"])
-    port = supervision.free_port("127.0.0.1", 0, option="--port")
+    port = ports.free("127.0.0.1", 0, option="--port")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"port": port}), "utf-8")
     return port

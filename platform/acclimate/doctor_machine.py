@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from acclimate import ports
 from acclimate.config import Settings
 from acclimate.redaction import hidden
 
@@ -283,7 +284,7 @@ def proxies(settings: Settings) -> Iterator[Finding]:
     if not given:
         return
     exempt = {part.strip() for name in ("no_proxy", "NO_PROXY") for part in os.environ.get(name, "").split(",")}
-    needed = {"localhost", "127.0.0.1"} | ({settings.host} - {"0.0.0.0", "::"})
+    needed = {"localhost", "127.0.0.1"} | ({settings.host} - ports.EVERYWHERE.keys())
     lacking = sorted(needed - exempt) if "*" not in exempt else []
     if lacking:
         hint = f"NO_PROXY={','.join(sorted(exempt - {''} | needed))}"

@@ -1,6 +1,5 @@
 """The doctor's checks of what the settings name: data folder, database, blobs, keys, ports, MLflow."""
 
-import fcntl
 import stat
 import time
 from collections.abc import Iterator
@@ -9,12 +8,13 @@ from typing import Any
 
 import httpx
 
-from acclimate import config, ports
+from acclimate import config, locks, ports
 from acclimate.config import Settings
 from acclimate.doctor_machine import Finding, State, is_there, version_of
 from acclimate.redaction import hidden
 
 _CLOCK_WARNS = 1.0
+_PARTS = ("up", "api", "dispatcher")
 
 
 # ---- what the settings name ----------------------------------------------------------------------------------------
@@ -31,30 +31,16 @@ def folder(settings: Settings) -> Iterator[Finding]:
             "data folder", "missing", f"{settings.data} has format {found[:20]!r}, not {config.DATA_VERSION}", hint
         )
     else:
-        running = [
-            f"{part} (process {pid})" for part in ("up", "api", "dispatcher") if (pid := _holder(settings, part))
-        ]
+        running = [f"{part} ({who})" for part in _PARTS if (who := locks.holder(settings.data / f"{part}.lock"))]
         yield Finding("data folder", "ok", f"{settings.data}; running: {', '.join(running) or 'nothing'}")
     if settings.file is not None:
         secret = any(
-            "://" in str(settings.value(name)) and "@" in str(settings.value(name)) for name in ("database", "tracking")
+            "://" in str(settings.value(name)) and "@" in str(settings.value(name))
+            for name in ("database", "tracking", "artifacts")
         )
         if secret and settings.file.stat().st_mode & 0o077:
             hint = f"chmod 600 {settings.file}, or leave the password to the environment"
             yield Finding("config file", "warning", f"{settings.file} names a login, and others may read it", hint)
-
-
-def _holder(settings: Settings, part: str) -> str:
-    """The process that holds a lock of the data folder; "?" where it doesn't say who it is; empty where none does."""
-    try:
-        with (settings.data / f"{part}.lock").open("r", encoding="ascii", errors="replace") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return config.read_holder(lock) or "?"
-    except OSError:
-        pass
-    return ""
 
 
 def database_(settings: Settings) -> Iterator[Finding]:
@@ -144,14 +130,14 @@ def ports_(settings: Settings) -> Iterator[Finding]:
     wanted = {"port": settings.port, "dispatch_port": settings.dispatch_port}
     if not settings.tracking.startswith("http"):
         wanted["mlflow_port"] = settings.mlflow_port
-    running = any(_holder(settings, part) for part in ("up", "api", "dispatcher"))
+    running = any(locks.holder(settings.data / f"{part}.lock") for part in _PARTS)
     for name, port in wanted.items():
         if port == 0:
             continue
         try:
             taken = ports.is_taken(settings.host, port)
         except OSError as error:
-            found = f"can't listen on {settings.host}:{port}: {error.strerror or error}"
+            found = f"can't listen on {ports.name(settings.host, port)}: {error.strerror or error}"
             yield Finding(f"port {port}", "missing", found, f"correct `host` or `{name}`")
             continue
         who = ports.who_answers(settings.host, port) if taken else ""

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import httpx
 
-from acclimate import config, supervision, tracking_places
+from acclimate import config, locks, ports, supervision, tracking_places
 from acclimate.config import Settings
 from acclimate_competitions.errors import Refusal
 
@@ -24,7 +24,6 @@ ENDED_WITHIN = 60.0
 """Seconds for the parts of a supervisor that was killed to end."""
 STOP_ORDER = ("dispatch", "api", "mlflow")
 _LOOK = 0.1
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 Say = Callable[[str], None]
 
 
@@ -59,6 +58,9 @@ class Parts:
         say: told what happens, a line each.
         stop: set once the operator wants the end.
         hurry: set once the operator is not willing to wait for it.
+
+    Attributes:
+        killed: at the end, the parts that had to be killed.
     """
 
     def __init__(
@@ -81,13 +83,14 @@ class Parts:
         self._mlflow: str | None = None
         self._mlflow_ready, self._looked = False, 0.0
         self._lock: IO[str] | None = None
+        self.killed = list[str]()
 
     def __enter__(self) -> "Parts":
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
-            self.supervisor.stop(order=STOP_ORDER, hurry=self._hurry)
+            self.killed = self.supervisor.stop(order=STOP_ORDER, hurry=self._hurry)
         finally:
             if self._lock is not None:
                 self._lock.close()
@@ -102,13 +105,13 @@ class Parts:
         settings = self._settings
         config.claim(settings)
         self._lock = config.lock(settings, "up")
-        locks = [settings.data / f"{part}.lock" for part in ("api", "dispatcher", "mlflow")]
-        supervision.await_free(locks, within=ENDED_WITHIN, say=self._say, stop=self._stop)
-        port = supervision.free_port(
+        held = [settings.data / f"{part}.lock" for part in ("api", "dispatcher", "mlflow")]
+        locks.await_free(held, within=ENDED_WITHIN + settings.drain, say=self._say, stop=self._stop)
+        port = ports.free(
             settings.host, settings.port, option="--port or ACCLIMATE_PORT; --port 0 takes a free one", patience=1.0
         )
         pages = self._mlflow_port(port) if self._with_mlflow else 0
-        url = f"http://{_name(settings.host)}:{port}"
+        url = f"http://{ports.name(ports.here(settings.host), port)}"
         self._start("api", "--host", settings.host, "--port", str(port))
         with httpx.Client(base_url=url, trust_env=False, timeout=2.0) as http:
             self._await("the API", lambda: _is_ready(http), why=lambda: _reasons(http))
@@ -135,14 +138,17 @@ class Parts:
 
     def _start(self, name: str, *arguments: str) -> None:
         data = ("--data", str(self._settings.data))
-        self.supervisor.start(supervision.server(name, *data, *arguments, environment=self._environment))
+        grace = supervision.GRACE + (self._settings.drain if name == "api" else 0)
+        part = supervision.server(name, *data, *arguments, environment=self._environment, grace=grace)
+        self.supervisor.start(part)
 
     def _step(self) -> None:
         self.supervisor.step()
         now = time.monotonic()
         if self._mlflow is not None and not self._mlflow_ready and now - self._looked > 0.5:
             self._looked = now
-            with contextlib.suppress(httpx.HTTPError):
+            # OSError: httpx reads certificates first, which takes an open file.
+            with contextlib.suppress(httpx.HTTPError, OSError):
                 self._mlflow_ready = (
                     httpx.get(f"{self._mlflow}/health", trust_env=False, timeout=1.0).status_code == 200
                 )
@@ -176,18 +182,18 @@ class Parts:
                     hint="choose another with --mlflow-port or ACCLIMATE_MLFLOW_PORT; 0 takes a free one",
                 )
             option = "--mlflow-port or ACCLIMATE_MLFLOW_PORT; 0 takes a free one"
-            return supervision.free_port("127.0.0.1", wanted, option=option, patience=0.0 if by_default else 1.0)
+            return ports.free("127.0.0.1", wanted, option=option, patience=0.0 if by_default else 1.0)
         except Refusal:
             if not by_default:
                 raise
-            chosen = supervision.free_port("127.0.0.1", 0, option="--mlflow-port")
+            chosen = ports.free("127.0.0.1", 0, option="--mlflow-port")
             self._say(f"port {wanted} is taken; MLflow takes {chosen} this time (--mlflow-port chooses one)")
             return chosen
 
     def _dispatches(self) -> bool:
         """Whether the dispatcher works or stands by; where its log is too quiet to say so, whether it has the data folder."""
         quiet = self._settings.log_level not in ("debug", "info")
-        return self._dispatching.is_set() or (quiet and supervision.is_held(self._settings.data / "dispatcher.lock"))
+        return self._dispatching.is_set() or (quiet and locks.holder(self._settings.data / "dispatcher.lock") != "")
 
     def _heard(self, part: str, event: Mapping[str, Any]) -> None:
         """Tell the operator what matters of a part's events; all of them are in its log."""
@@ -228,12 +234,6 @@ def _environment(settings: Settings, given: Mapping[str, Any]) -> dict[str, str]
     # Each part's lines go to a file of its own, whatever the settings say of one process.
     environment[config.PREFIX + "LOG_FILE"] = ""
     return environment
-
-
-def _name(host: str) -> str:
-    """The host of an address by which this machine reaches what listens on `host`."""
-    name = _WILDCARDS.get(host, host)
-    return f"[{name}]" if ":" in name else name
 
 
 def _is_ready(http: httpx.Client) -> bool:

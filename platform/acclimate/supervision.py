@@ -9,13 +9,12 @@ ready once: a refusal, which needs the operator, and the fifth crash within a mi
 
 import contextlib
 import ctypes
-import fcntl
+import errno
 import json
 import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -31,6 +30,8 @@ from acclimate_competitions.errors import CODES, Refusal
 
 PAUSES = (0.5, 30.0)
 """Seconds before a part is started again: after its first end, and at most."""
+GRACE = 20.0
+"""Seconds that a part gets to end by itself, whether its supervisor asks it or is gone; an API gets those of the setting `drain` besides."""
 HEALTHY_AFTER = 60.0
 """A part that ran for so many seconds is well, and its next end is a first one."""
 CRASHES = 5
@@ -69,12 +70,12 @@ class Part:
     name: str
     line: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    grace: float = 20.0
+    grace: float = GRACE
 
 
-def server(name: str, *arguments: str, environment: Mapping[str, str]) -> Part:
+def server(name: str, *arguments: str, environment: Mapping[str, str], grace: float = GRACE) -> Part:
     """The part that an `acclimate` command is."""
-    return Part(name, [*command(name, *arguments), "--stop-with-stdin"], environment)
+    return Part(name, [*command(name, *arguments), "--stop-with-stdin"], environment, grace)
 
 
 class Process:
@@ -83,12 +84,17 @@ class Process:
     Attributes:
         refusal: with which the part ended, where it did.
         last: the last lines that it wrote.
+        killed: whether it had to be killed, as it did not end when it was asked.
+
+    Raises:
+        OSError: where the system has no process, no memory or no open file left for it.
     """
 
     def __init__(self, part: Part, log: RotatingFile, heard: Heard) -> None:
         self.part, self.began = part, time.monotonic()
         self.refusal: Refusal | None = None
         self.last = deque[str](maxlen=20)
+        self.killed = False
         self._log, self._heard = log, heard
         self._child = subprocess.Popen(
             part.line,
@@ -101,7 +107,12 @@ class Process:
         self.pid = self._child.pid
         assert self._child.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self._child.stdout,), name=part.name, daemon=True)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError as error:
+            self._kill_group()
+            self._child.wait()
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
 
     @property
     def age(self) -> float:
@@ -124,16 +135,17 @@ class Process:
     def terminate(self) -> None:
         """Ask it to end."""
         if self.ended() is None:
-            self._child.send_signal(signal.SIGTERM)
+            # Not by Popen, which would give the number back before the group is ended: only `ended` does.
+            os.kill(self.pid, signal.SIGTERM)
 
     def stop(self, *, hurry: threading.Event | None = None) -> None:
         """End it: SIGTERM, and SIGKILL for its whole group once its grace is over or somebody hurries."""
         self.terminate()
         deadline = time.monotonic() + self.part.grace
         while self.ended() is None:
-            if time.monotonic() > deadline or (hurry is not None and hurry.is_set()):
+            if not self.killed and (time.monotonic() > deadline or (hurry is not None and hurry.is_set())):
+                self.killed = True
                 self._kill_group()
-                deadline = float("inf")
             time.sleep(_LOOK)
 
     def told(self) -> str:
@@ -153,13 +165,15 @@ class Process:
                     pass
                 line = piece.decode("utf-8", "replace").rstrip("\n") + (" …" if len(piece) == _LONGEST_LINE else "")
                 self._log.write(line)
-                self._take(line)
+                # Whatever a part writes, it is read on: it would hang in a pipe that nobody reads.
+                with contextlib.suppress(Exception):
+                    self._take(line)
 
     def _take(self, line: str) -> None:
         if line.startswith("{"):
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 event = None
             if isinstance(event, dict) and isinstance(event.get("event"), str):
                 if event["event"] == REFUSED:
@@ -179,10 +193,10 @@ def _has_ended(pid: int) -> bool:
 
 def _refusal(event: Mapping[str, Any]) -> Refusal | None:
     code, problems = event.get("code"), event.get("problems")
-    if code not in CODES:
+    if not isinstance(code, str) or code not in CODES:
         return None
     listed = [str(one) for one in problems] if isinstance(problems, list) else []
-    return Refusal(str(code), str(event.get("sentence", "")), hint=str(event.get("hint", "")), problems=listed)
+    return Refusal(code, str(event.get("sentence", "")), hint=str(event.get("hint", "")), problems=listed)
 
 
 def reported(refusal: Refusal) -> dict[str, Any]:
@@ -198,7 +212,7 @@ class _Kept:
     log: RotatingFile
     process: Process | None = None
     established: bool = False
-    pause: float = PAUSES[0]
+    pause: float = field(default_factory=lambda: PAUSES[0])
     due: float = 0.0
     crashes: deque[float] = field(default_factory=lambda: deque(maxlen=CRASHES))
 
@@ -230,11 +244,19 @@ class Supervisor:
         """Start a part, once.
 
         Raises:
-            Refusal: config_invalid, where its log file can't be made.
+            Refusal: config_invalid, where its log file can't be made; server_unreachable, where the system has no room for its process.
         """
         log = RotatingFile(self.log_of(part.name), size=self._size, keep=self._keep)
-        kept = self._kept[part.name] = _Kept(part, log)
-        kept.process = Process(part, log, self._heard)
+        try:
+            process = Process(part, log, self._heard)
+        except OSError as error:
+            log.close()
+            raise Refusal(
+                "server_unreachable",
+                f"acclimate {part.name} can't be started: {error.strerror or error}",
+                hint="close other programs, or allow more: `ulimit -u` says how many processes, `ulimit -n` how many open files",
+            ) from error
+        self._kept[part.name] = _Kept(part, log, process)
 
     def log_of(self, name: str) -> Path:
         """A part's log file."""
@@ -265,19 +287,42 @@ class Supervisor:
         for kept in self._kept.values():
             if kept.process is None:
                 if time.monotonic() >= kept.due:
-                    kept.process = Process(kept.part, kept.log, self._heard)
-                    self._say(f"{kept.part.name} started again (process {kept.process.pid})")
+                    self._again(kept)
             elif (status := kept.process.ended()) is not None:
                 self._ended(kept, kept.process, status)
 
-    def stop(self, *, order: Sequence[str] = (), hurry: threading.Event | None = None) -> None:
-        """End all parts, one after another: those of `order` first, then the rest, the last started first."""
+    def stop(self, *, order: Sequence[str] = (), hurry: threading.Event | None = None) -> list[str]:
+        """End all parts, one after another: those of `order` first, then the rest, the last started first.
+
+        Returns:
+            The names of those that had to be killed.
+        """
+        killed = []
         rest = [name for name in reversed(self._kept) if name not in order]
         for name in [*(name for name in order if name in self._kept), *rest]:
             kept = self._kept.pop(name)
             if kept.process is not None:
                 kept.process.stop(hurry=hurry)
+                if kept.process.killed:
+                    killed.append(name)
+                    self._say(f"{name} did not end in time and was killed (see {self.log_of(name)})")
             kept.log.close()
+        return killed
+
+    def _again(self, kept: _Kept) -> None:
+        try:
+            kept.process = Process(kept.part, kept.log, self._heard)
+        except OSError as error:
+            # The rest goes on, and room may come back.
+            why = error.strerror or error
+            self._say(f"{kept.part.name} can't be started: {why}; it is tried again in {kept.pause:g} s")
+            self._put_off(kept)
+            return
+        self._say(f"{kept.part.name} started again (process {kept.process.pid})")
+
+    def _put_off(self, kept: _Kept) -> None:
+        kept.process, kept.due = None, time.monotonic() + kept.pause
+        kept.pause = min(2 * kept.pause, PAUSES[1])
 
     def _ended(self, kept: _Kept, process: Process, status: int) -> None:
         name, how = kept.part.name, _how(status)
@@ -295,8 +340,7 @@ class Supervisor:
             kept.pause = PAUSES[0]
         why = process.refusal.sentence if process.refusal is not None else how
         self._say(f"{name} ended: {why}; it is started again in {kept.pause:g} s (see {self.log_of(name)})")
-        kept.process, kept.due = None, time.monotonic() + kept.pause
-        kept.pause = min(2 * kept.pause, PAUSES[1])
+        self._put_off(kept)
 
 
 def _how(status: int) -> str:
@@ -308,101 +352,10 @@ def _how(status: int) -> str:
         return f"by signal {-status}"
 
 
-# ---- what those before have left ----------------------------------------------------------------------------------
-
-
-def await_free(
-    paths: Sequence[Path],
-    *,
-    within: float,
-    say: Say = lambda line: None,
-    stop: threading.Event | None = None,
-) -> None:
-    """Wait until no process holds one of these lock files: parts whose supervisor was killed end by themselves, in seconds.
-
-    Args:
-        paths: the lock files; those that are not there are free.
-        within: seconds after which it is no use waiting.
-        say: told once, after two seconds.
-        stop: ends the waiting early.
-
-    Raises:
-        Refusal: busy.
-    """
-    began, said = time.monotonic(), False
-    while held := next((path for path in paths if is_held(path)), None):
-        waited = time.monotonic() - began
-        if waited > within:
-            raise Refusal(
-                "busy",
-                f"data folder in use by another process: {holder(held)} holds {held}",
-                hint="stop it, or name another folder with --data",
-            )
-        if waited > 2.0 and not said:
-            said = True
-            say(f"waiting for {holder(held)}, which still runs on this data folder ({held.name})")
-        if stop is not None and stop.is_set():
-            return
-        time.sleep(_LOOK)
-
-
-def holder(lock: Path) -> str:
-    """Who wrote itself into a lock file, in words."""
-    with contextlib.suppress(OSError):
-        found = lock.read_text("utf-8", "replace")[:20].strip()
-        if found.isdecimal():
-            return f"process {found}"
-    return "another process"
-
-
-def is_held(path: Path) -> bool:
-    """Whether a process holds a lock file."""
-    if not path.exists():
-        return False
-    with path.open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-def free_port(host: str, port: int, *, option: str, patience: float = 0.0) -> int:
-    """The port, if a server could listen there now; for 0 one that is free.
-
-    Args:
-        host: the address to listen on.
-        port: the port.
-        option: what names it, for the hint.
-        patience: seconds to wait for a server that is ending.
-
-    Raises:
-        Refusal: config_invalid, where it is taken or the address can't be used.
-    """
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-                probe.listen(1)
-                return int(probe.getsockname()[1])
-        except OSError as error:
-            if time.monotonic() < deadline:
-                time.sleep(_LOOK)
-                continue
-            raise Refusal(
-                "config_invalid",
-                f"can't listen on {host}:{port}: {error.strerror or error}",
-                hint=f"is another server running there? choose another with {option}",
-            ) from error
-
-
 # ---- the child's side ----------------------------------------------------------------------------------------------
 
 
-def stop_with_stdin(*, grace: float = 30.0) -> None:
+def stop_with_stdin(*, grace: float = GRACE) -> None:
     """End this process as SIGTERM would once its standard input ends; by force, where that takes longer than its grace."""
 
     def wait() -> None:
@@ -430,6 +383,9 @@ def run_foreign(line: Sequence[str], *, environment: Mapping[str, str], grace: f
 
     Returns:
         Its exit status; 0 where it was asked to end.
+
+    Raises:
+        OSError: where it can't be started.
     """
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -443,7 +399,7 @@ def run_foreign(line: Sequence[str], *, environment: Mapping[str, str], grace: f
     while not _has_ended(child.pid) and not asked.wait(0.2):
         pass
     if asked.is_set() and not _has_ended(child.pid):
-        child.send_signal(signal.SIGTERM)
+        os.kill(child.pid, signal.SIGTERM)
         deadline = time.monotonic() + grace
         while not _has_ended(child.pid) and time.monotonic() < deadline:
             time.sleep(_LOOK)

@@ -1,6 +1,5 @@
 """Running the API: one process a data folder, one line with its address, a graceful end."""
 
-import errno
 import logging
 import os
 import signal
@@ -16,11 +15,11 @@ from acclimate import config, console, ports
 from acclimate.api.app import begin, create_app
 from acclimate.api.state import Services
 from acclimate.config import Settings
-from acclimate_competitions.errors import Refusal
 
 FINISH_SECONDS = 10
 """How long requests that are under way may take once the server has stopped accepting."""
 _HURRY_SECONDS = 2
+_OPTION = "--port or ACCLIMATE_PORT"
 _log = logging.getLogger("acclimate.api")
 
 
@@ -40,8 +39,7 @@ def serve(settings: Settings) -> None:
             begin(services)
             _accept(listener, settings)
             host, port = listener.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            sys.stdout.write(f"Acclimate API on http://{shown}:{port} (data: {settings.data})\n")
+            sys.stdout.write(f"Acclimate API on http://{ports.name(host, port)} (data: {settings.data})\n")
             sys.stdout.flush()
             _log.info("started", extra={"facts": {"host": host, "port": port, "code": services.identity.code}})
             server = uvicorn.Server(configure(app))
@@ -109,17 +107,10 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         Refusal: config_invalid, where host or port can't be used.
     """
-    listener: socket.socket | None = None
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        return ports.bound(host, port)
     except OSError as error:
-        if listener is not None:
-            listener.close()
-        raise _unusable(error, host, port) from error
-    return listener
+        raise ports.unusable(error, host, port, option=_OPTION) from error
 
 
 def _accept(listener: socket.socket, settings: Settings) -> None:
@@ -127,13 +118,4 @@ def _accept(listener: socket.socket, settings: Settings) -> None:
     try:
         listener.listen(2048)
     except OSError as error:
-        raise _unusable(error, settings.host, settings.port) from error
-
-
-def _unusable(error: OSError, host: str, port: int) -> Refusal:
-    sentence = f"can't listen on {host}:{port}: {error.strerror or error}"
-    hint = "choose another with --port or ACCLIMATE_PORT"
-    if error.errno == errno.EADDRINUSE:
-        who = ports.who_answers(host, port)
-        hint = f"{who or 'another server'} has it; stop that one, or {hint}"
-    return Refusal("config_invalid", sentence, hint=hint)
+        raise ports.unusable(error, settings.host, settings.port, option=_OPTION) from error

@@ -82,9 +82,9 @@ def api(
     ACCLIMATE_DATABASE=postgresql://acclimate:PASSWORD@db/acclimate acclimate api --data /srv/api-1 --blobs s3://acclimate/blobs
     """
     need("server", "sqlalchemy", "fastapi", "uvicorn")
-    if stop_with_stdin:
-        _stop_with_stdin()
     settings = _settings(data, file, {"database": database, "blobs": blobs, "host": host, "port": port})
+    if stop_with_stdin:
+        _stop_with_stdin(drain=settings.drain)
     from acclimate.api import server
 
     server.serve(settings)
@@ -152,7 +152,7 @@ def mlflow(
     need("server", "mlflow")
     if stop_with_stdin:
         _stop_with_stdin()
-    from acclimate import config, supervision, tracking_places
+    from acclimate import config, ports, supervision, tracking_places
 
     settings = _settings(data, file, {"mlflow_port": port})
     if tracking_places.is_server(settings.tracking):
@@ -163,20 +163,23 @@ def mlflow(
         )
     _made(settings, shared="tracking")
     with config.lock(settings, "mlflow"):
-        chosen = supervision.free_port(host, settings.mlflow_port, option="--port or ACCLIMATE_MLFLOW_PORT")
-        # The database's password goes through the environment: everybody on the machine may read a command line.
+        chosen = ports.free(host, settings.mlflow_port, option="--port or ACCLIMATE_MLFLOW_PORT")
+        # Whatever may hold a login goes through the environment: everybody on the machine may read a command line.
         environment = {
             "MLFLOW_BACKEND_STORE_URI": tracking_places.driver(settings.tracking),
+            "MLFLOW_ARTIFACTS_DESTINATION": settings.artifacts,
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             **_endpoint(settings),
         }
         if allowed_hosts is not None:
             environment["MLFLOW_SERVER_ALLOWED_HOSTS"] = allowed_hosts
-        command = [sys.executable, "-m", "mlflow", "server", "--artifacts-destination", settings.artifacts]
-        command += ["--host", host, "--port", str(chosen), "--workers", "1"]
-        say(f"MLflow on http://{f'[{host}]' if ':' in host else host}:{chosen}")
-        status = supervision.run_foreign(command, environment=environment)
+        command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(chosen), "--workers", "1"]
+        say(f"MLflow on http://{ports.name(host, chosen)}")
+        try:
+            status = supervision.run_foreign(command, environment=environment)
+        except OSError as error:
+            raise Refusal("server_unreachable", f"MLflow can't be started: {error.strerror or error}") from error
     if status != 0:
         raise Refusal(
             "server_unreachable",
@@ -220,7 +223,7 @@ def _endpoint(settings: "Settings") -> dict[str, str]:
     return {"MLFLOW_S3_ENDPOINT_URL": os.environ.get("MLFLOW_S3_ENDPOINT_URL") or settings.blobs_endpoint}
 
 
-def _stop_with_stdin() -> None:
-    from acclimate.supervision import stop_with_stdin
+def _stop_with_stdin(*, drain: int = 0) -> None:
+    from acclimate import supervision
 
-    stop_with_stdin()
+    supervision.stop_with_stdin(grace=supervision.GRACE + drain)

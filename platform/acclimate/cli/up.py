@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from acclimate.config import Settings
     from acclimate.parts import Addresses
 
+_REACH = " on this machine; others use its name in the network in place of this address"
+
 
 def up(
     data: DataFolder = None,
@@ -47,6 +49,10 @@ def up(
     API is ready, the addresses and the first steps of each role are printed. It stays in the foreground: Ctrl-C or SIGTERM ends
     all parts in order, a second one at once. A part that ends by itself is started again. The parts' lines are in DATA/logs, in files of 10 MB, five old ones kept.
 
+    The status is 1 where a part had to be killed, as it did not end in time or nobody wanted to wait. Nothing is lost then either.
+
+    As long as there is no organizer, each start prints an invitation for the first one and withdraws the one that it printed before.
+
     MLflow asks nobody for a password, so its pages are for this machine only, whatever --host says; `acclimate mlflow --host` opens them to others.
 
     With --json the line has api, mlflow, tracking, data, logs, log_key, pid and organizer_invitation, null where there is an organizer already.
@@ -58,8 +64,9 @@ def up(
     from acclimate import config
     from acclimate.parts import Parts, Stopped
 
-    given: dict[str, Any] = {"database": database, "blobs": blobs, "runner": runner, "slots": slots}
-    here = {"host": host, "port": port, "mlflow_port": mlflow_port}
+    # What the parts hear of. The ports are chosen here, and free ones may be taken.
+    given: dict[str, Any] = {"database": database, "blobs": blobs, "runner": runner, "slots": slots, "host": host}
+    here = {"port": port, "mlflow_port": mlflow_port}
     settings = config.load(data, file=file, given={**given, **here})
     if settings.runner == "ray":
         need("all", "ray")
@@ -84,22 +91,39 @@ def up(
         parts.watch()
         _say("stopping; once more Ctrl-C to stop at once")
     _say("stopped")
+    if parts.killed:
+        raise typer.Exit(1)
 
 
 def _invitation(settings: "Settings") -> str | None:
-    """An invitation for the first organizer; None where there is one."""
-    from sqlalchemy import select
+    """An invitation for the first organizer; None where there is one.
 
-    from acclimate.service.accounts import invite
-    from acclimate.store import Store, accounts
+    It takes the place of the one that the start before printed: the folder keeps the hash, so that of all starts one is valid at most.
+    """
+    from acclimate.config import unusable
+    from acclimate.service.accounts import first_organizer, hash_of
+    from acclimate.store import Store
+
+    kept = settings.data / "up.invitation"
+    made = kept.read_text("ascii", "replace").split() if kept.exists() else []
+
+    def note(*hashes: str) -> None:
+        try:
+            with os.fdopen(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.writelines(f"{one}\n" for one in hashes)
+        except OSError as error:
+            raise unusable(settings.data, error) from error
 
     store = Store.open(settings)
     try:
-        with store.snapshot() as tx:
-            known = tx.execute(select(accounts.c.id).where(accounts.c.role == "organizer").limit(1)).first()
-        return invite(store, "organizer") if known is None else None
+        code = first_organizer(store, made, lambda new: note(*made, new))
     finally:
         store.close()
+    if code is None:
+        kept.unlink()
+    else:
+        note(hash_of(code))
+    return code
 
 
 def _document(settings: "Settings", addresses: "Addresses", invitation: str | None) -> dict[str, Any]:
@@ -119,6 +143,7 @@ def _document(settings: "Settings", addresses: "Addresses", invitation: str | No
 
 def _page(settings: "Settings", addresses: "Addresses", invitation: str | None) -> list[str]:
     """The addresses, and for each role what to do first."""
+    from acclimate.ports import EVERYWHERE
     from acclimate.redaction import hidden
     from acclimate.supervision import shown
 
@@ -127,7 +152,7 @@ def _page(settings: "Settings", addresses: "Addresses", invitation: str | None) 
     lines = [
         "",
         "Acclimate is up.",
-        f"  API     {url}" + _reach(settings.host),
+        f"  API     {url}" + (_REACH if settings.host in EVERYWHERE else ""),
         f"  MLflow  {addresses.mlflow or 'none here; results: ' + tracking}",
         f"  data    {settings.data}",
         f"  logs    {settings.data / 'logs'}",
@@ -170,12 +195,6 @@ def _page(settings: "Settings", addresses: "Addresses", invitation: str | None) 
         "Ctrl-C stops everything; the same command starts again where it was.",
     ]
     return lines
-
-
-def _reach(host: str) -> str:
-    if host in ("0.0.0.0", "::"):
-        return " on this machine; others use its name in the network in place of this address"
-    return ""
 
 
 def _print(lines: list[str]) -> None:

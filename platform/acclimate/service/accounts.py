@@ -9,9 +9,10 @@ r"""Accounts: who may call which route. A token opens routes, never a seal: what
 import base64
 import hmac
 import secrets
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 
 from acclimate.service import names
 from acclimate.store import Store, Tx, accounts, invitations, timestamp
@@ -44,10 +45,40 @@ def invite(store: Store, role: str) -> str:
     """
     if role not in ROLES:
         raise Refusal("request_invalid", f"there is no role {role!r}", hint="roles: " + ", ".join(ROLES))
-    code = "inv_" + secrets.token_urlsafe(32)
+    code = _code()
     with store.transaction() as tx:
-        tx.execute(insert(invitations), {"code_hash": digests.of_bytes(code.encode()), "role": role})
+        tx.execute(insert(invitations), {"code_hash": hash_of(code), "role": role})
     return code
+
+
+def first_organizer(store: Store, made: Collection[str], note: Callable[[str], None]) -> str | None:
+    """An invitation for the first organizer in place of those that were made for the same before; None where there is an organizer.
+
+    Args:
+        store: the store.
+        made: hashes of the invitations made before; of them none that is unused is left.
+        note: called with the new one's hash before it is valid, so that whoever keeps it can withdraw it whatever happens next.
+
+    Raises:
+        Refusal: busy, database_unreachable, no_space.
+    """
+    code = _code()
+    note(hash_of(code))
+    with store.transaction() as tx:
+        tx.execute(delete(invitations).where(invitations.c.code_hash.in_(list(made)), invitations.c.used_by.is_(None)))
+        if tx.execute(select(accounts.c.id).where(accounts.c.role == "organizer").limit(1)).first() is not None:
+            return None
+        tx.execute(insert(invitations), {"code_hash": hash_of(code), "role": "organizer"})
+    return code
+
+
+def hash_of(code: str) -> str:
+    """What is stored of an invitation."""
+    return digests.of_bytes(code.encode())
+
+
+def _code() -> str:
+    return "inv_" + secrets.token_urlsafe(32)
 
 
 def register(
@@ -85,10 +116,13 @@ def register(
 
 
 def _use(tx: Tx, invitation: str | None, *, role: str, by: str) -> None:
-    code = digests.of_bytes((invitation or "").encode())
     used = tx.execute(
         update(invitations)
-        .where(invitations.c.code_hash == code, invitations.c.role == role, invitations.c.used_by.is_(None))
+        .where(
+            invitations.c.code_hash == hash_of(invitation or ""),
+            invitations.c.role == role,
+            invitations.c.used_by.is_(None),
+        )
         .values(used_by=by)
     )
     if used.rowcount != 1:
