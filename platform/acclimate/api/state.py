@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from acclimate.api.lane import Lane
 from acclimate.config import Settings
 from acclimate.health import Health
 from acclimate.metrics import Metrics
@@ -19,6 +20,7 @@ class Services:
 
     Attributes:
         begun: set once the application may serve.
+        lane: threads for work on blobs, apart from the others.
         making: held while a bundle or report is made, so that it is made once.
     """
 
@@ -29,6 +31,7 @@ class Services:
     health: Health
     metrics: Metrics
     begun: threading.Event = field(default_factory=threading.Event)
+    lane: Lane = field(default_factory=Lane)
     making: threading.Lock = field(default_factory=threading.Lock)
 
 
