@@ -3,26 +3,31 @@
 The database's row says who the installation is: its id, the log's verifier key, the evaluator's public key. The store of blobs holds the
 id as its marker, the key folder in a file. The API's first start on an empty database makes all of them; every later start, of any
 process, only compares. New keys are never made for a database that has a row: a log signed by two keys is two logs, and a
-second log signed by an old key contradicts the first.
+second log signed by an old key contradicts the first. So keys that are there before an empty database begins nothing with, either, unless
+it is told to: they may well be another installation's, whose database is just not the one that was named.
 """
 
 import contextlib
 import os
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, text
 
-from acclimate import keys, log
+from acclimate import keys, log, migrations
 from acclimate.config import Settings
-from acclimate.store import Store, Tx, log_checkpoints, rounds, timestamp
+from acclimate.database import is_full
+from acclimate.store import Store, Tx, log_checkpoints, log_entries, rounds, timestamp
 from acclimate.store import installation as rows
 from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
 
 LOG_KEY, EVALUATOR_KEY, KEYS_MARKER = "log.pem", "evaluator.pem", "INSTALLATION"
+BEGUN = "BEGUN"
+"""Lies in a key folder from before its first key until it is marked: keys beside it were made by a start that was killed."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,9 @@ def begin(store: Store, settings: Settings) -> Installation:
     """The installation, made where the database is empty; killed at any moment and called again, it finishes.
 
     1. Where there is a row, everything is compared, and nothing made but a marker that a killed start owes.
-    2. An empty database takes no blobs and no keys that belong to another installation.
-    3. Keys are made where there are none, then the row, then the markers: so a marker is never of an installation that is not.
+    2. An empty database takes no blobs and no keys that belong to another installation, or that may: keys made by nobody knows whom.
+    3. Keys are made where there are none, then the row, then the markers: so a marker is never of an installation that is not, and
+       never on keys that are not its own.
 
     Raises:
         Refusal: other_installation, key_refused, file_unreadable, blobs_unreachable, no_space, busy.
@@ -73,10 +79,15 @@ def begin(store: Store, settings: Settings) -> Installation:
     return check(store, settings)
 
 
-def adopt(store: Store, settings: Settings) -> list[str]:
+def adopt(store: Store, settings: Settings, *, begin: bool = False) -> list[str]:
     """Fill the row of a database that an earlier version made, from the keys it was used with, and mark its blobs.
 
     A store of blobs is marked only if it holds the definition of every round: then it is this database's.
+
+    Args:
+        store: the store.
+        settings: say where blobs and keys are.
+        begin: whether an empty database may begin a new installation with keys that are there already.
 
     Returns:
         What was done, a line each.
@@ -85,27 +96,56 @@ def adopt(store: Store, settings: Settings) -> list[str]:
         Refusal: other_installation, where the keys are not those that signed its log, or the blobs are not there; key_refused, …
     """
     marked, done = store.blobs.marker(), []
-    with store.transaction() as tx:
+    with store.snapshot() as tx:
         found = _row(tx)
-        if found is None or marked is None:
-            _holding(tx, store, settings)
-        if found is None:
-            newest = tx.execute(
-                select(log_checkpoints.c.note).order_by(log_checkpoints.c.size.desc()).limit(1)
-            ).scalar()
-            old = newest is not None or tx.size() > 0
-            if old:
-                _signed_by(settings, newest)
-            found = _made(tx, settings, marked=marked, old=old)
-            done.append(f"the installation's row, with the keys in {settings.keys}")
+        definitions = tx.execute(select(rounds.c.definition).distinct()).scalars().all()
+    if found is None or marked is None:
+        # Not in the transaction: other writers need not wait for a bucket.
+        _holding(store, settings, definitions)
+    if found is None:
+        with store.transaction() as tx:
+            found = _row(tx)
+            if found is None:
+                newest = tx.execute(
+                    select(log_checkpoints.c.note).order_by(log_checkpoints.c.size.desc()).limit(1)
+                ).scalar()
+                old = newest is not None or tx.size() > 0
+                if old:
+                    _signed_by(settings, newest, evaluators=_pinned(tx))
+                found = _made(tx, settings, marked=marked, old=old, begin=begin)
+                done.append(f"the installation's row, with the keys in {settings.keys}")
     if marked is None:
         done.append(f"the blobs at {settings.blobs}: marked as this installation's")
     _mark(store, settings, found)
     return done
 
 
-def _holding(tx: Tx, store: Store, settings: Settings) -> None:
-    digests = tx.execute(select(rounds.c.definition).distinct()).scalars().all()
+def stands(tx: Tx, found: str) -> None:
+    """Refuse to write into a database that was upgraded, or exchanged, under the process that writes; for Store.fenced.
+
+    Args:
+        tx: the transaction.
+        found: id of the installation with which the process began.
+
+    Raises:
+        Refusal: data_version, other_installation.
+    """
+    row = tx.execute(text("SELECT version_num, (SELECT id FROM installation) AS id FROM alembic_version")).one_or_none()
+    if row is None or row.version_num != migrations.HEAD:
+        raise Refusal(
+            "data_version",
+            f"the database has schema {row and row.version_num} now, this process writes {migrations.HEAD}",
+            hint="it was upgraded while this process ran: start this one again, with the version that reads it",
+        )
+    if row.id != found:
+        raise Refusal(
+            "other_installation",
+            f"the database is of installation {row.id} now, this process began with {found}",
+            hint="the database was exchanged while this process ran: put it back, or start this one again",
+        )
+
+
+def _holding(store: Store, settings: Settings, digests: Sequence[str]) -> None:
     lost = sum(1 for digest in digests if not store.blobs.has(digest))
     if lost:
         raise Refusal(
@@ -115,7 +155,14 @@ def _holding(tx: Tx, store: Store, settings: Settings) -> None:
         )
 
 
-def _signed_by(settings: Settings, note: str | None) -> None:
+def _pinned(tx: Tx) -> list[str]:
+    """The evaluators that the newest round's definition names; none where there is no round."""
+    query = select(log_entries.c.data).where(log_entries.c.type == "RoundDefined")
+    newest = tx.execute(query.order_by(log_entries.c.index.desc()).limit(1)).scalar()
+    return list(records.parse(bytes(newest)).fields["evaluators"]) if newest is not None else []
+
+
+def _signed_by(settings: Settings, note: str | None, *, evaluators: Sequence[str]) -> None:
     for path in (settings.keys / LOG_KEY, settings.keys / EVALUATOR_KEY):
         if not path.exists():
             raise missing(path)
@@ -129,6 +176,13 @@ def _signed_by(settings: Settings, note: str | None) -> None:
             f"the database's log was not signed by {settings.keys / LOG_KEY} under {settings.origin!r}: {refusal}",
             hint="name the data folder (or key folder) and the origin that the database was used with",
         ) from refusal
+    evaluator = records.public_text(keys.load_signing_key(settings.keys / EVALUATOR_KEY).public_key())
+    if evaluators and evaluator not in evaluators:
+        raise Refusal(
+            "other_installation",
+            f"{settings.keys / EVALUATOR_KEY} is the key {evaluator}, the newest round in the log names {', '.join(evaluators)}",
+            hint="put the key there with which this database was used; its rounds take no other's results",
+        )
 
 
 def check(store: Store, settings: Settings) -> Installation:
@@ -168,7 +222,7 @@ def _row(tx: Tx) -> Installation | None:
     return Installation(row.id, row.log, row.evaluator, row.created) if row is not None else None
 
 
-def _made(tx: Tx, settings: Settings, *, marked: str | None, old: bool = False) -> Installation:
+def _made(tx: Tx, settings: Settings, *, marked: str | None, old: bool = False, begin: bool = False) -> Installation:
     if not old and (size := tx.size()) > 0:
         raise Refusal(
             "other_installation",
@@ -185,7 +239,18 @@ def _made(tx: Tx, settings: Settings, *, marked: str | None, old: bool = False) 
             f"the database is empty, the keys in {settings.keys} are of installation {belongs}",
             hint="set `database` to that installation's; for a new one name another data folder (or `server_keys`)",
         )
+    there = [path for name in (LOG_KEY, EVALUATOR_KEY) if (path := settings.keys / name).exists()]
+    if there and not (old or begin or (settings.keys / BEGUN).exists()):
+        raise Refusal(
+            "other_installation",
+            f"the database is empty, but there is {' and '.join(map(str, there))}: these keys may belong to another installation, "
+            "and two logs signed by one key contradict each other",
+            hint="set `database` to that installation's, or restore it from a backup; if the keys were made beforehand for a new one: "
+            "`acclimate db upgrade --begin`, once",
+        )
     # 3
+    if not there:
+        _write(settings.keys / BEGUN, timestamp(tx))
     log_key, evaluator = _key(settings.keys / LOG_KEY), _key(settings.keys / EVALUATOR_KEY)
     found = Installation(
         str(uuid.uuid4()),
@@ -198,13 +263,67 @@ def _made(tx: Tx, settings: Settings, *, marked: str | None, old: bool = False) 
 
 
 def _mark(store: Store, settings: Settings, found: Installation) -> None:
+    # Compared before anything is labelled: a label on another installation's keys would claim them for good.
+    compared = _compared(settings, found)
     if store.blobs.marker() is None:
         store.blobs.mark(found.id)
-    # Where keys are mounted read-only, whoever made them looks after them.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(settings.keys / KEYS_MARKER, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(found.id)
+    if compared:
+        # Where keys are mounted read-only, whoever made them looks after them.
+        with contextlib.suppress(Refusal, OSError):
+            _write(settings.keys / KEYS_MARKER, found.id)
+            (settings.keys / BEGUN).unlink(missing_ok=True)
+
+
+def _compared(settings: Settings, found: Installation) -> bool:
+    """Whether there are keys that this process may read; they are the installation's then.
+
+    Raises:
+        Refusal: other_installation, key_refused, file_unreadable.
+    """
+    log_key, evaluator = settings.keys / LOG_KEY, settings.keys / EVALUATOR_KEY
+    here = [path for path in (log_key, evaluator) if os.access(path, os.R_OK)]
+    if log_key in here:
+        compare(log_key, log.Signer(found.origin, keys.load_signing_key(log_key)).vkey, expected=found.log)
+    if evaluator in here:
+        public = records.public_text(keys.load_signing_key(evaluator).public_key())
+        compare(evaluator, public, expected=found.evaluator)
+    return bool(here)
+
+
+def compare(path: Path, found: str, *, expected: str) -> None:
+    """Refuse a key that is not the one of this database's installation; both are public parts.
+
+    Raises:
+        Refusal: other_installation.
+    """
+    if found != expected:
+        raise Refusal(
+            "other_installation",
+            f"{path} is the key {found}, this database's installation has {expected}",
+            hint="set `server_keys` (or the data folder) and `database` to the same installation's",
+        )
+
+
+def _write(path: Path, content: str) -> None:
+    """Write a file for its owner alone, whole, unless it is there.
+
+    Raises:
+        Refusal: no_space, file_unreadable.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+    except OSError as error:
+        if is_full(error):
+            raise Refusal("no_space", f"no space to write {path}", hint="free some space and start again") from error
+        raise Refusal(
+            "file_unreadable", f"{path}: {error.strerror or error}", hint="make the folder writable"
+        ) from error
 
 
 def _keys_marker(settings: Settings) -> str | None:

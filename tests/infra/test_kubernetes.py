@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -41,6 +42,25 @@ def rendered() -> dict[str, Objects]:
 @pytest.fixture(params=OVERLAYS)
 def objects(request: pytest.FixtureRequest, rendered: dict[str, Objects]) -> Objects:
     return rendered[request.param]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_installation_is_begun_only_where_the_overlay_says_so(
+    rendered: dict[str, Objects], tmp_path: Path, overlay: str
+) -> None:
+    def args(objects: Objects) -> list[str]:
+        (job,) = [thing for thing in objects if thing["kind"] == "Job"]
+        return list(job["spec"]["template"]["spec"]["containers"][0]["args"])
+
+    assert args(rendered[overlay]) == ["db", "upgrade"]
+    shutil.copytree(FOLDER, tmp_path / "kubernetes")
+    file = tmp_path / "kubernetes" / "overlays" / overlay / "kustomization.yaml"
+    said = file.read_text("utf-8")
+    assert said.count("# - ../../components/begin\n") == 1
+    file.write_text(said.replace("# - ../../components/begin\n", "- ../../components/begin\n"), "utf-8")
+    ran = subprocess.run([BIN / "kubectl", "kustomize", file.parent], capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stderr == "", ran.stderr
+    assert args(list(yaml.safe_load_all(ran.stdout))) == ["db", "upgrade", "--begin"]
 
 
 def pods(objects: Objects) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,7 +1,10 @@
 """`acclimate db`: bring a database to this version's schema, and see whether it is as this version leaves it."""
 
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +15,7 @@ from acclimate_competitions.errors import Refusal
 if TYPE_CHECKING:
     from acclimate.config import Settings
 
+_PATIENCE = 60.0
 app = typer.Typer(no_args_is_help=True, help="The database: bring it to this version's schema, check it.")
 
 
@@ -21,13 +25,20 @@ def upgrade(
     config: ConfigFile = None,
     database: Database = None,
     blobs: Blobs = None,
+    begin: Annotated[
+        bool,
+        typer.Option(
+            "--begin", help="Begin a new installation with keys that were made beforehand, in an empty database."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring the database to this version's schema.
 
-    Back it up and stop what uses it first. All steps are one transaction; run again, or twice at once, it does
-    nothing more. Data of a version without installations get theirs from the keys in the data folder. An empty
-    PostgreSQL database is set up with new keys.
+    Back it up and stop what uses it first: it is refused where a part runs on this data folder, or a dispatcher leads anywhere. All steps are
+    one transaction; run again, or twice at once, it does nothing more. Data of a version without installations get theirs from the keys
+    in the data folder. An empty PostgreSQL database is set up with new keys. Keys that are there already begin nothing without --begin:
+    they may belong to an installation whose database was lost or is not the one that was named.
 
     Example: acclimate db upgrade --data /srv/acclimate
     """
@@ -36,18 +47,19 @@ def upgrade(
     from acclimate.database import connect
     from acclimate.store import Store
 
-    settings = _settings(data, file=config, database=database, blobs=blobs)
-    engine = connect(settings.database)
-    try:
-        steps = migrations.upgrade(engine)
-    finally:
-        engine.dispose()
-    store = Store.open(settings)
-    try:
-        steps += installation.adopt(store, settings)
-        found = installation.check(store, settings)
-    finally:
-        store.close()
+    settings = _settings(data, file=config, database=database, blobs=blobs, make=begin)
+    with _alone(settings):
+        engine = connect(settings.database)
+        try:
+            steps = migrations.upgrade(engine)
+        finally:
+            engine.dispose()
+        store = Store.open(settings)
+        try:
+            steps += installation.adopt(store, settings, begin=begin)
+            found = installation.check(store, settings)
+        finally:
+            store.close()
     lines = [f"done: {step}" for step in steps] or ["nothing to do"]
     lines.append(f"schema {migrations.HEAD}, installation {found.id}")
     emit({"schema": migrations.HEAD, "installation": found.id, "steps": steps}, as_json=as_json, text=lines)
@@ -95,8 +107,36 @@ def check(
         raise typer.Exit(1)
 
 
-def _settings(data: Path | None, *, file: Path | None, database: str | None, blobs: str | None) -> "Settings":
-    """The settings, where their SQLite file is there: neither command makes one, so that a wrong name is noticed.
+@contextmanager
+def _alone(settings: "Settings") -> Iterator[None]:
+    """Hold the data folder for all its parts: an older one would go on writing in the way of its own version.
+
+    Raises:
+        Refusal: busy, which names the process; config_invalid, data_version, no_space.
+    """
+    from acclimate import config
+
+    config.claim(settings)
+    with ExitStack() as held:
+        # Of two upgrades the second waits, and finds nothing to do.
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                held.enter_context(config.lock(settings, "upgrade"))
+                break
+            except Refusal as refusal:
+                if refusal.code != "busy" or time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
+        for part in ("up", "api", "dispatcher"):
+            held.enter_context(config.lock(settings, part))
+        yield
+
+
+def _settings(
+    data: Path | None, *, file: Path | None, database: str | None, blobs: str | None, make: bool = False
+) -> "Settings":
+    """The settings, where their SQLite file is there: neither command makes one unasked, so that a wrong name is noticed.
 
     Raises:
         Refusal: config_invalid.
@@ -104,8 +144,8 @@ def _settings(data: Path | None, *, file: Path | None, database: str | None, blo
     from acclimate import config
 
     settings = config.load(data, file=file, given={"database": database, "blobs": blobs})
-    path = Path(settings.database.removeprefix("sqlite:///"))
-    if settings.database.startswith("sqlite:///") and not path.is_file():
+    path = Path(settings.database.removeprefix("sqlite:///").partition("?")[0])
+    if settings.database.startswith("sqlite:///") and not path.is_file() and not make:
         raise Refusal(
             "config_invalid",
             f"no database here: {path}",

@@ -83,7 +83,7 @@ def upgrade(engine: Engine) -> list[str]:
     """Bring a database to this version's schema; what was done, a line each; nothing where there was nothing to do.
 
     Raises:
-        Refusal: data_version, database_unreachable, no_space, busy.
+        Refusal: data_version, database_unreachable, no_space; busy, also where a dispatcher leads that an upgrade would pull the schema from.
     """
     steps: list[str] = []
     with database.refusing():
@@ -103,6 +103,8 @@ def _migrate(engine: Engine, *, only_empty: bool = False, steps: list[str] | Non
                 found = version(connection)
                 if only_empty and found is not None:
                     return found
+                if found not in (None, HEAD):
+                    _check_unled(connection)
                 _run(connection, found, steps=steps)
         finally:
             if engine.dialect.name == "sqlite":
@@ -127,6 +129,19 @@ def _run(connection: Connection, found: str | None, *, steps: list[str]) -> None
     steps += [f"trigger {name} was missing: made" for name in put_back]
     if sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").all()):
         raise Refusal("data_version", f"the database refers to rows that it lacks: {broken[:3]}; nothing was changed")
+
+
+def _check_unled(connection: Connection) -> None:
+    if not inspect(connection).has_table("leases"):
+        return
+    now = database.now(connection)
+    found = connection.execute(text("SELECT holder, expires FROM leases WHERE expires > :now"), {"now": now}).first()
+    if found is not None:
+        raise Refusal(
+            "busy",
+            f"the dispatcher {found.holder} leads over this database, of an older version; nothing was changed",
+            hint=f"stop it and all others, and every API; if it was killed, its lease ends at {found.expires}",
+        )
 
 
 def _settings(connection: Connection) -> Any:

@@ -12,7 +12,6 @@ from acclimate.config import Settings
 from acclimate.installation import EVALUATOR_KEY, LOG_KEY, Installation
 from acclimate.store import Store
 from acclimate_competitions import records
-from acclimate_competitions.errors import Refusal
 from acclimate_runners.code import code_digest
 
 
@@ -53,7 +52,7 @@ class Identity:
             Refusal: other_installation, where the key is not here or another one; key_refused, file_unreadable.
         """
         signer = log.Signer(self.origin, _key(self.folder / LOG_KEY))
-        _compare(self.folder / LOG_KEY, signer.vkey, self.vkey)
+        installation.compare(self.folder / LOG_KEY, signer.vkey, expected=self.vkey)
         return signer
 
     @functools.cached_property
@@ -64,7 +63,8 @@ class Identity:
             Refusal: other_installation, where the key is not here or another one; key_refused, file_unreadable.
         """
         key = _key(self.folder / EVALUATOR_KEY)
-        _compare(self.folder / EVALUATOR_KEY, records.public_text(key.public_key()), self.evaluator)
+        public = records.public_text(key.public_key())
+        installation.compare(self.folder / EVALUATOR_KEY, public, expected=self.evaluator)
         return key
 
     def document(self) -> dict[str, Any]:
@@ -110,12 +110,3 @@ def _key(path: Path) -> Ed25519PrivateKey:
     if not path.exists():
         raise installation.missing(path)
     return keys.load_signing_key(path)
-
-
-def _compare(path: Path, found: str, expected: str) -> None:
-    if found != expected:
-        raise Refusal(
-            "other_installation",
-            f"{path} is the key {found}, this database's installation has {expected}",
-            hint="set `server_keys` (or the data folder) and `database` to the same installation's",
-        )
