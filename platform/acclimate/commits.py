@@ -4,7 +4,7 @@ The evaluator's key signs here. Predictions are scored here too, where the targe
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,13 @@ _LONGEST_REASON = 2000
 
 
 def commit(
-    store: Store, identity: Identity, assignment: Assignment, status: Status, *, holdout: Mapping[str, str]
+    store: Store,
+    identity: Identity,
+    assignment: Assignment,
+    status: Status,
+    *,
+    holdout: Mapping[str, str],
+    alive: Callable[[], None] = lambda: None,
 ) -> None:
     """Commit what a done attempt came to.
 
@@ -40,6 +46,7 @@ def commit(
         assignment: what was done.
         status: of the attempt, done.
         holdout: name -> digest of the opened holdout's files; needed for evaluations only.
+        alive: called before each table that is read or scored, which may take long.
 
     Raises:
         Refusal: what rounds.apply refuses; scores_invalid; job_failed for an outcome that does not answer the assignment;
@@ -50,7 +57,7 @@ def commit(
     elif assignment.kind == "prepare":
         _prepare(store, identity, assignment, status)
     else:
-        _evaluate(store, identity, assignment, status, holdout)
+        _evaluate(store, identity, assignment, status, holdout=holdout, alive=alive)
 
 
 def outlasted(store: Store, state: Round, status: Status, *, tries: int) -> Status:
@@ -119,7 +126,13 @@ def _prepared_fields(
 
 
 def _evaluate(
-    store: Store, identity: Identity, assignment: Assignment, status: Status, holdout: Mapping[str, str]
+    store: Store,
+    identity: Identity,
+    assignment: Assignment,
+    status: Status,
+    *,
+    holdout: Mapping[str, str],
+    alive: Callable[[], None],
 ) -> None:
     outcome = _outcome(status)
     given = {(p["task"], p["seed"], p["protocol"]): p for p in outcome.results.get("predictions", [])}
@@ -128,8 +141,12 @@ def _evaluate(
     # Scoring and writing files takes time, so it is done before the transaction.
     documents = []
     tasks = {task.name: task for task in state.competition.tasks}
-    truth = {name: table_blobs.read(store.blobs, holdout[f"{name}.parquet"]) for name in tasks}
+    truth = {}
+    for name in tasks:
+        alive()
+        truth[name] = table_blobs.read(store.blobs, holdout[f"{name}.parquet"])
     for stage in assignment.stages:
+        alive()
         assert stage.task is not None
         task = tasks[stage.task]
         if outcome.status == "refused":

@@ -3,7 +3,11 @@
 Who leads is said by a lease (lease.py). A dispatcher that finds it taken stands by and looks again every second; one that loses it, as
 it was paused or cut off, stands by too, and whatever it still tries to write is refused. So a killed leader is replaced within the
 lease's time and a second, one that is stopped in order at once, and one that starts again in the same data folder need not wait: the
-folder's lock proves that the process before it is gone.
+folder's lock proves that the processes before it are gone. Each process leads under a name of its own, so of two over copies of
+one folder the one that led last leads, and the other stands by.
+
+A leader that can't work, as it finds no runner or no step of its reaches the end, gives way where another stands by; one that is
+alone goes on trying.
 
 Two versions over one database: checks and transitions are made by any, but a round is prepared and evaluated by the code that it is pinned
 to. A leader of other code blocks that work and says so in the round's status; it does not step aside by itself. Stop it, and the standby
@@ -31,18 +35,22 @@ from acclimate import lease as leases
 from acclimate.config import Settings
 from acclimate.console import say
 from acclimate.dispatch_health import HealthServer, Vitals
+from acclimate.finishing import Finish
 from acclimate.hosting import Host, outlives, runner_of
-from acclimate.leader import Leader
-from acclimate.lease import Lease, Renewal
-from acclimate.service import identity
-from acclimate.store import Store
+from acclimate.leader import Leader, Watch
+from acclimate.lease import Lease, Presence, Renewal
+from acclimate.service import identity, release
+from acclimate.store import Store, Tx
 from acclimate_competitions.errors import Refusal
 from acclimate_runners.blobs import Blobs
 from acclimate_runners.runner import Runner
 
 _EVERY, _LOOK_EVERY, _AGAIN_AFTER = 0.2, 1.0, 1.0
 _HUNG = 900.0
-"""Seconds after which a step that hasn't ended counts as hung; opening a large holdout may take minutes."""
+"""Seconds after which a step that shows no life counts as hung; holdouts are opened and rounds finished beside it, in threads."""
+_USELESS, _STAND_BACK = 180.0, 10.0
+"""Seconds after which a leader that can't work gives way to one that stands by, and for which it doesn't ask again."""
+_NAMES = 20
 
 
 class Dispatcher:
@@ -54,11 +62,13 @@ class Dispatcher:
         settings: of the installation.
         runner_factory: makes the runner; called in a thread that lives as long as it leads.
         finish_round: called with a round's id, in a thread, once it is prepared and again once it is published; until it has
-            succeeded it is called again, also by the next dispatcher.
+            succeeded it is called again, also by the next dispatcher. The function that it is called with refuses once
+            another leads.
         lease_seconds: for how long others leave it alone when it is silent.
 
     Attributes:
         vitals: what it notes of itself.
+        holder: the name under which it leads; empty before it has its folder.
     """
 
     def __init__(
@@ -68,7 +78,7 @@ class Dispatcher:
         settings: Settings,
         runner_factory: Callable[[], Runner],
         *,
-        finish_round: Callable[[str], None] | None = None,
+        finish_round: Finish | None = None,
         lease_seconds: float = leases.SECONDS,
     ) -> None:
         self._store, self._blobs, self._settings = store, blobs, settings
@@ -78,7 +88,10 @@ class Dispatcher:
         self.vitals = Vitals(patience=_HUNG)
         self._lock: IO[str] | None = None
         self._health: HealthServer | None = None
-        self._holder = ""
+        self.holder, self._former = "", tuple[str, ...]()
+        self._presence: Presence | None = None
+        # By the monotonic clock: when a step last reached its end, and before when the lease is not asked for.
+        self._worked, self._not_before = time.monotonic(), 0.0
         self._asked: Lease | None = None
         self._term: _Term | None = None
         self._led_by, self._complaints = "", set[str]()
@@ -113,11 +126,13 @@ class Dispatcher:
     def __enter__(self) -> "Dispatcher":
         self._lock = config.lock(self._settings, "dispatcher")
         try:
-            self._holder = holder_of(self._settings.data)
+            self.holder, self._former = names_of(self._settings.data)
+            self._presence = Presence(self._store, holder=self.holder)
+            release.clear(self._settings)
             if self._settings.dispatch_port:
                 address = (self._settings.host, self._settings.dispatch_port)
                 self._health = HealthServer(self.vitals, self._store, address)
-            facts = {"evaluator": self._identity.evaluator, "code": self._identity.code, "holder": self._holder}
+            facts = {"evaluator": self._identity.evaluator, "code": self._identity.code, "holder": self.holder}
             say("started", data=str(self._settings.data), **facts)
             self._look()
         except BaseException:
@@ -134,11 +149,12 @@ class Dispatcher:
             if self._health is not None:
                 self._health.close()
             if self._lock is not None:
+                release.clear(self._settings)
                 self._lock.close()
             say("stopped")
 
     def step(self) -> None:
-        """Do all that can be done now: as a standby look whether the lease is free, as the leader work.
+        """Do all that can be done now: as a standby look whether the lease is free, as the leader work, or give way.
 
         Raises:
             Refusal: busy, no_space, database_unreachable, blobs_unreachable; what was not done is done in a later step.
@@ -147,8 +163,11 @@ class Dispatcher:
         try:
             if self._term is None:
                 self._look()
-            if self._term is not None:
+            if self._term is not None and (reason := self._useless(self._term)):
+                self._give_way(reason)
+            elif self._term is not None:
                 self._term.step()
+            self._worked = time.monotonic()
         except Refusal as refusal:
             if refusal.code != "lease_lost":
                 raise
@@ -161,17 +180,23 @@ class Dispatcher:
 
     def _look(self) -> None:
         """Lead if the lease can be had; else say once who leads."""
+        assert self._presence is not None
+        if time.monotonic() < self._not_before:
+            self._presence.show()
+            return
         if self._asked is None:
-            self._asked = Lease(self._store, holder=self._holder, seconds=self._seconds)
+            self._asked = Lease(self._store, holder=self.holder, seconds=self._seconds, former=self._former)
         lease = self._asked
-        if not lease.take():
+        taken, self._former = lease.take(), ()
+        if not taken:
             holder, until = lease.seen
             if holder != self._led_by:
                 self._led_by = holder
                 say("standby", leader=holder, until=until)
+            self._presence.show()
             return
-        self._asked, self._led_by = None, ""
-        term = _Term(self._store, lease=lease, host=Host(self._factory))
+        self._asked, self._led_by, self._worked = None, "", time.monotonic()
+        term = _Term(self._store, lease=lease, host=Host(self._factory), vitals=self.vitals)
         try:
             term.begin(partial(self._leader, host=term.host))
         except BaseException:
@@ -181,9 +206,9 @@ class Dispatcher:
                 lease.release()
             raise
         self._term = term
-        say("leading", epoch=lease.epoch, holder=self._holder)
+        say("leading", epoch=lease.epoch, holder=self.holder)
 
-    def _leader(self, fenced: Store, *, host: Host) -> Leader:
+    def _leader(self, fenced: Store, watch: Watch, *, host: Host) -> Leader:
         return Leader(
             fenced,
             self._blobs,
@@ -191,6 +216,7 @@ class Dispatcher:
             identity=self._identity,
             host=host,
             vitals=self.vitals,
+            watch=watch,
             finish_round=self._finish_round,
         )
 
@@ -199,6 +225,27 @@ class Dispatcher:
         say("stepped down", reason=refusal.sentence)
         if term is not None:
             term.abandon(keep=outlives(self._settings))
+        # What an opening had opened is of no use to the one that leads now.
+        release.clear(self._settings)
+
+    def _useless(self, term: "_Term") -> str:
+        """Why this leader should give way to one that stands by; empty where it works, or nobody is there."""
+        assert self._presence is not None
+        now, reason = time.monotonic(), ""
+        if term.host.runner is None and now - term.host.since > _USELESS:
+            reason = f"no runner for {now - term.host.since:.0f} s: {term.host.problem or 'it is being started'}"
+        elif now - self._worked > _USELESS and not term.busy:
+            # What runs here would have to begin anew, so it may end first.
+            reason = f"no step has reached its end for {now - self._worked:.0f} s: {': '.join(self.vitals.trouble)}"
+        return reason if reason and self._presence.another() else ""
+
+    def _give_way(self, reason: str) -> None:
+        term, self._term = self._term, None
+        say("gives way", reason=reason)
+        self._not_before = time.monotonic() + _STAND_BACK
+        if term is not None:
+            term.end(keep=outlives(self._settings))
+        release.clear(self._settings)
 
     # ---- what is said ----------------------------------------------------------------------------------------------
 
@@ -236,21 +283,26 @@ class Dispatcher:
 class _Term:
     """A time of leading: its lease, what renews it, the runner, and the work."""
 
-    def __init__(self, store: Store, *, lease: Lease, host: Host) -> None:
-        self._store, self.lease, self.host = store, lease, host
+    def __init__(self, store: Store, *, lease: Lease, host: Host, vitals: Vitals) -> None:
+        self._store, self.lease, self.host, self._vitals = store, lease, host, vitals
         self._renewal = Renewal(lease, patience=_HUNG)
         self._leader: Leader | None = None
+        self._over = False
 
-    def begin(self, make: Callable[[Store], Leader]) -> None:
+    @property
+    def busy(self) -> bool:
+        return self._leader is not None and self._leader.busy
+
+    def begin(self, make: Callable[[Store, Watch], Leader]) -> None:
         self._renewal.start()
         # Everything that the leader writes is refused once the lease is another's.
-        self._leader = make(self._store.fenced(self.lease.check))
+        self._leader = make(self._store.fenced(self._check), Watch(self._alive, self._still_leading))
         self._leader.begin()
         self.host.start()
 
     def step(self) -> None:
         assert self._leader is not None
-        self._renewal.alive()
+        self._alive()
         if self._renewal.lost is not None:
             raise self._renewal.lost
         if not self.lease.left:
@@ -267,24 +319,46 @@ class _Term:
                 if self._leader is not None:
                     self._leader.end()
         finally:
+            self._over = True
             self._renewal.stop()
             with contextlib.suppress(Refusal):
                 self.lease.release()
 
     def abandon(self, *, keep: bool) -> None:
         """Let go of everything and write nothing."""
+        self._over = True
         self._renewal.stop()
         if self._leader is not None:
             self._leader.abandon()
         self.host.close(keep=keep)
 
+    def _alive(self) -> None:
+        self._renewal.alive()
+        self._vitals.stepped = time.monotonic()
 
-def run(settings: Settings, *, finish: Callable[[Store, Settings, str], None] | None = None) -> None:
+    def _check(self, tx: Tx) -> None:
+        # Threads of this term may go on after it, with the lease released but nobody else's yet.
+        if self._over:
+            raise self._ended()
+        self.lease.check(tx)
+
+    def _still_leading(self) -> None:
+        if self._over or self._renewal.lost is not None or not self.lease.left:
+            raise self._ended()
+
+    def _ended(self) -> Refusal:
+        sentence = f"the term of {self.lease.holder} in epoch {self.lease.epoch} is over"
+        return Refusal("lease_lost", sentence, hint="whoever leads next does what is left to do")
+
+
+def run(
+    settings: Settings, *, finish: Callable[[Store, Settings, str, Callable[[], None]], None] | None = None
+) -> None:
     """Run the dispatcher of a data folder in this process, until SIGTERM or SIGINT; for the main thread.
 
     Args:
         settings: of the installation.
-        finish: called with a round's id as Dispatcher's finish_round is.
+        finish: called as Dispatcher's finish_round is.
 
     Raises:
         Refusal: busy, data_version, config_invalid, database_unreachable, …
@@ -296,7 +370,7 @@ def run(settings: Settings, *, finish: Callable[[Store, Settings, str], None] | 
     store = Store.open(settings)
     finish_round = partial(finish, store, settings) if finish is not None else None
     try:
-        dispatcher = Dispatcher(store, store.blobs, settings, lambda: runner_of(settings), finish_round=finish_round)
+        dispatcher = Dispatcher(store, store.blobs, settings, factory_of(settings, store), finish_round=finish_round)
         if warning := facts.clock_warning(facts.clock_offset(store)):
             say(warning, level="warning")
         dispatcher.run(stop)
@@ -304,22 +378,33 @@ def run(settings: Settings, *, finish: Callable[[Store, Settings, str], None] | 
         store.close()
 
 
-def holder_of(data: Path) -> str:
-    """A data folder's name as a holder of leases: the host's, and a part that no other folder has, nor a copy of this one.
+def factory_of(settings: Settings, store: Store) -> Callable[[], Runner]:
+    """What makes the runners of a store's installation, whose attempts no other installation takes for its own.
+
+    Raises:
+        Refusal: other_installation, blobs_unreachable, busy.
+    """
+    return partial(runner_of, settings, installation=identity.load(settings, store).installation.id)
+
+
+def names_of(data: Path) -> tuple[str, tuple[str, ...]]:
+    """A new name for a process as a holder of leases, and those of this folder's processes before it, which its lock proves gone.
+
+    The name is the host's and a part that no other process has. A copy of the folder knows the old names, but none that came later.
 
     Raises:
         Refusal: no_space.
     """
     path = data / "dispatcher.id"
     try:
-        token = path.read_text("utf-8").strip() if path.exists() else ""
-        if not token:
-            token = secrets.token_hex(16)
-            temporary = path.with_name(f".dispatcher.id.{os.getpid()}")
-            temporary.write_text(token + "\n", "utf-8")
-            temporary.replace(path)
+        tokens = path.read_text("utf-8").split() if path.exists() else []
+        tokens = [*tokens[1 - _NAMES :], secrets.token_hex(16)]
+        temporary = path.with_name(f".dispatcher.id.{os.getpid()}")
+        temporary.write_text("\n".join(tokens) + "\n", "utf-8")
+        temporary.replace(path)
     except OSError as error:
         raise Refusal("no_space", f"{path} can't be written: {error.strerror or error}") from error
     host = socket.gethostname()[:40]
-    own = hashlib.sha256(json.dumps([host, str(data.resolve()), token]).encode()).hexdigest()
-    return f"{host}-{own[:12]}"
+    owns = [hashlib.sha256(json.dumps([host, str(data.resolve()), token]).encode()).hexdigest() for token in tokens]
+    names = [f"{host}-{own[:12]}" for own in owns]
+    return names[-1], tuple(names[:-1])

@@ -1,7 +1,7 @@
 """What follows a round's end outside the log: its projection into MLflow, its bundle and report. Late or failed, it changes no result.
 
 A round is finished once when all entries are prepared and once for each ranking that is published, since results belong to nobody before;
-the outbox remembers which, so that the next dispatcher goes on where this one stopped.
+the outbox remembers which, so that the next dispatcher goes on where this one stopped. Only rounds with new records are looked at.
 """
 
 import time
@@ -12,38 +12,64 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from sqlalchemy import insert, select
 
 from acclimate.console import say
-from acclimate.store import Store, outbox, rounds
+from acclimate.store import Store, log_entries, outbox
 from acclimate_competitions import digests
+from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 
 PATIENCE = 15.0
 """Seconds for which a dispatcher that is stopped waits before it hands over."""
+Finish = Callable[[str, Callable[[], None]], None]
+"""Called with a round's id, and with what refuses once another dispatcher leads."""
 _AGAIN_AFTER = 30.0
 _DUE = frozenset({Phase.PREPARED, Phase.RELEASED, Phase.OPENED, Phase.EVALUATED, Phase.PUBLISHED})
+# What says nothing of the round that was looked at.
+_WHOLE = frozenset({"busy", "database_unreachable", "lease_lost"})
 
 
 class Finisher:
-    """Calls `finish` with the id of each round that has something to finish, in a thread, one at a time."""
+    """Finishes each round that has something to finish, in a thread, one at a time.
 
-    def __init__(self, store: Store, finish: Callable[[str], None]) -> None:
-        self._store, self._finish = store, finish
+    Args:
+        store: the leader's.
+        finish: does it.
+        still_leading: refuses once the leader's term is over.
+    """
+
+    def __init__(self, store: Store, finish: Finish, *, still_leading: Callable[[], None]) -> None:
+        self._store, self._finish, self._still_leading = store, finish, still_leading
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="finishing")
         self._under_way: dict[str, Future[None]] = {}
+        # The log's size when it was last looked at; the rounds to look at; what is due, by round.
+        self._size = 0
+        self._changed: set[str] = set()
+        self._due: dict[str, tuple[str, Round]] = {}
         self._not_before: dict[str, float] = {}
+        self._unread: dict[str, str] = {}
 
     def step(self) -> None:
-        """Begin what is due, and note what has ended."""
+        """Begin what is due, and note what has ended.
+
+        Raises:
+            Refusal: busy, database_unreachable.
+        """
         with self._store.snapshot() as tx:
-            found = [tx.round(name) for name in tx.execute(select(rounds.c.id)).scalars()]
-            due = {_mark(state): state for state in found if state.phase in _DUE}
-            done = set(tx.execute(select(outbox.c.stage).where(outbox.c.stage.in_(list(due)))).scalars())
+            size = tx.size()
+            if size != self._size:
+                # A database that was restored has fewer: all are looked at again.
+                start = self._size if size > self._size else 0
+                query = select(log_entries.c.round).where(log_entries.c.index >= start).distinct()
+                self._changed |= set(tx.execute(query).scalars())
+                self._size = size
+        for name in sorted(self._changed):
+            if self._may_begin(name):
+                self._look(name)
         for mark, future in list(self._under_way.items()):
             if future.done():
                 del self._under_way[mark]
                 self._ended(mark, future)
-                done.add(mark)
-        for mark, state in due.items():
-            if mark not in done | set(self._under_way) and time.monotonic() >= self._not_before.get(mark, 0.0):
+        for mark, state in self._due.values():
+            if mark not in self._under_way and self._may_begin(mark):
                 self._under_way[mark] = self._thread.submit(self._carry_out, mark, state)
 
     def close(self, *, patience: float = PATIENCE) -> None:
@@ -51,8 +77,34 @@ class Finisher:
         wait(self._under_way.values(), timeout=patience)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
+    def _look(self, name: str) -> None:
+        """Note what is due of a round; one that can't be read stops no other, and is looked at again later."""
+        try:
+            with self._store.snapshot() as tx:
+                state = tx.round(name)
+                mark = _mark(state)
+                done = tx.execute(select(outbox.c.stage).where(outbox.c.stage == mark).limit(1)).first() is not None
+        except Exception as error:
+            if isinstance(error, Refusal) and error.code in _WHOLE:
+                raise
+            self._not_before[name] = time.monotonic() + _AGAIN_AFTER
+            reason = f"{type(error).__name__}: {error}"
+            if self._unread.get(name) != reason:
+                self._unread[name] = reason
+                say("not finished", round=name, reason=reason)
+            return
+        self._changed.discard(name)
+        self._unread.pop(name, None)
+        self._due.pop(name, None)
+        if state.phase in _DUE and not done:
+            self._due[name] = (mark, state)
+
+    def _may_begin(self, name: str) -> bool:
+        return time.monotonic() >= self._not_before.get(name, 0.0)
+
     def _carry_out(self, mark: str, state: Round) -> None:
-        self._finish(state.id)
+        self._still_leading()
+        self._finish(state.id, self._still_leading)
         with self._store.transaction() as tx:
             payload = {"kind": "round", "phase": _part(state)}
             tx.execute(insert(outbox), {"round": state.id, "stage": mark, "payload": payload, "run": "done"})
@@ -60,9 +112,11 @@ class Finisher:
 
     def _ended(self, mark: str, future: "Future[None]") -> None:
         error = future.exception()
-        if error is not None:
-            self._not_before[mark] = time.monotonic() + _AGAIN_AFTER
-            say("not finished", traceback="".join(traceback.format_exception(error)))
+        if error is None:
+            self._due = {name: due for name, due in self._due.items() if due[0] != mark}
+            return
+        self._not_before[mark] = time.monotonic() + _AGAIN_AFTER
+        say("not finished", traceback="".join(traceback.format_exception(error)))
 
 
 def _part(state: Round) -> str:

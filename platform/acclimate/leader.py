@@ -22,8 +22,9 @@ from acclimate.assignments import Assignment
 from acclimate.config import Settings
 from acclimate.console import say
 from acclimate.dispatch_health import Vitals
-from acclimate.finishing import Finisher
+from acclimate.finishing import Finish, Finisher
 from acclimate.hosting import Host
+from acclimate.opening import Opener
 from acclimate.pool import PoolRow
 from acclimate.service import clockwork, release
 from acclimate.service.identity import Identity
@@ -44,6 +45,8 @@ _PAUSE, _BACKOFF = 5.0, 0.5
 _LONG_BACKOFF = (5.0, 300.0)
 _PASSING = frozenset({"no_space", "busy", "blobs_unreachable"})
 _WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
+_SOON = 5.0
+"""Seconds in which the API signs a checkpoint, if it is there."""
 
 
 @dataclass
@@ -60,6 +63,19 @@ class _Running:
     told: tuple[int, int] = (-1, -1)
 
 
+@dataclass(frozen=True)
+class Watch:
+    """What a leader tells of itself and is told while it works.
+
+    Attributes:
+        alive: called within long work: what shows life does not hang.
+        still_leading: refuses lease_lost once its term is over; for work that no transaction fences.
+    """
+
+    alive: Callable[[], None]
+    still_leading: Callable[[], None]
+
+
 class Leader:
     """Leads for one term.
 
@@ -70,6 +86,7 @@ class Leader:
         identity: whose evaluator key signs.
         host: holds the runner; whoever made it closes it.
         vitals: what is counted for the dispatcher's own metrics.
+        watch: over this term.
         finish_round: as Dispatcher's.
     """
 
@@ -82,21 +99,32 @@ class Leader:
         identity: Identity,
         host: Host,
         vitals: Vitals,
-        finish_round: Callable[[str], None] | None,
+        watch: Watch,
+        finish_round: Finish | None,
     ) -> None:
         self._store, self._blobs, self._settings = store, blobs, settings
-        self._identity, self._host, self._vitals = identity, host, vitals
-        self._finisher = Finisher(store, finish_round) if finish_round is not None else None
+        self._identity, self._host, self._vitals, self._watch = identity, host, vitals, watch
+        self._opener = Opener(store, settings)
+        self._finisher: Finisher | None = None
+        if finish_round is not None:
+            self._finisher = Finisher(store, finish_round, still_leading=watch.still_leading)
         self._pool = PoolRow(store, name="dispatch", runner=settings.runner)
         self._running: dict[str, _Running] = {}
         self._inputs: dict[str, dict[str, str]] = {}
         self._pinned: dict[str, str] = {}
-        self._said: set[str] = set()
+        # What was last said of each event and round, and since when a round has waited for its checkpoint.
+        self._said: dict[tuple[str, str], str] = {}
+        self._awaited: dict[str, float] = {}
         # How often an attempt ended with a code, in this term.
         self._failures = Counter[tuple[str, str]]()
         # By the monotonic clock: when the last plan was made, and before when nothing, or one attempt, is started again.
         self._planned, self._paused, self._not_before = 0.0, 0.0, dict[str, float]()
         self._unmet = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether an attempt is under way that has not ended."""
+        return any(running.ended is None for running in self._running.values())
 
     def begin(self) -> None:
         """Take over: what a killed process left of an opening is removed, and what was under way is pending again.
@@ -114,11 +142,12 @@ class Leader:
             say("not swept", code=refusal.code, reason=refusal.sentence)
 
     def end(self) -> None:
-        """Hand over in order: wait for what finishes a round, and give back what runs; the host must be closed by then.
+        """Hand over in order: wait for what opens or finishes a round, and give back what runs; the host must be closed by then.
 
         Raises:
             Refusal: busy, lease_lost, database_unreachable, no_space.
         """
+        self._opener.close()
         if self._finisher is not None:
             self._finisher.close()
         with self._store.transaction() as tx:
@@ -127,6 +156,7 @@ class Leader:
     def abandon(self) -> None:
         """Forget everything, as another leads: attempts that it may adopt are left alone."""
         self._running.clear()
+        self._opener.close(patience=0.0)
         if self._finisher is not None:
             self._finisher.close(patience=0.0)
 
@@ -137,13 +167,14 @@ class Leader:
             Refusal: busy, no_space, lease_lost, database_unreachable, blobs_unreachable; what was not done is done in a later step.
         """
         try:
-            made = clockwork.tick(self._store, self._settings)
+            made = clockwork.tick(self._store, self._settings, opening=self._opener.begin)
         except Refusal as refusal:
             if refusal.code in OUTAGES:
                 raise
             # What stops one transition must not keep finished work from being committed.
             self._say_once("no transition", code=refusal.code, reason=refusal.sentence)
             made = []
+        made += self._opener.made()
         for line in made:
             self._vitals.transitions[line.rpartition(": ")[2]] += 1
             say("transition", made=line)
@@ -168,8 +199,15 @@ class Leader:
             self._failed(running, status)
         else:
             self._commit(running.assignment, status)
+            self._forget(running.assignment.attempt)
         del self._running[running.assignment.attempt]
         return True
+
+    def _forget(self, attempt: str) -> None:
+        """No longer count the failures of an attempt that has come to something."""
+        self._not_before.pop(attempt, None)
+        for key in [key for key in self._failures if key[0] == attempt]:
+            del self._failures[key]
 
     def _poll(self, running: _Running) -> Status:
         """Where an attempt stands; once it has ended, that stays its answer until it is written down."""
@@ -194,7 +232,8 @@ class Leader:
         assert status.outcome is not None
         try:
             holdout = self._holdout(assignment.round) if assignment.kind == "evaluate" else {}
-            commits.commit(self._store, self._identity, assignment, status, holdout=holdout)
+            alive = self._watch.alive
+            commits.commit(self._store, self._identity, assignment, status, holdout=holdout, alive=alive)
         except Refusal as refusal:
             if refusal.code in _PASSING | OUTAGES:
                 # It stays as it is, done, and is committed once that has passed.
@@ -295,6 +334,8 @@ class Leader:
             if not mine <= keys and running.assignment.round not in waiting:
                 running.handle.cancel()
         stages.end_stale_checks(self._store)
+        if stray := stages.reclaim(self._store, self._running.keys()):
+            say("given back", stages=stray, reason="they were written down as running, but nothing here runs them")
         known = stages.register(self._store, wanted)
         self._admit([a for a in wanted if all(known[stage.key] == "pending" for stage in a.stages)])
 
@@ -309,7 +350,9 @@ class Leader:
             left = assignments.outstanding(tx, state, holdout_inputs=inputs)
             drawn = "" if state.phase is Phase.OPEN else _closing_checkpoint(tx, state)
         if left and drawn is None:
-            self._say_once("waiting", round=name, reason="no checkpoint holds RoundClosed yet; is the API up?")
+            since = self._awaited.setdefault(name, time.monotonic())
+            if time.monotonic() - since > _SOON:
+                self._say_once("waiting", round=name, reason="no checkpoint holds RoundClosed yet; is the API up?")
             return None
         by_work = {id(assignment.work): assignment for assignment in left}
         return [by_work[id(w)] for w in schedule.order((a.work for a in left), checkpoint=drawn or "")]
@@ -375,6 +418,7 @@ class Leader:
             self._not_started(assignment, error)
             return
         self._host.trust()
+        del self._failures[assignment.attempt, "not started"]
         self._running[assignment.attempt] = _Running(assignment, handle, runner)
         self._vitals.started[assignment.kind] += 1
         say("attempt started", **_ids(assignment), stages=len(assignment.stages), number=number)
@@ -389,6 +433,7 @@ class Leader:
             files, made = self._holdout(state.id), {}
             cluster = state.competition.ranking.cluster
             for task in state.competition.tasks:
+                self._watch.alive()
                 table = table_blobs.read(self._blobs, files[f"{task.name}.parquet"])
                 kept = assignments.without_answers(table.column_names, task, cluster=cluster)
                 made[task.name] = table_blobs.keep(self._blobs, table.select(kept).replace_schema_metadata(None))
@@ -413,9 +458,10 @@ class Leader:
                     stages.beat(tx, assignment, progress=progress)
 
     def _say_once(self, event: str, **facts: str) -> None:
-        key = json.dumps([event, facts], sort_keys=True)
-        if key not in self._said:
-            self._said.add(key)
+        """Say something that is so at each step: once, and again where it is put otherwise."""
+        key, words = (event, facts.get("round", "")), json.dumps(facts, sort_keys=True)
+        if self._said.get(key) != words:
+            self._said[key] = words
             say(event, **facts)
 
 

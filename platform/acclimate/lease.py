@@ -13,6 +13,7 @@ row counts as expired once it was seen unchanged for a lease's time by this proc
 import threading
 import time
 import traceback
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
@@ -32,16 +33,26 @@ class Lease:
     Args:
         store: unfenced; its database's clock decides.
         name: of the row.
-        holder: who asks; whoever gives the same name proves in another way that the process before it is gone.
+        holder: who asks; a name of this process alone.
         seconds: how long it holds without being renewed.
+        former: names of processes that are proved to be gone in another way; what they hold is taken at once.
 
     Attributes:
         epoch: of its term; 0 before it took the lease.
         seen: the holder that the row named when it was last looked at, and when its lease ends; empty where there was none.
     """
 
-    def __init__(self, store: Store, *, name: str = "dispatch", holder: str, seconds: float = SECONDS) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        name: str = "dispatch",
+        holder: str,
+        seconds: float = SECONDS,
+        former: Collection[str] = (),
+    ) -> None:
         self._store, self._name, self.holder, self.seconds = store, name, holder, seconds
+        self._former = frozenset(former)
         self.epoch = 0
         self.seen = ("", "")
         self._renewed = 0.0
@@ -63,6 +74,8 @@ class Lease:
             raise ValueError("this lease had its term")
         with self._store.snapshot() as tx:
             if not self._is_free(tx, self._row(tx)):
+                # Those before it are gone; whoever leads under such a name from now on is a copy of their folder.
+                self._former = frozenset()
                 return False
         began = time.monotonic()
         with self._store.transaction() as tx:
@@ -125,7 +138,7 @@ class Lease:
         return format_time(tx.now() + timedelta(seconds=self.seconds))
 
     def _is_free(self, tx: Tx, row: Any) -> bool:
-        if row is None or row.holder == self.holder:
+        if row is None or row.holder == self.holder or row.holder in self._former:
             return True
         self.seen = (row.holder, row.expires)
         stands, now = (row.epoch, row.expires), time.monotonic()
@@ -133,6 +146,47 @@ class Lease:
             self._watched = (stands, now)
         left = (parse_time(row.expires) - tx.now()).total_seconds()
         return left <= 0 or (left > self.seconds and now - self._watched[1] > self.seconds)
+
+
+class Presence:
+    """A row by which those that stand by show that they are there: whoever can't work gives way to them, and to nobody else.
+
+    Args:
+        store: unfenced.
+        holder: who asks.
+        seconds: for how long one counts as there after it has shown itself.
+    """
+
+    _NAME = "standby"
+
+    def __init__(self, store: Store, *, holder: str, seconds: float = 60.0) -> None:
+        self._store, self._holder, self._seconds = store, holder, seconds
+        self._shown = float("-inf")
+
+    def show(self) -> None:
+        """Write that this one stands by, every third of the time.
+
+        Raises:
+            Refusal: busy, database_unreachable, no_space.
+        """
+        if time.monotonic() - self._shown < self._seconds / 3:
+            return
+        with self._store.transaction() as tx:
+            values = {"holder": self._holder, "expires": format_time(tx.now() + timedelta(seconds=self._seconds))}
+            mine = leases.c.name == self._NAME
+            if tx.execute(update(leases).where(mine).values(**values)).rowcount == 0:
+                tx.execute(insert(leases), {"name": self._NAME, "epoch": 0, **values})
+        self._shown = time.monotonic()
+
+    def another(self) -> bool:
+        """Whether another stands by.
+
+        Raises:
+            Refusal: busy, database_unreachable.
+        """
+        with self._store.snapshot() as tx:
+            row = tx.execute(select(leases).where(leases.c.name == self._NAME)).one_or_none()
+            return row is not None and row.holder != self._holder and bool(row.expires > format_time(tx.now()))
 
 
 class Renewal:

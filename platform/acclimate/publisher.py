@@ -1,6 +1,6 @@
 """From the store to MLflow: gathers what the projection of a round needs. Late or failed, it changes no result."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
@@ -18,15 +18,24 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def finish(store: Store, settings: Settings, round_id: str) -> None:
-    """Project a round into MLflow: everything once its ranking is published, before that the preparations only. Idempotent."""
+def finish(store: Store, settings: Settings, round_id: str, still_leading: Callable[[], None] = lambda: None) -> None:
+    """Project a round into MLflow: everything once its ranking is published, before that the preparations only. Idempotent.
+
+    Args:
+        store: the store.
+        settings: of the installation.
+        round_id: which round.
+        still_leading: called before each run; refuses where another dispatcher leads and publishes the round.
+
+    Raises:
+        Refusal: what still_leading refuses; conflict, extra_missing, server_unreachable; as gather.
+    """
     data = gather(store, settings, round_id)
     # A tracking server keeps the artifacts itself.
     artifacts = None if settings.tracking.startswith(("http://", "https://")) else settings.artifacts
-    if data.ranking is None:
-        tracking.publish_preparations(settings.tracking, artifacts, data)
-    else:
-        tracking.publish_round(settings.tracking, artifacts, data)
+    publish = tracking.publish_preparations if data.ranking is None else tracking.publish_round
+    still_leading()
+    publish(settings.tracking, artifacts, data, progress=lambda *_: still_leading())
 
 
 def gather(store: Store, settings: Settings, round_id: str) -> projection.RoundData:

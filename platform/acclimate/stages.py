@@ -3,7 +3,7 @@
 Only the dispatcher writes them. A change of state always says from which state, and for which attempt.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import case, insert, select, update
@@ -32,6 +32,21 @@ def give_back(tx: Tx, keys: Sequence[str] | None = None, *, reason: str | None =
     mine = running if keys is None else running & stages.c.key.in_(keys)
     why = {} if reason is None else {"reason": reason[:_LONGEST_REASON]}
     tx.execute(update(stages).where(mine).values(state="pending", attempts=fewer, progress=0.0, **why))
+
+
+def reclaim(store: Store, attempts: Collection[str]) -> int:
+    """Running stages whose attempt is none of these to pending; how many. For the leader, whose writes are fenced: nobody else's run.
+
+    A claim may be committed although the connection broke before its leader heard of it, and giving back may fail with the database.
+    """
+    stray = (stages.c.state == "running") & (stages.c.attempt.is_(None) | stages.c.attempt.not_in(list(attempts)))
+    with store.snapshot() as tx:
+        keys = list(tx.execute(select(stages.c.key).where(stray)).scalars())
+    if keys:
+        with store.transaction() as tx:
+            for part in _parts(keys):
+                give_back(tx, part)
+    return len(keys)
 
 
 def register(store: Store, wanted: Iterable[Assignment]) -> dict[str, str]:

@@ -32,7 +32,7 @@ def dispatcher(live: Live, *, finish: Callable[[str], None] | None = None) -> Di
         live.store.blobs,
         live.settings,
         lambda: LocalRunner(live.settings.work, slots=2),
-        finish_round=finish,
+        finish_round=(lambda round_, _: finish(round_)) if finish is not None else None,
     )
 
 

@@ -26,8 +26,9 @@ from engines import Server
 from live import Live, Staged
 from sqlalchemy import select
 
-from acclimate import config, dispatch_health, hosting, leader
-from acclimate.dispatch import Dispatcher, holder_of
+from acclimate import config, dispatch, dispatch_health, hosting, leader
+from acclimate.dispatch import Dispatcher, names_of
+from acclimate.lease import Lease
 from acclimate.store import Store, leases, pools
 from acclimate_competitions.errors import Refusal
 from acclimate_runners.jobs import Job
@@ -66,7 +67,7 @@ class Threaded:
 
 def lease_of(live: Live) -> Any:
     with live.store.snapshot() as tx:
-        return tx.execute(select(leases)).one()
+        return tx.execute(select(leases).where(leases.c.name == "dispatch")).one()
 
 
 @pytest.fixture
@@ -76,8 +77,9 @@ def server(tmp_path: Path) -> Iterator[Live]:
 
 
 def test_a_standby_takes_over_at_once_when_the_leader_stops_and_when_its_lease_runs_out(
-    server: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(dispatch, "_LOOK_EVERY", 0.1)
     staged = staging.open_round(server, tmp_path)
     first, second = (Threaded.beside(server, tmp_path / name) for name in ("first", "second"))
     with first.running():
@@ -89,20 +91,22 @@ def test_a_standby_takes_over_at_once_when_the_leader_stops_and_when_its_lease_r
             # 1. The leader is stopped in order, by a clock that stands still.
             first.stop.set()
             wait(lambda: second.dispatcher.leading)
-            assert lease_of(server).epoch == 2 and lease_of(server).holder == holder_of(tmp_path / "second")
-            # 2. A third one stands by; the clock is set forward, and before the leader has renewed its lease the third has it.
-            third = Threaded.beside(server, tmp_path / "third")
-            with third.running():
-                with second.store.transaction():
-                    # The leader's renewals wait for its own writer.
-                    server.clock.forward(seconds=16)
-                    time.sleep(1.5)
-                wait(lambda: third.dispatcher.leading or lease_of(server).epoch > 2 or second.dispatcher.leading)
-                _, other = dispatching.send(staged, "bea", seed=2)
-                wait(lambda: dispatching.state_of(server, other)[0] == "accepted")
-                wait(lambda: [d.dispatcher.leading for d in (second, third)].count(True) == 1)
+            assert lease_of(server).epoch == 2 and lease_of(server).holder == second.dispatcher.holder
+    # 2. One that leads is gone without a word: it is waited for until its lease runs out, and not a second less.
+    assert Lease(server.store, holder="killed").take()
+    third = Threaded.beside(server, tmp_path / "third")
+    with third.running():
+        for seconds in (0.0, 14.9):
+            server.clock.forward(seconds=seconds)
+            time.sleep(0.5)
+            assert not third.dispatcher.leading and lease_of(server).holder == "killed"
+        server.clock.forward(seconds=0.2)
+        wait(lambda: third.dispatcher.leading)
+        assert lease_of(server).epoch == 4
+        _, other = dispatching.send(staged, "bea", seed=2)
+        wait(lambda: dispatching.state_of(server, other)[0] == "accepted")
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [line["leader"] for line in said if line["event"] == "standby"][0] == holder_of(tmp_path / "first")
+    assert [line["leader"] for line in said if line["event"] == "standby"][0] == first.dispatcher.holder
     assert not any(line["event"] in ("error", "blocked", "attempt failed") for line in said)
 
 
@@ -142,13 +146,56 @@ def test_a_deposed_leader_touches_nothing_and_stands_by(
     assert events.count("stepped down") == 1 and events.count("standby") == 2
 
 
-def test_each_data_folder_holds_leases_under_a_name_of_its_own(tmp_path: Path) -> None:
+def test_each_process_holds_leases_under_a_name_of_its_own_and_its_folder_keeps_the_old_ones(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    first = holder_of(tmp_path / "a")
-    assert first == holder_of(tmp_path / "a") and first.startswith(socket.gethostname()[:40]) and len(first) <= 64
+    first, none = names_of(tmp_path / "a")
+    second, former = names_of(tmp_path / "a")
+    assert none == () and former == (first,) and first != second
+    assert first.startswith(socket.gethostname()[:40]) and len(first) <= 64
+    # A copy elsewhere is another folder, and the file does not grow without end.
     shutil.copy(tmp_path / "a/dispatcher.id", tmp_path / "b")
-    assert holder_of(tmp_path / "b") != first
+    assert not {first, second} & {name for names in names_of(tmp_path / "b") for name in names}
+    for _ in range(30):
+        last, former = names_of(tmp_path / "a")
+    assert len(former) == 19 and last not in former and names_of(tmp_path / "a")[1][-1] == last
+
+
+def test_of_two_over_copies_of_one_folder_one_falls_behind_at_the_first_takeover(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in containers: the same host name, the same path, and a volume that was copied while its dispatcher led.
+    monkeypatch.setattr(Path, "resolve", lambda self, strict=False: Path("/srv/acclimate"))
+    one = Threaded.beside(server, tmp_path / "one")
+    with one.dispatcher as first:
+        first.step()
+        assert first.leading and lease_of(server).epoch == 1
+        two = Threaded.beside(server, tmp_path / "two")
+        shutil.copy(tmp_path / "one/dispatcher.id", tmp_path / "two")
+        with two.dispatcher as second:
+            # 1. It takes the first one for the process before it, once.
+            assert second.leading and lease_of(server).epoch == 2
+            for _ in range(3):
+                wait(lambda: not first.leading or first.step())
+                first.step()
+                second.step()
+                assert (first.leading, second.leading, lease_of(server).epoch) == (False, True, 2)
+            # 2. Later it is paused for too long, and knows better.
+            server.clock.forward(seconds=16)
+            first.step()
+            assert first.leading and lease_of(server).epoch == 3
+            wait(lambda: not second.leading or second.step())
+            for _ in range(3):
+                second.step()
+                first.step()
+                assert (first.leading, second.leading, lease_of(server).epoch) == (True, False, 3)
+        # 3. A restart in the folder of the one that leads need not wait.
+    again = Threaded.beside(server, tmp_path / "one")
+    assert Lease(server.store, holder=one.dispatcher.holder).take()
+    with again.dispatcher as third:
+        assert third.leading
+    for threaded in (one, two, again):
+        threaded.store.close()
 
 
 # ---- processes -----------------------------------------------------------------------------------------------------
@@ -256,7 +303,7 @@ def test_a_round_whose_leaders_are_paused_killed_and_stopped_comes_out_the_same(
         found = outcome(live, staged.round)
         assert expected is None or found == expected
         with live.store.snapshot() as tx:
-            assert tx.execute(select(leases.c.epoch)).scalar_one() == 4
+            assert tx.execute(select(leases.c.epoch).where(leases.c.name == "dispatch")).scalar_one() == 4
         for process in (one, two):
             assert process.events("error") == [] and process.events("blocked") == []
 

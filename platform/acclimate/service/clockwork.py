@@ -6,6 +6,7 @@ processes may tick at once, and a tick that finds nothing due costs two small qu
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import select
@@ -22,15 +23,21 @@ _log = logging.getLogger(__name__)
 _told: dict[str, str] = {}
 TERMINAL = frozenset({Phase.PUBLISHED, Phase.VOIDED})
 # The trouble of all rounds, which whoever ticks must hear of.
-_WHOLE = frozenset({"lease_lost", "database_unreachable"})
+_WHOLE = frozenset({"busy", "lease_lost", "database_unreachable"})
 
 
-def tick(store: Store, settings: Settings) -> list[str]:
+def tick(store: Store, settings: Settings, *, opening: Callable[[str], bool] | None = None) -> list[str]:
     """Make all transitions that are due, of every round; one line for each that was made.
+
+    Args:
+        store: the store.
+        settings: of the installation.
+        opening: opens the holdout of a round, and says whether it has; as release.open_holdout does, which takes its time.
 
     Raises:
         Refusal: busy, lease_lost, database_unreachable.
     """
+    opening = opening or partial(release.open_holdout, store, settings)
     done: list[str] = []
     with store.snapshot() as tx:
         names = tx.execute(select(rounds.c.id).order_by(rounds.c.created, rounds.c.id)).scalars().all()
@@ -40,30 +47,31 @@ def tick(store: Store, settings: Settings) -> list[str]:
             continue
         try:
             # Several may be due at once: a round without entries goes from closed to prepared in the same tick.
-            while (kind := _advance(store, settings, name)) is not None:
+            while (kind := _advance(store, name, opening)) is not None:
                 done.append(f"{name}: {kind}")
         except Exception as error:
             if isinstance(error, Refusal) and error.code in _WHOLE:
                 raise
             # One round's trouble (a full disk, a lost blob, a bug) must not hold up the others; the next tick tries again.
-            _tell(name, error)
+            tell(name, error)
     return done
 
 
-def _tell(name: str, error: Exception) -> None:
+def tell(name: str, error: Exception) -> None:
+    """Log what a round's transition waits for, once for each wording."""
     words = f"{type(error).__name__}: {error}"
     if _told.get(name) != words:
         _told[name] = words
         _log.warning("round %s waits: %s", name, words, exc_info=None if isinstance(error, Refusal) else error)
 
 
-def _advance(store: Store, settings: Settings, round_id: str) -> str | None:
+def _advance(store: Store, round_id: str, opening: Callable[[str], bool]) -> str | None:
     with store.snapshot() as tx:
         state = tx.round(round_id)
         if state.phase is not Phase.RELEASED and _due(tx, state) is None:
             return None
     if state.phase is Phase.RELEASED:
-        return "HoldoutOpened" if release.open_holdout(store, settings, round_id) else None
+        return "HoldoutOpened" if opening(round_id) else None
     with store.transaction() as tx:
         state = tx.round(round_id)
         due = _due(tx, state)

@@ -1,0 +1,526 @@
+"""A leader's term: what it writes once it is over, what it can't know of its own claims, long work, and giving way."""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dispatching
+import live as staging
+import psycopg
+import pytest
+import tiny
+from dispatching import beside, wait
+from engines import Server
+from live import Live
+from sqlalchemy import select, update
+
+from acclimate import commits, config, database, dispatch, leader, publisher, tracking
+from acclimate import stages as lifecycle
+from acclimate.assignments import Assignment
+from acclimate.dispatch import Dispatcher
+from acclimate.lease import Lease
+from acclimate.service import release
+from acclimate.store import Store, Tx, leases, outbox, rounds, stages
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.records import format_time
+from acclimate_runners.jobs import Job
+from acclimate_runners.local import LocalRunner
+from acclimate_runners.runner import BlobAccess, Demand, Handle, Machine, Runner
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Live]:
+    with staging.serve(tmp_path) as running:
+        yield running
+
+
+class Placed:
+    """A dispatcher in a data folder of its own; stepped by the test."""
+
+    def __init__(self, live: Live, folder: Path, *, runner: Callable[[], Runner] | None = None, **more: Any) -> None:
+        self.settings = beside(live, folder)
+        self.store = Store.open(self.settings, clock=live.clock)
+        factory = runner or (lambda: LocalRunner(self.settings.work, slots=2))
+        self.dispatcher = Dispatcher(self.store, self.store.blobs, self.settings, factory, **more)
+
+    def __enter__(self) -> Dispatcher:
+        return self.dispatcher.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.dispatcher.__exit__()
+        self.store.close()
+
+
+def driven(running: Dispatcher, condition: Callable[[], object], *, within: float = 60.0) -> set[str]:
+    """Step until it is so, through refusals, which come back as codes."""
+    codes, until = set[str](), time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < until, f"it did not happen; {codes}"
+        try:
+            running.step()
+        except Refusal as refusal:
+            codes.add(refusal.code)
+        time.sleep(0.02)
+    return codes
+
+
+def holder(live: Live) -> str:
+    with live.store.snapshot() as tx:
+        return str(tx.execute(select(leases.c.holder).where(leases.c.name == "dispatch")).scalar_one())
+
+
+def depose(live: Live) -> None:
+    """The lease runs out and is another's, and the one that led has not heard of it."""
+    with live.store.transaction() as tx:
+        ended = format_time(tx.now() - timedelta(seconds=1))
+        tx.execute(update(leases).where(leases.c.name == "dispatch").values(expires=ended))
+    assert Lease(live.store, holder="another").take()
+
+
+def written(live: Live) -> Any:
+    """All that a leader writes: the log, the stages, and what was finished."""
+    with live.store.snapshot() as tx:
+        rows = [tuple(row) for row in tx.execute(select(stages).order_by(stages.c.key))]
+        return tx.size(), rows, len(tx.execute(select(outbox)).all())
+
+
+# ---- the fence -----------------------------------------------------------------------------------------------------
+
+
+def test_a_deposed_leader_that_does_not_know_it_makes_no_transition(server: Live, tmp_path: Path) -> None:
+    staged = staging.open_round(server, tmp_path)
+    # Renewed every two minutes: nothing tells it before it writes.
+    with Placed(server, tmp_path / "own", lease_seconds=600.0) as running:
+        running.step()
+        server.clock.set(staged.fields["closes"], seconds=61)
+        depose(server)
+        before = written(server)
+        running.step()
+        assert not running.leading and written(server) == before and server.phase(staged.round) == "open"
+        # The one that leads is left alone.
+        running.step()
+        assert not running.leading and holder(server) == "another"
+
+
+def test_a_deposed_leader_that_does_not_know_it_starts_nothing(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "_PLAN_EVERY", 0.0)
+    staged = staging.open_round(server, tmp_path)
+    dispatching.send(staged, "ada", seed=1)
+    there = threading.Event()
+
+    def factory() -> Runner:
+        assert there.wait(60)
+        return LocalRunner(tmp_path / "own/work", slots=2)
+
+    with Placed(server, tmp_path / "own", runner=factory, lease_seconds=600.0) as running:
+        driven(running, lambda: dispatching.states(server, "check") == {"pending"})
+        there.set()
+        wait(lambda: running._term is not None and running._term.host.runner is not None)
+        depose(server)
+        before = written(server)
+        running.step()
+        assert not running.leading and written(server) == before
+        assert dispatching.children(str(tmp_path / "own")) == [] and running.vitals.started.total() == 0
+
+
+def test_a_deposed_leader_that_does_not_know_it_commits_nothing(server: Live, tmp_path: Path) -> None:
+    staged = staging.open_round(server, tmp_path)
+    _, submission = dispatching.send(staged, "ada", seed=1)
+    with Placed(server, tmp_path / "own", lease_seconds=600.0) as running:
+        with dispatching.holding(str(tmp_path / "own")) as held:
+            driven(running, lambda: held)
+        os.kill(held.pop(), signal.SIGCONT)
+        wait(lambda: dispatching.children(str(tmp_path / "own")) == [])
+        depose(server)
+        before = written(server)
+        running.step()
+        assert not running.leading and written(server) == before
+        assert dispatching.state_of(server, submission)[0] == "checking"
+        assert dispatching.states(server, "check") == {"running"}
+
+
+def test_a_deposed_leaders_finishing_stops_and_leaves_no_mark(server: Live, tmp_path: Path) -> None:
+    staged = staging.open_round(server, tmp_path)
+    server.clock.set(staged.fields["closes"], seconds=61)
+    begun, go, ended = threading.Event(), threading.Event(), list[str]()
+
+    def finish(_: str, still_leading: Callable[[], None]) -> None:
+        still_leading()
+        begun.set()
+        assert go.wait(60)
+        try:
+            still_leading()
+            ended.append("finished")
+        except Refusal as refusal:
+            ended.append(refusal.code)
+            raise
+
+    with Placed(server, tmp_path / "own", finish_round=finish) as running:
+        driven(running, begun.is_set)
+        depose(server)
+        wait(lambda: not running.leading or running.step())
+        go.set()
+        wait(lambda: ended)
+    assert ended == ["lease_lost"] and written(server)[2] == 0
+
+
+def test_nothing_is_published_for_one_that_leads_no_more(server: Live, tmp_path: Path) -> None:
+    staged = staging.open_round(server, tmp_path)
+    server.clock.set(staged.fields["closes"], seconds=61)
+    assert server.tick() == ["RoundClosed", "PreparationFinished"]
+
+    def over() -> None:
+        raise Refusal("lease_lost", "another leads")
+
+    with pytest.raises(Refusal, match="another leads"):
+        publisher.finish(server.store, server.settings, staged.round, over)
+    assert tracking.rounds(server.settings.tracking).empty
+    publisher.finish(server.store, server.settings, staged.round)
+    assert list(tracking.rounds(server.settings.tracking)["round"]) == [staged.round]
+
+
+# ---- what a leader can't know of its own claims --------------------------------------------------------------------
+
+
+class Cut:
+    """A runner whose first start fails, while something else happens."""
+
+    slots = 2
+
+    def __init__(self, folder: Path, during: Callable[[], None]) -> None:
+        self._runner, self._during, self.starts = LocalRunner(folder, slots=2), during, 0
+
+    def machines(self) -> tuple[Machine, ...]:
+        return self._runner.machines()
+
+    def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand) -> Handle:
+        self.starts += 1
+        if self.starts == 1:
+            self._during()
+            raise ConnectionError("the network is gone")
+        return self._runner.start(name, job, blobs, demand=demand)
+
+    def close(self, *, keep: bool = False) -> None:
+        self._runner.close(keep=keep)
+
+
+def test_a_start_that_fails_while_the_database_is_away_is_made_again(
+    tmp_path: Path, postgresql: Server, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "_PAUSE", 0.1)
+    monkeypatch.setattr(leader, "_LONG_BACKOFF", (0.01, 0.05))
+    with staging.serve(tmp_path, database=postgresql_url) as live:
+        staged = staging.open_round(live, tmp_path)
+        _, submission = dispatching.send(staged, "ada", seed=1)
+        runner = Cut(tmp_path / "own/work", postgresql.stop)
+        with Placed(live, tmp_path / "own", runner=lambda: runner) as running:
+            try:
+                codes = driven(running, lambda: runner.starts)
+            finally:
+                postgresql.start()
+            assert codes == {"database_unreachable"}
+            driven(running, lambda: dispatching.state_of(live, submission)[0] == "accepted")
+            # What was not started is no attempt.
+            assert running.leading and [row.attempts for row in dispatching.rows(live, "check")] == [1]
+
+
+def test_a_claim_that_was_committed_though_its_connection_broke_is_made_again(
+    tmp_path: Path, postgresql_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with staging.serve(tmp_path, database=postgresql_url) as live:
+        staged = staging.open_round(live, tmp_path)
+        _, submission = dispatching.send(staged, "ada", seed=1)
+        placed = Placed(live, tmp_path / "own")
+        commit, claim, claims, armed = placed.store.engine.dialect.do_commit, lifecycle.claim, list[int](), list[bool]()
+
+        def breaking(connection: Any) -> None:
+            commit(connection)
+            if armed and armed.pop():
+                raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+        def claimed(tx: Tx, assignment: Assignment) -> int | None:
+            number = claim(tx, assignment)
+            armed.extend([True] if not claims else [])
+            claims.append(number or 0)
+            return number
+
+        monkeypatch.setattr(placed.store.engine.dialect, "do_commit", breaking)
+        monkeypatch.setattr(lifecycle, "claim", claimed)
+        with placed as running:
+            codes = driven(running, lambda: dispatching.state_of(live, submission)[0] == "accepted")
+            assert codes == {"database_unreachable"} and claims == [1, 1] and running.leading
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    assert [line["stages"] for line in said if line["event"] == "given back"] == [1]
+
+
+# ---- long work -----------------------------------------------------------------------------------------------------
+
+
+def test_an_opening_and_scoring_longer_than_a_step_may_hang_are_done_by_one_leader(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = staging.open_round(server, tmp_path)
+    staging.submit_model(staged, staging.enter(staged, server.actor("ada")), seed=1)
+    server.clock.set(staged.fields["closes"], seconds=61)
+    with dispatching.dispatcher(server) as before:
+        dispatching.step_until(before, lambda: server.phase(staged.round) == "prepared")
+    dispatching.give_shares(staged)
+    monkeypatch.setattr(dispatch, "_HUNG", 1.5)
+    opening, scoring, opened, scored = release._open, commits.score, list[str](), list[str]()
+
+    def slow_opening(*given: Any, **more: Any) -> Any:
+        opened.append(threading.current_thread().name)
+        time.sleep(3.0)
+        return opening(*given, **more)
+
+    def slow_scoring(*given: Any, **more: Any) -> Any:
+        # Each for itself is no hanging; all of a step are.
+        scored.append(threading.current_thread().name)
+        time.sleep(0.3)
+        return scoring(*given, **more)
+
+    monkeypatch.setattr(release, "_open", slow_opening)
+    monkeypatch.setattr(commits, "score", slow_scoring)
+    began, at = time.monotonic(), server.clock.now
+    monkeypatch.setattr(type(server.clock), "__call__", lambda _: at + timedelta(seconds=time.monotonic() - began))
+    one, two = (Placed(server, tmp_path / name, lease_seconds=1.0) for name in ("one", "two"))
+    stop, hung = threading.Event(), list[bool]()
+    threads = [threading.Thread(target=placed.dispatcher.run, args=[stop]) for placed in (one, two)]
+    threads[0].start()
+    wait(lambda: one.dispatcher.leading)
+    threads[1].start()
+    try:
+        while server.phase(staged.round) != "evaluated":
+            assert time.monotonic() - began < 60
+            hung.append(one.dispatcher.vitals.hung)
+            time.sleep(0.05)
+        assert one.dispatcher.leading and not two.dispatcher.leading and not any(hung)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert opened == ["opening"] and len(scored) * 0.3 > 1.5
+    for placed in (one, two):
+        placed.store.close()
+
+
+def test_an_opening_under_way_when_its_leader_stops_writes_nothing_more_and_leaves_no_plaintext(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("acclimate.opening.PATIENCE", 0.0)
+    staged = staging.open_round(server, tmp_path)
+    server.clock.set(staged.fields["closes"], seconds=61)
+    assert server.tick() == ["RoundClosed", "PreparationFinished"]
+    dispatching.give_shares(staged)
+    check, begun, go, ended = release._check_usable, threading.Event(), threading.Event(), threading.Event()
+
+    def waiting(*given: Any) -> None:
+        begun.set()
+        assert go.wait(60)
+        try:
+            check(*given)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(release, "_check_usable", waiting)
+    with Placed(server, tmp_path / "own") as running:
+        driven(running, begun.is_set)
+        assert list((tmp_path / "own/work").glob("opening-*/holdout"))
+        monkeypatch.setattr(type(running._term._leader._opener), "close", lambda *_, **__: None)  # type: ignore[union-attr]
+    assert not list((tmp_path / "own/work").glob("opening-*"))
+    before = written(server)
+    go.set()
+    assert ended.wait(60)
+    time.sleep(0.3)
+    # Neither the opening nor, as its files were taken from under it, a failure that would keep the round from opening.
+    with server.store.snapshot() as tx:
+        assert release.opening_problem(tx, staged.round) is None
+    assert written(server) == before
+    monkeypatch.setattr(release, "_check_usable", check)
+    with Placed(server, tmp_path / "next") as running:
+        driven(running, lambda: server.phase(staged.round) == "evaluated")
+
+
+def test_what_a_killed_process_had_opened_is_removed_by_whoever_has_its_folder(server: Live, tmp_path: Path) -> None:
+    def left(name: str) -> Path:
+        folder = tmp_path / "own/work" / name / "holdout"
+        folder.mkdir(parents=True)
+        (folder / "rows").write_bytes(b"plaintext")
+        return folder
+
+    with Placed(server, tmp_path / "first") as first:
+        # 1. By a standby.
+        before = left("opening-a")
+        with Placed(server, tmp_path / "own") as running:
+            running.step()
+            assert first.leading and not running.leading and not before.exists()
+            # 2. By one that is deposed.
+            first.__exit__()
+            running.step()
+            assert running.leading
+            during = left("opening-b")
+            depose(server)
+            wait(lambda: not running.leading or running.step())
+            assert not during.exists()
+            # 3. By one that stops.
+            after = left("opening-c")
+        assert not after.exists()
+
+
+# ---- giving way ----------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_without_a_runner_gives_way_to_one_that_stands_by_and_to_nobody_else(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dispatch, "_USELESS", 0.2)
+    staged = staging.open_round(server, tmp_path)
+    _, submission = dispatching.send(staged, "ada", seed=1)
+
+    def broken() -> Runner:
+        raise ConnectionError("no head answers")
+
+    with Placed(server, tmp_path / "one", runner=broken) as one:
+        # 1. Alone it goes on trying.
+        time.sleep(0.4)
+        for _ in range(3):
+            one.step()
+        assert one.leading
+        # 2. Not alone it doesn't, and the other has time to take over.
+        with Placed(server, tmp_path / "two") as two:
+            assert not two.leading
+            one.step()
+            assert not one.leading
+            one.step()
+            assert not one.leading
+            two.step()
+            assert two.leading and holder(server) == two.holder
+            monkeypatch.setattr(dispatch, "_USELESS", 60.0)
+            driven(two, lambda: dispatching.state_of(server, submission)[0] == "accepted")
+            one.step()
+            assert two.leading and not one.leading
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    (reason,) = [line["reason"] for line in said if line["event"] == "gives way"]
+    assert "no runner" in reason and "no head answers" in reason
+
+
+def test_a_leader_whose_steps_do_not_reach_their_end_gives_way(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_USELESS", 0.2)
+    monkeypatch.setattr(dispatch, "_STAND_BACK", 0.0)
+    with Placed(server, tmp_path / "one") as one, Placed(server, tmp_path / "two") as two:
+        wait(lambda: one._term is not None and one._term.host.runner is not None)
+        two.step()
+
+        def full(*_: object) -> None:
+            raise Refusal("no_space", "the disk is full")
+
+        monkeypatch.setattr(one._term._leader._pool, "write", full)  # type: ignore[union-attr]
+        assert driven(one, lambda: not one.leading) == {"no_space"}
+        two.step()
+        assert two.leading
+        # Where the other can't either, it is asked again.
+        two.__exit__()
+        driven(one, lambda: one.leading)
+
+
+# ---- one round's fault, and what is said ---------------------------------------------------------------------------
+
+
+def test_a_round_that_cannot_be_read_keeps_no_other_from_being_finished(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = staging.open_round(server, tmp_path, name="good")
+    server.clock.now = staging.START
+    monkeypatch.setattr(tiny, "DEFINITION", tiny.DEFINITION.replace('title = "', 'title = "Other '))
+    bad = staging.create(server, tmp_path, name="bad")
+    server.clock.set(good.fields["closes"], seconds=61)
+    with server.store.snapshot() as tx:
+        definition = tx.execute(select(rounds.c.definition).where(rounds.c.id == bad.round)).scalar_one()
+    server.store.blobs.path(definition).unlink()
+    finished: list[str] = []
+    with Placed(server, tmp_path / "own", finish_round=lambda name, _: finished.append(name)) as running:
+        assert driven(running, lambda: finished == [good.round] and written(server)[2] == 1) == set()
+        for _ in range(5):
+            running.step()
+        # What has nothing to finish is not looked at again before it has a new record.
+        finisher = running._term._leader._finisher  # type: ignore[union-attr]
+        assert finisher is not None and finisher._due == {} and finisher._changed == {bad.round}
+    assert finished == [good.round]
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["round"] for line in said if line["event"] == "not finished"] == [bad.round]
+
+
+def test_a_database_that_is_busy_is_waited_for_once_and_not_for_each_round(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = staging.open_round(server, tmp_path)
+    server.clock.set(staged.fields["closes"], seconds=61)
+    monkeypatch.setattr(database, "WAIT_SECONDS", 0.1)
+    with server.store._writer, pytest.raises(Refusal) as refused:
+        server.tick()
+    assert refused.value.code == "busy"
+    assert server.tick() == ["RoundClosed", "PreparationFinished"]
+
+
+def test_what_is_said_of_each_step_is_said_once_for_each_wording_and_not_kept_for_ever(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    staged = staging.open_round(server, tmp_path)
+    staging.submit_model(staged, staging.enter(staged, server.actor("ada")), seed=1)
+    server.clock.set(staged.fields["closes"], seconds=61)
+    monkeypatch.setattr(leader, "_closing_checkpoint", lambda *_: None)
+    monkeypatch.setattr(leader, "_PLAN_EVERY", 0.0)
+
+    def events(name: str) -> list[dict[str, Any]]:
+        said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        return [line for line in said if line["event"] == name]
+
+    with Placed(server, tmp_path / "own") as running:
+        for _ in range(3):
+            running.step()
+        # 1. A checkpoint takes a moment, which is not worth a word.
+        assert events("waiting") == []
+        monkeypatch.setattr(leader, "_SOON", 0.0)
+        for _ in range(3):
+            running.step()
+        assert [line["round"] for line in events("waiting")] == [staged.round]
+        # 2. A problem that names something else each time.
+        assert running._term is not None and running._term._leader is not None
+        for number in range(100):
+            for _ in range(2):
+                running._term._leader._say_once("no runner", reason=f"connection {number} was refused")
+        assert len(events("no runner")) == 100 and len(running._term._leader._said) == 2
+
+
+def test_each_installation_has_a_namespace_of_its_own_on_a_shared_cluster(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from acclimate_runners import cluster
+
+    asked: list[dict[str, Any]] = []
+
+    def noted(*_: Any, **given: Any) -> None:
+        asked.append(given)
+        raise ImportError
+
+    monkeypatch.setattr(cluster, "RayRunner", noted)
+    with staging.serve(tmp_path / "other") as other:
+        for live in (server, other):
+            given = {"database": live.settings.database, "blobs": live.settings.blobs, "runner": "ray"}
+            given["server_keys"] = str(live.settings.keys)
+            settings = config.load(live.settings.data, environ={}, given=given)
+            with contextlib.suppress(Refusal):
+                dispatch.factory_of(settings, live.store)()
+    first, second = (given["namespace"] for given in asked)
+    assert first != second and all(name.startswith("acclimate-") and len(name) > 30 for name in (first, second))
