@@ -19,6 +19,7 @@ from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from acclimate import postgres, sqlite
+from acclimate.contention import busy
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import format_time
 
@@ -114,11 +115,6 @@ def refusing() -> Iterator[None]:
         if refusal is None:
             raise
         raise refusal from error
-
-
-def busy(why: str) -> Refusal:
-    """The refusal of a locked database."""
-    return Refusal("busy", f"the database is busy: {why}", hint="the same request again in a moment will do")
 
 
 def is_full(error: OSError) -> bool:

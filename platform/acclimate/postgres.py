@@ -14,6 +14,8 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.exc import ArgumentError
 
+from acclimate.contention import busy
+from acclimate.redaction import hidden
 from acclimate_competitions.errors import Refusal
 
 CLOCK = "acclimate_clock"
@@ -83,6 +85,8 @@ def connect(url: str, *, clock: Callable[[], datetime] | None, wait: int, **opti
         "statement_timeout": f"{_STATEMENT_SECONDS}s",
         "idle_in_transaction_session_timeout": f"{_IDLE_READER_SECONDS}s",
         "TimeZone": "UTC",
+        # What was answered with a receipt is not lost by a crash, whatever the server's own setting says.
+        "synchronous_commit": "on",
     }
     try:
         query = make_url(url).query
@@ -133,11 +137,9 @@ def unhurried(connection: Connection) -> None:
 def refusal(error: BaseException) -> Refusal | None:
     """What an error of psycopg means to who asked, or None where it is a fault of ours. Never tells a password."""
     state, kind = getattr(error, "sqlstate", None) or "", type(error).__name__
-    words = " ".join(str(error).partition("\nMultiple connection attempts")[0].split())[:300]
+    words = hidden(" ".join(str(error).partition("\nMultiple connection attempts")[0].split()))[:300]
     if state in _BUSY:
-        return Refusal(
-            "busy", f"the database is busy: {_BUSY[state]}", hint="the same request again in a moment will do"
-        )
+        return busy(_BUSY[state])
     if state in _DISK:
         return Refusal(
             "no_space", f"the database can't be written: {_DISK[state]}; nothing was lost", hint="make room there"
@@ -147,10 +149,14 @@ def refusal(error: BaseException) -> Refusal | None:
     if state in _VALUES:
         return Refusal("request_invalid", f"a value can't be stored: {words}")
     if kind == "ProgrammingError" and "invalid connection option" in words:
-        return Refusal("config_invalid", f"the setting `database`: {words}")
+        return Refusal(
+            "config_invalid",
+            f"the setting `database`: {words}",
+            hint="correct what follows `?` in it: only libpq's connection options may stand there",
+        )
     if state[:2] in ("08", "57", "28", "3D") or (kind in ("OperationalError", "ConnectionTimeout") and not state):
         hint = next(hint for pattern, hint in _CAUSES if re.search(pattern, words, re.IGNORECASE))
         if not hint:
-            return Refusal("busy", f"the database is busy: {_BUSY['53300']}", hint="raise max_connections there")
+            return busy(_BUSY["53300"], hint="raise max_connections there")
         return Refusal("database_unreachable", f"no answer from the database: {words}", hint=hint)
     return None

@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 
+from acclimate.contention import busy
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import format_time
 
@@ -61,7 +62,7 @@ def refusal(error: sqlite3.Error) -> Refusal | None:
     """What an error of SQLite means to who asked, or None where it is a fault of ours."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in _BUSY:
-        return Refusal("busy", f"the database is busy: {error}", hint="the same request again in a moment will do")
+        return busy(str(error))
     if code in _UNWRITABLE:
         return Refusal(
             "no_space",

@@ -5,8 +5,10 @@ appends does so in the transaction of the record's effect, and the fold is advan
 """
 
 import copy
+import hashlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, func, insert, select
 
 from acclimate import config, database, migrations
+from acclimate.contention import busy
 from acclimate.schema import (
     accounts,
     installation,
@@ -69,16 +72,63 @@ __all__ = [
     "uploads",
 ]
 
+RECALL_SECONDS = 60.0
+"""For how long what was seen of a round is taken for so: a database that was put back must not be missed for good."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _Folded:
-    """A round's state after the log entry `last`, and which statements it already holds (statement digest -> index)."""
+    """A round's state after the log entry `last` of digest `entry`, and which statements it holds (statement digest -> index)."""
 
     state: Round
     last: int
+    entry: bytes
     statements: Mapping[str, int]
+
+
+class _Folds:
+    """The newest state of each round that this process has folded, for all views of a store.
+
+    A database may be put back under a running process: by a failover that loses what came last, or from a backup. So whoever uses a state
+    compares its last entry, and drops it where the database has another one or none.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[str, _Folded] = {}
+        # When each was kept, as a count of all that were; and when it was last compared with the database, by the monotonic clock.
+        self._count, self._counts = 0, dict[str, int]()
+        self._compared: dict[str, float] = {}
+
+    def count(self) -> int:
+        """How many were kept so far: what was kept before a transaction began can't be missing in it."""
+        with self._lock:
+            return self._count
+
+    def of(self, round_id: str, *, within: float | None = None) -> _Folded | None:
+        """What is kept of a round, if it was compared with the database within so many seconds."""
+        with self._lock:
+            if within is not None and time.monotonic() - self._compared.get(round_id, -within) >= within:
+                return None
+            return self._kept.get(round_id)
+
+    def keep(self, found: Mapping[str, _Folded]) -> None:
+        """Keep what is newer than what is kept."""
+        with self._lock:
+            for round_id, folded in found.items():
+                kept = self._kept.get(round_id)
+                if kept is None or kept.last < folded.last:
+                    self._count += 1
+                    self._kept[round_id], self._counts[round_id] = folded, self._count
+                if kept is None or kept.last <= folded.last:
+                    self._compared[round_id] = time.monotonic()
+
+    def drop(self, round_id: str, folded: _Folded, *, until: int | None = None) -> None:
+        """Drop a state that isn't the database's, if it was kept before `count` said so; a later one may just be news."""
+        with self._lock:
+            if self._kept.get(round_id) is folded and (until is None or self._counts[round_id] <= until):
+                del self._kept[round_id]
 
 
 class Store:
@@ -86,10 +136,10 @@ class Store:
 
     def __init__(self, engine: Engine, blobs: Blobs) -> None:
         self.engine, self.blobs = engine, blobs
-        self._writer, self._folding = threading.Lock(), threading.Lock()
-        self._folded: dict[str, _Folded] = {}
+        self._writer = threading.Lock()
+        self.folds = _Folds()
         self._competitions: dict[str, definition.Competition] = {}
-        self._check: Callable[[Tx], None] | None = None
+        self._checks: tuple[Callable[[Tx], None], ...] = ()
 
     @classmethod
     def open(cls, settings: config.Settings, *, clock: database.Clock | None = None) -> "Store":
@@ -114,9 +164,9 @@ class Store:
         return cls(engine, place)
 
     def fenced(self, check: Callable[["Tx"], None]) -> "Store":
-        """This store as a leader uses it: each transaction that may write begins with `check`, which refuses one that was deposed."""
+        """This store for who may lose the right to write: each transaction that may begins with `check`, beside those there were."""
         view = copy.copy(self)
-        view._check = check
+        view._checks = (*self._checks, check)
         return view
 
     def close(self) -> None:
@@ -133,15 +183,15 @@ class Store:
         # One writer at a time, of all processes, is the database's rule. Within this one waiting here is fair, which polling for
         # SQLite's lock is not, and holds no connection of PostgreSQL's.
         if not self._writer.acquire(timeout=database.WAIT_SECONDS):
-            raise database.busy("other requests are being written")
+            raise busy("other requests are being written")
         try:
             with database.refusing():
                 with database.writing(self.engine) as connection:
                     tx = Tx(self, connection)
-                    if self._check is not None:
-                        self._check(tx)
+                    for check in self._checks:
+                        check(tx)
                     yield tx
-                self._remember(tx)
+                self.folds.keep(tx.folded)
         finally:
             self._writer.release()
 
@@ -156,7 +206,7 @@ class Store:
             with database.reading(self.engine) as connection:
                 tx = Tx(self, connection)
                 yield tx
-            self._remember(tx)
+            self.folds.keep(tx.folded)
 
     def warm(self) -> None:
         """Fold every round once, outside any writing transaction, so that no request waits for it.
@@ -183,19 +233,9 @@ class Store:
         return self._competitions[digest]
 
     def recall(self, round_id: str) -> Round | None:
-        """Where a round stood when this process last looked; without a query, so only good for what can't change back."""
-        folded = self._recall(round_id)
+        """Where a round stood when this process last looked, within a minute; without a query, so only good for what can't change back."""
+        folded = self.folds.of(round_id, within=RECALL_SECONDS)
         return folded.state if folded is not None else None
-
-    def _remember(self, tx: "Tx") -> None:
-        with self._folding:
-            for round_id, folded in tx.folded.items():
-                if round_id not in self._folded or self._folded[round_id].last < folded.last:
-                    self._folded[round_id] = folded
-
-    def _recall(self, round_id: str) -> _Folded | None:
-        with self._folding:
-            return self._folded.get(round_id)
 
 
 class Tx:
@@ -204,6 +244,7 @@ class Tx:
     def __init__(self, store: Store, connection: Connection) -> None:
         self.store, self.connection = store, connection
         self.folded: dict[str, _Folded] = {}
+        self._kept_before = store.folds.count()
 
     def now(self) -> datetime:
         """The database's clock."""
@@ -286,7 +327,7 @@ class Tx:
             state, statements = machine.apply(before.state, record, index=index), before.statements
         row = {"index": index, "round": record.round, "type": record.type, "data": data}
         self.execute(insert(log_entries), row)
-        self.folded[record.round] = _Folded(state, index, {**statements, _statement(record): index})
+        self.folded[record.round] = _Folded(state, index, _short(data), {**statements, _statement(record): index})
         return index, record
 
     def append_once(self, request: Mapping[str, Any]) -> tuple[int, Record, bool]:
@@ -307,12 +348,14 @@ class Tx:
         return self._fold(record.round).statements.get(_statement(record)) if known else None
 
     def _fold(self, round_id: str) -> _Folded:
-        folded = self.folded.get(round_id) or self.store._recall(round_id)
+        folded = self.folded.get(round_id) or self.store.folds.of(round_id)
         query = select(log_entries.c.index, log_entries.c.data).where(log_entries.c.round == round_id)
         query = query.order_by(log_entries.c.index)
         rows = self.execute(query.where(log_entries.c.index >= (folded.last if folded is not None else 0))).all()
-        if folded is not None and not (rows and rows[0].index == folded.last):
-            # What is kept comes from a later moment than this snapshot.
+        there = bool(rows) and folded is not None and rows[0].index == folded.last
+        if folded is not None and not (there and _short(bytes(rows[0].data)) == folded.entry):
+            # Another entry there: the database was put back. None: the same, or what is kept comes from a later moment than this one.
+            self.store.folds.drop(round_id, folded, until=None if there else self._kept_before)
             folded, rows = None, self.execute(query).all()
         elif folded is not None:
             rows = rows[1:]
@@ -331,7 +374,7 @@ class Tx:
             statements[_statement(record)] = last = row.index
         assert state is not None
         if rows or folded is None:
-            folded = _Folded(state, last, statements)
+            folded = _Folded(state, last, _short(bytes(rows[-1].data)), statements)
         self.folded[round_id] = folded
         return folded
 
@@ -368,6 +411,10 @@ def _record(request: Mapping[str, Any], at: datetime) -> Record:
 def _statement(record: Record) -> str:
     document = records.assemble(record.type, record.round, record.fields, by=record.by)
     return digests.of_json(document)
+
+
+def _short(entry: bytes) -> bytes:
+    return hashlib.sha256(entry).digest()
 
 
 def timestamp(tx: Tx) -> str:

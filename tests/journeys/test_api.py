@@ -1184,7 +1184,7 @@ def test_a_corrupt_blob_is_never_served_as_the_definition(served, tmp_path):
     path = served.store.blobs.path(staged.fields["definition"])
     path.chmod(0o644)
     path.write_bytes(b"other")
-    served.store._folded.clear()
+    served.store.folds._kept.clear()
     refused(served.anyone().get(f"{staged.path}/definition"), "blob_corrupt", 500)
 
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,7 +12,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
-from acclimate import __version__, database, facts
+from acclimate import __version__, database, facts, installation
 from acclimate.api import access, accounts, actions, health, logs, pool, problems, rounds, submissions
 from acclimate.api.requests import Requests
 from acclimate.api.state import Services
@@ -44,6 +45,8 @@ def create_app(settings: Settings, *, clock: database.Clock | None = None) -> Fa
     """
     store = Store.open(settings, clock=clock)
     known = identity.begin(settings, store)
+    # Nothing is written into a database that was upgraded or exchanged under this process.
+    store = store.fenced(partial(installation.stands, found=known.installation.id))
     sequencer = Sequencer(store, known.signer)
     watch = Health(store, settings, sequencer)
     metrics = Metrics(code=known.code, see=watch.seen)
@@ -92,6 +95,8 @@ def begin(services: Services) -> None:
     services.sequencer.start()
     if warning := facts.clock_warning(facts.clock_offset(services.store)):
         _log.warning("%s", warning)
+    # So that the first who asks need not wait for the first look.
+    services.health.state()
     services.begun.set()
 
 
