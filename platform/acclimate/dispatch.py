@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from acclimate import config, console, facts
+from acclimate import config, console, facts, installation
 from acclimate import lease as leases
 from acclimate.config import Settings
 from acclimate.console import say
@@ -51,6 +51,8 @@ _HUNG = 900.0
 _USELESS, _STAND_BACK = 180.0, 10.0
 """Seconds after which a leader that can't work gives way to one that stands by, and for which it doesn't ask again."""
 _NAMES = 20
+_ENDS = frozenset({"data_version", "other_installation"})
+"""Refusals after which a dispatcher has nothing to do here: started again, it says at once what is wrong."""
 
 
 class Dispatcher:
@@ -81,8 +83,11 @@ class Dispatcher:
         finish_round: Finish | None = None,
         lease_seconds: float = leases.SECONDS,
     ) -> None:
-        self._store, self._blobs, self._settings = store, blobs, settings
+        self._blobs, self._settings = blobs, settings
         self._identity = identity.load(settings, store, evaluator=True)
+        # Nothing is written into a database that was upgraded or exchanged under this process.
+        self._stands = partial(installation.stands, found=self._identity.installation.id)
+        self._store, self._stood = store.fenced(self._stands), time.monotonic()
         self._factory, self._finish_round = runner_factory, finish_round
         self._seconds = lease_seconds
         self.vitals = Vitals(patience=_HUNG)
@@ -105,13 +110,16 @@ class Dispatcher:
         """Work until `stop` is set; then hand over: what runs here is killed, what runs on a cluster goes on for the next leader.
 
         Raises:
-            Refusal: busy, where another dispatcher has this data folder; config_invalid.
+            Refusal: busy, where another dispatcher has this data folder; config_invalid; data_version, other_installation, where the
+                database was upgraded or exchanged under this process.
         """
         with self:
             while not stop.is_set():
                 try:
                     self.step()
                 except Refusal as refusal:
+                    if refusal.code in _ENDS:
+                        raise
                     self._complain(refusal.code, refusal.sentence)
                     stop.wait(_AGAIN_AFTER)
                 except Exception as error:
@@ -157,9 +165,14 @@ class Dispatcher:
         """Do all that can be done now: as a standby look whether the lease is free, as the leader work, or give way.
 
         Raises:
-            Refusal: busy, no_space, database_unreachable, blobs_unreachable; what was not done is done in a later step.
+            Refusal: busy, no_space, database_unreachable, blobs_unreachable; what was not done is done in a later step. data_version,
+                other_installation: no later one will do it.
         """
         began = self.vitals.stepped = time.monotonic()
+        if began - self._stood > self._seconds / 5:
+            with self._store.snapshot() as tx:
+                self._stands(tx)
+            self._stood = began
         try:
             if self._term is None:
                 self._look()
@@ -180,9 +193,8 @@ class Dispatcher:
 
     def _look(self) -> None:
         """Lead if the lease can be had; else say once who leads."""
-        assert self._presence is not None
         if time.monotonic() < self._not_before:
-            self._presence.show()
+            self._show()
             return
         if self._asked is None:
             self._asked = Lease(self._store, holder=self.holder, seconds=self._seconds, former=self._former)
@@ -193,7 +205,7 @@ class Dispatcher:
             if holder != self._led_by:
                 self._led_by = holder
                 say("standby", leader=holder, until=until)
-            self._presence.show()
+            self._show()
             return
         self._asked, self._led_by, self._worked = None, "", time.monotonic()
         term = _Term(self._store, lease=lease, host=Host(self._factory), vitals=self.vitals)
@@ -207,6 +219,12 @@ class Dispatcher:
             raise
         self._term = term
         say("leading", epoch=lease.epoch, holder=self.holder)
+
+    def _show(self) -> None:
+        assert self._presence is not None
+        # A standby that can't write has nothing else to write; it shows itself later.
+        with contextlib.suppress(Refusal):
+            self._presence.show()
 
     def _leader(self, fenced: Store, watch: Watch, *, host: Host) -> Leader:
         return Leader(
