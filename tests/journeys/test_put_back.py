@@ -1,19 +1,17 @@
 """A database that was put back, upgraded or exchanged under a process that runs: nothing stale is believed, nothing written in its way."""
 
+import threading
+
 import dispatching
-import engines
-import httpx
 import live
 import pytest
-import rounds_made
 from sqlalchemy import delete, text
 
-from acclimate import config, installation, store as stores
-from acclimate.service import identity
+from acclimate import store as stores
+from acclimate.dispatch import Dispatcher
 from acclimate.store import Store, log_entries
 from acclimate_competitions.errors import Refusal
-
-database_url, postgresql, postgresql_url = engines.database_url, engines.postgresql, engines.postgresql_url
+from acclimate_runners.local import LocalRunner
 
 
 @pytest.fixture
@@ -73,3 +71,53 @@ def test_an_older_moment_does_not_make_newer_ones_forgotten(server, tmp_path):
         assert before.round(staged.round).phase == "open"
     assert store.recall(staged.round).phase == "voided"
     store.close()
+
+
+CHANGES = {
+    "data_version": "UPDATE alembic_version SET version_num = '0003'",
+    "other_installation": "UPDATE installation SET id = 'another'",
+}
+
+
+@pytest.mark.parametrize("code", CHANGES)
+def test_a_dispatcher_ends_where_its_database_changed_under_it(server, tmp_path, code):
+    settings = dispatching.beside(server, tmp_path / "own")
+    store, plain = Store.open(settings, clock=server.clock), Store.open(settings, clock=server.clock)
+    running = Dispatcher(store, store.blobs, settings, lambda: LocalRunner(settings.work, slots=1), lease_seconds=1.0)
+    ended = []
+
+    def run():
+        try:
+            running.run(threading.Event())
+        except Refusal as refusal:
+            ended.append(refusal.code)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    dispatching.wait(lambda: running.leading)
+    with plain.transaction() as tx:
+        tx.execute(text(CHANGES[code]))
+    # Whether it has noticed yet or not, what it writes is refused.
+    with pytest.raises(Refusal) as refused, running._store.transaction():
+        pass
+    assert refused.value.code == code
+    thread.join(60)
+    assert ended == [code]
+    store.close()
+    plain.close()
+
+
+@pytest.mark.parametrize("code", CHANGES)
+def test_an_api_takes_nothing_into_a_database_that_changed_under_it(server, tmp_path, code):
+    staged = live.open_round(server, tmp_path)
+    ada = server.actor("ada")
+    plain = Store.open(dispatching.beside(server, tmp_path / "own"), clock=server.clock)
+    with plain.transaction() as tx:
+        tx.execute(text(CHANGES[code]))
+        size = tx.size()
+    fields = {"entrant": "ada", "ed25519": ada.public, "conflicts": []}
+    answer = ada.post(f"{staged.path}/entrants", ada.sign("EntrantRegistered", staged.round, **fields))
+    assert answer.status_code == 500 and answer.json()["code"] == code, answer.text
+    with plain.snapshot() as tx:
+        assert tx.size() == size
+    plain.close()
