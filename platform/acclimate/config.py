@@ -183,6 +183,12 @@ def _sqlite(text: str, folder: Path) -> str:
     return f"sqlite:///{folder / Path(file).expanduser()}{mark}{query}"
 
 
+def _one_at(url: str) -> None:
+    """Refuse what would be read as another host, and named in messages: the rest of a password that holds an @."""
+    if not url.startswith("sqlite:") and url.partition("://")[2].partition("/")[0].count("@") > 1:
+        raise ValueError("has more than one @ before its host: write %40 for one in a password")
+
+
 def _database(value: Any, folder: Path) -> str:
     text = _text(value, folder)
     for scheme in ("postgresql://", "postgres://"):
@@ -190,6 +196,7 @@ def _database(value: Any, folder: Path) -> str:
             text = "postgresql+psycopg://" + text.removeprefix(scheme)
     if re.fullmatch(r"sqlite:///(?!:memory:)[^?\s].*", text) and ":memory:" not in text:
         return _sqlite(text, folder)
+    _one_at(text)
     if not re.fullmatch(r"postgresql\+psycopg://[^\s/]*/[^\s/]+", text):
         raise ValueError("must be sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
     return text
@@ -199,6 +206,7 @@ def _tracking(value: Any, folder: Path) -> str:
     text = _text(value, folder)
     if not text.startswith(_TRACKING) or re.search(r"\s", text):
         raise ValueError("must be sqlite:///FILE, http(s)://HOST:PORT, or another database's URL")
+    _one_at(text)
     return _sqlite(text, folder) if text.startswith("sqlite:///") else text
 
 
