@@ -273,16 +273,19 @@ def _write(
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
     status = "FAILED" if plan.failed else "FINISHED"
+    parent = "" if plan.parent is None else ids[plan.parent]
     if run is not None:
         held = run.data.tags
+        # Where two published at once, its parent may be the run that was deleted.
         same = held.get(_CONTENT) == plan.digest and run.info.status == status
+        same = same and held.get("mlflow.parentRunId", "") == parent
         # A parent that has its scores keeps them when only preparations are published again.
         richer = plan.parent is None and held.get("acclimate.outcome") == "scored" and not _scored(plan)
         if same or richer:
             return str(run.info.run_id)
     tags = dict(plan.tags) | {"mlflow.user": "acclimate", "mlflow.source.name": "acclimate"}
-    if plan.parent is not None:
-        tags["mlflow.parentRunId"] = ids[plan.parent]
+    if parent:
+        tags["mlflow.parentRunId"] = parent
     made = run is None
     if run is None:
         run = client.create_run(experiment, start_time=_milliseconds(plan.start), tags=tags, run_name=plan.name)

@@ -139,6 +139,21 @@ def test_a_second_run_of_one_stage_is_deleted(published: Published):
     assert [run.data.metrics.get("valid/nll") is not None for run in runs] == [True]
 
 
+def test_runs_whose_parent_was_one_of_two_and_is_deleted_get_the_one_that_stays(published: Published):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(published.uri)
+    experiment = client.get_experiment_by_name("acclimate/digits/2027-1").experiment_id
+    entry = client.search_runs([experiment], "tags.`acclimate.role` = 'entry'")[0]
+    child = client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{entry.info.run_id}'")[0].info.run_id
+    other = client.create_run(experiment, tags=entry.data.tags)
+    client.set_tag(child, "mlflow.parentRunId", max(entry.info.run_id, other.info.run_id))
+    tracking.publish_round(published.uri, published.artifacts, published.data)
+    alive = {run.info.run_id for run in client.search_runs([experiment])}
+    assert client.get_run(child).data.tags["mlflow.parentRunId"] in alive
+    assert len(alive & {entry.info.run_id, other.info.run_id}) == 1
+
+
 def test_runs_carry_tags_inputs_and_artifacts(published: Published):
     from mlflow import MlflowClient
 
