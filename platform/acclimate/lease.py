@@ -72,24 +72,10 @@ class Lease:
         """
         if self.epoch:
             raise ValueError("this lease had its term")
-        with self._store.snapshot() as tx:
-            if not self._is_free(tx, self._row(tx)):
-                # Those before it are gone; whoever leads under such a name from now on is a copy of their folder.
-                self._former = frozenset()
-                return False
-        began = time.monotonic()
-        with self._store.transaction() as tx:
-            row = self._row(tx)
-            if not self._is_free(tx, row):
-                return False
-            values = {"holder": self.holder, "epoch": 1 if row is None else row.epoch + 1, "expires": self._end(tx)}
-            if row is None:
-                tx.execute(insert(leases), {"name": self._name, **values})
-            else:
-                tx.execute(update(leases).where(leases.c.name == self._name).values(**values))
-        self.epoch, self._renewed = int(str(values["epoch"])), began
-        self.seen = (self.holder, str(values["expires"]))
-        return True
+        taken = self._take()
+        # Those before it are gone; whoever leads under such a name from now on has a copy of their folder.
+        self._former = frozenset()
+        return taken
 
     def renew(self) -> None:
         """Hold it for another `seconds` from now.
@@ -131,6 +117,24 @@ class Lease:
             tx.execute(update(leases).where(mine).values(expires=format_time(tx.now())))
         self._renewed = -self.seconds
 
+    def _take(self) -> bool:
+        with self._store.snapshot() as tx:
+            if not self._is_free(tx, self._row(tx)):
+                return False
+        began = time.monotonic()
+        with self._store.transaction() as tx:
+            row = self._row(tx)
+            if not self._is_free(tx, row):
+                return False
+            values = {"holder": self.holder, "epoch": 1 if row is None else row.epoch + 1, "expires": self._end(tx)}
+            if row is None:
+                tx.execute(insert(leases), {"name": self._name, **values})
+            else:
+                tx.execute(update(leases).where(leases.c.name == self._name).values(**values))
+        self.epoch, self._renewed = int(str(values["epoch"])), began
+        self.seen = (self.holder, str(values["expires"]))
+        return True
+
     def _row(self, tx: Tx) -> Any:
         return tx.execute(select(leases).where(leases.c.name == self._name)).one_or_none()
 
@@ -171,12 +175,12 @@ class Presence:
         """
         if time.monotonic() - self._shown < self._seconds / 3:
             return
+        self._shown = time.monotonic()
         with self._store.transaction() as tx:
             values = {"holder": self._holder, "expires": format_time(tx.now() + timedelta(seconds=self._seconds))}
             mine = leases.c.name == self._NAME
             if tx.execute(update(leases).where(mine).values(**values)).rowcount == 0:
                 tx.execute(insert(leases), {"name": self._NAME, "epoch": 0, **values})
-        self._shown = time.monotonic()
 
     def another(self) -> bool:
         """Whether another stands by.

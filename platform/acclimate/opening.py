@@ -59,11 +59,11 @@ class Opener:
             raise outage
         return made
 
-    def close(self, *, patience: float = PATIENCE) -> None:
-        """Begin nothing more, and wait so many seconds for what is under way; what takes longer is left alone."""
+    def close(self, *, patience: float | None = None) -> None:
+        """Begin nothing more, and wait so many seconds, or PATIENCE, for what is under way; what takes longer is left alone."""
         self._asked.put(None)
         if self._thread is not None:
-            self._thread.join(patience)
+            self._thread.join(PATIENCE if patience is None else patience)
 
     def _work(self) -> None:
         while (round_id := self._asked.get()) is not None:

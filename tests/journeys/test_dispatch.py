@@ -266,6 +266,8 @@ def test_a_hiccup_of_the_machines_blocks_nothing(
     failed = sum(isinstance(trouble, Status) for trouble in troubles)
     with troubled(server, left := list(troubles)) as running:
         step_until(running, lambda: state_of(server, submission)[0] == "accepted")
+        # What has come to something is no longer counted.
+        assert not running._term._leader._failures and not running._term._leader._not_before  # type: ignore[union-attr]
     # What was not even started is no attempt.
     assert left == [] and [row.attempts for row in rows(server, "check")] == [failed + 1]
 
