@@ -61,6 +61,35 @@ def test_up_ended_in_every_phase_and_started_again_gives_the_same_ranking(
         assert verify.verify(players.bundle()).failed == ()
 
 
+def test_up_on_postgresql_and_s3_killed_in_the_midst_of_a_preparation_gives_the_same_ranking(
+    tmp_path: Path, undisturbed: str, postgresql_url: str, s3_place: Place
+) -> None:
+    environment = shared(tmp_path, postgresql_url, s3_place.blobs, s3_place.server.endpoint)
+    # These two as an operator may give them: the parts hear of them from `up`.
+    words = [f"--{name}={environment.pop(f'ACCLIMATE_{name.upper()}')}" for name in ("database", "blobs")]
+    with up(tmp_path, "--runner", "local", *words, **environment) as made:
+        # What asks for invitations is not told by `up`.
+        made.environment |= {"ACCLIMATE_DATABASE": postgresql_url, "ACCLIMATE_BLOBS": s3_place.blobs}
+        with made.players() as players:
+            players.gather()
+            players.create(window=timedelta(seconds=30))
+            players.seal()
+            players.acknowledge()
+            players.wait(Phase.OPEN)
+            players.submit()
+            players.wait(Phase.CLOSED)
+            busy(players, "prepare")
+            again(made, signal.SIGKILL)
+            players.wait(Phase.PREPARED)
+            players.release()
+            players.wait(Phase.EVALUATED)
+            players.publish()
+            assert players.ranking() == undisturbed
+            assert verify.verify(players.bundle()).failed == ()
+        # Nothing of it lies in the data folder.
+        assert not (made.data / "acclimate.db").exists() and not (made.data / "blobs").exists()
+
+
 def test_two_apis_and_two_dispatchers_on_postgresql_and_s3_give_the_same_ranking(
     tmp_path: Path, undisturbed: str, postgresql_url: str, s3_place: Place
 ) -> None:

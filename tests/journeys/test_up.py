@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -25,9 +26,15 @@ LOCAL = ("--runner", "local")
 
 
 @pytest.fixture(scope="module")
-def live(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Up:
+def live(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """One that finds port 5000 taken, whether it was free on this machine or not."""
     data = tmp_path_factory.mktemp("live") / "data"
-    return start(data, *LOCAL, "--mlflow-port", "0", "--json").ready()
+    try:
+        taken = socket.create_server(("127.0.0.1", 5000))
+    except OSError:
+        taken = socket.create_server(("127.0.0.1", 0))
+    with taken:
+        yield start(data, *LOCAL, "--json").ready()
 
 
 def refused(up: Up, code: str) -> dict[str, str]:
@@ -57,7 +64,9 @@ def test_one_line_says_where_everything_is(live: Up) -> None:
     assert httpx.get(f"{facts['api']}/readyz", trust_env=False).status_code == 200
 
 
-def test_mlflow_shows_its_page(live: Up) -> None:
+def test_mlflow_shows_its_page_where_its_default_port_is_taken_on_another(live: Up) -> None:
+    assert not live.facts["mlflow"].endswith(":5000")
+    assert "port 5000 is taken; MLflow takes " in live.told
     until(lambda: "MLflow ready" in live.told, "MLflow")
     page = httpx.get(live.facts["mlflow"], trust_env=False, follow_redirects=True)
     assert page.status_code == 200
@@ -168,26 +177,13 @@ def test_who_does_not_want_to_wait_asks_twice(start: Starter, tmp_path: Path) ->
 def test_a_taken_port_is_refused_before_anything_starts(start: Starter, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for option in ("--port", "--mlflow-port"):
-            up = start(tmp_path / "data", *LOCAL, option, port, "--json")
+        options = ("--port", "--mlflow-port")
+        ups = {option: start(tmp_path / option, *LOCAL, option, port, "--json") for option in options}
+        for option, up in ups.items():
             document = refused(up, "config_invalid")
             assert f"127.0.0.1:{port}" in document["sentence"]
             assert option in document["hint"]
-    assert not (tmp_path / "data" / "logs").exists()
-
-
-def test_the_default_port_of_mlflow_gives_way(start: Starter, tmp_path: Path) -> None:
-    """Whether port 5000 is free on this machine or not: it is taken from then on."""
-    try:
-        taken = socket.create_server(("127.0.0.1", 5000))
-    except OSError:
-        taken = socket.create_server(("127.0.0.1", 0))
-    with taken:
-        up = start(tmp_path / "data", *LOCAL, "--json").ready()
-        assert not up.facts["mlflow"].endswith(":5000")
-        assert "port 5000 is taken; MLflow takes " in up.told
-        assert up.end(signal.SIGTERM) == 0
-        up.assert_gone()
+            assert not (tmp_path / option / "logs").exists()
 
 
 @pytest.mark.parametrize("place", ["/dev/null/data", "/proc/acclimate"])
