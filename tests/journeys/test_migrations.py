@@ -273,6 +273,34 @@ def test_a_check_tells_what_is_wrong(settings, store):
     assert "trigger" not in "\n".join(migrations.problems(store.engine, metadata))
 
 
+def test_a_guard_that_was_altered_is_told_and_put_back(settings, store):
+    identity.begin(settings, store)
+    with store.transaction() as tx:
+        if store.engine.dialect.name == "sqlite":
+            tx.execute(text("DROP TRIGGER log_entries_no_update"))
+            tx.execute(text("CREATE TRIGGER log_entries_no_update BEFORE UPDATE ON log_entries BEGIN SELECT 1; END"))
+            wanted = {"trigger log_entries_no_update"}
+        else:
+            tx.execute(
+                text(
+                    "CREATE OR REPLACE FUNCTION acclimate_insert_only() RETURNS trigger LANGUAGE plpgsql AS "
+                    "'BEGIN RETURN COALESCE(NEW, OLD); END'"
+                )
+            )
+            tx.execute(text("DROP TRIGGER results_no_update ON results"))
+            tx.execute(
+                text(
+                    "CREATE TRIGGER results_no_update BEFORE UPDATE ON accounts "
+                    "FOR EACH ROW EXECUTE FUNCTION acclimate_insert_only()"
+                )
+            )
+            wanted = {"function acclimate_insert_only", "trigger results_no_update"}
+    found = migrations.problems(store.engine, metadata)
+    assert {problem.partition(" is ")[0] for problem in found} == wanted
+    assert {step.partition(" was ")[0] for step in migrations.upgrade(store.engine)} == wanted
+    assert migrations.problems(store.engine, metadata) == []
+
+
 def test_a_check_of_nothing_makes_nothing(tmp_path):
     for verb in ("check", "upgrade"):
         code, _, errors = run("db", verb, "--data", tmp_path / "nowhere")

@@ -133,6 +133,28 @@ def test_a_url_that_can_not_be_used_is_refused_without_its_password(postgresql_u
         assert "secret" not in f"{caught.value} {caught.value.hint} {caught.value.problems}"
 
 
+@pytest.mark.parametrize("name", ["database", "tracking"])
+def test_a_second_at_in_a_url_is_refused_before_it_is_taken_for_a_host(tmp_path, name):
+    url = "postgresql://u:secr@etpart@127.0.0.1:1/db"
+    refusal = refused("config_invalid", config.load, tmp_path, environ={}, given={name: url})
+    assert "%40" in str(refusal) and "etpart" not in f"{refusal} {refusal.hint} {refusal.problems}"
+    good = config.load(tmp_path, environ={}, given={name: url.replace("r@e", "r%40e")})
+    assert "%40etpart" in good.value(name)
+
+
+def test_what_was_answered_is_on_the_disk_unless_the_url_says_otherwise(postgresql_url):
+    for more, wanted in (("", "on"), ("?options=-c%20synchronous_commit%3Dlocal", "local")):
+        engine = database.connect("postgresql+psycopg" + postgresql_url.removeprefix("postgresql") + more)
+        with engine.connect() as connection:
+            assert connection.execute(text("SHOW synchronous_commit")).scalar() == wanted
+        engine.dispose()
+
+
+def test_an_option_that_no_connection_has_is_refused_with_what_to_do(postgresql_url, tmp_path):
+    found = config.load(tmp_path / "d", environ={}, given={"database": postgresql_url + "?colour=red"})
+    assert "?" in refused("config_invalid", Store.open, found).hint
+
+
 def test_a_server_that_is_stopped_is_503_and_that_comes_back_needs_no_restart(postgresql, postgresql_url, tmp_path):
     with live.serve(tmp_path, database=postgresql_url) as served:
         organizer = served.organizer()

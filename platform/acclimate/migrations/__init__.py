@@ -126,7 +126,7 @@ def _run(connection: Connection, found: str | None, *, steps: list[str]) -> None
         command.upgrade(settings, HEAD)
         steps += [f"{number}: {what}" for number, what in _described(settings) if found is None or number > found]
     put_back = guards.install(connection)
-    steps += [f"trigger {name} was missing: made" for name in put_back]
+    steps += [f"{what} was missing or altered: made" for what in put_back]
     if sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").all()):
         raise Refusal("data_version", f"the database refers to rows that it lacks: {broken[:3]}; nothing was changed")
 
@@ -190,7 +190,7 @@ def problems(engine: Engine, metadata: MetaData) -> list[str]:
             return [f"the database has schema {found or 'none'}, this version reads {HEAD}: `acclimate db upgrade`"]
         return [
             *_differences(connection, metadata),
-            *(f"trigger {name} is missing: `acclimate db upgrade` makes it" for name in guards.missing(connection)),
+            *(f"{what} is missing or altered: `acclimate db upgrade` makes it" for what in guards.wrong(connection)),
             *_collations(connection),
             *_log(connection),
         ]

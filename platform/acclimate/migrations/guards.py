@@ -21,11 +21,11 @@ _SQLITE = {
 _POSTGRESQL = {
     "log_entries_no_update": "BEFORE UPDATE ON log_entries FOR EACH ROW EXECUTE FUNCTION acclimate_insert_only()",
     "log_entries_no_delete": "BEFORE DELETE ON log_entries FOR EACH ROW EXECUTE FUNCTION acclimate_insert_only()",
-    "log_entries_no_truncate": "BEFORE TRUNCATE ON log_entries EXECUTE FUNCTION acclimate_insert_only()",
+    "log_entries_no_truncate": "BEFORE TRUNCATE ON log_entries FOR EACH STATEMENT EXECUTE FUNCTION acclimate_insert_only()",
     "log_entries_in_order": "BEFORE INSERT ON log_entries FOR EACH ROW EXECUTE FUNCTION acclimate_in_order()",
     "results_no_update": "BEFORE UPDATE ON results FOR EACH ROW EXECUTE FUNCTION acclimate_insert_only()",
     "results_no_delete": "BEFORE DELETE ON results FOR EACH ROW EXECUTE FUNCTION acclimate_insert_only()",
-    "results_no_truncate": "BEFORE TRUNCATE ON results EXECUTE FUNCTION acclimate_insert_only()",
+    "results_no_truncate": "BEFORE TRUNCATE ON results FOR EACH STATEMENT EXECUTE FUNCTION acclimate_insert_only()",
 }
 _FUNCTIONS = (
     # clock_timestamp(), not now(): a transaction that waited for the writers' lock began before its turn came.
@@ -48,23 +48,39 @@ def functions(connection: Connection) -> None:
 
 
 def install(connection: Connection) -> list[str]:
-    """Make the triggers that are missing (a rebuilt table of SQLite has lost its own); their names."""
-    wanted, made = _wanted(connection), missing(connection)
-    for name in made:
+    """Make what `wrong` names (a rebuilt table of SQLite has lost its triggers); its names."""
+    wanted, found = _wanted(connection), wrong(connection)
+    if any(what.startswith("function") for what in found):
+        functions(connection)
+    for name in [what.removeprefix("trigger ") for what in found if what.startswith("trigger")]:
         connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {name}{_on(connection, name)}")
         connection.exec_driver_sql(f"CREATE TRIGGER {name} {wanted[name]}")
-    return made
+    return found
 
 
-def missing(connection: Connection) -> list[str]:
-    """The triggers that are not there, or are switched off."""
+def wrong(connection: Connection) -> list[str]:
+    """The triggers and functions that are not there, are switched off, or do something else than they should."""
+    wanted = _wanted(connection)
     if connection.dialect.name == "sqlite":
-        query = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+        query = "SELECT sql FROM sqlite_master WHERE type = 'trigger'"
     else:
-        query = "SELECT tgname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid"
+        query = "SELECT pg_get_triggerdef(pg_trigger.oid, true) FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid"
         query += " WHERE tgenabled IN ('O', 'A') AND relnamespace = current_schema()::regnamespace"
-    found = set(connection.exec_driver_sql(query).scalars())
-    return [name for name in _wanted(connection) if name not in found]
+    # By what they say, not by name: another table may have one of the same name.
+    there = {_words(definition) for definition in connection.exec_driver_sql(query).scalars()}
+    found = [f"trigger {name}" for name in wanted if _words(f"CREATE TRIGGER {name} {wanted[name]}") not in there]
+    if connection.dialect.name == "postgresql":
+        query = "SELECT proname, prosrc FROM pg_proc WHERE pronamespace = current_schema()::regnamespace"
+        bodies = {name: _words(body) for name, body in connection.exec_driver_sql(query)}
+        for statement in _FUNCTIONS:
+            head, body, _ = statement.split("$$")
+            name = head.split("FUNCTION ")[1].partition("(")[0]
+            found += [f"function {name}"] if bodies.get(name) != _words(body) else []
+    return found
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _wanted(connection: Connection) -> dict[str, str]:
