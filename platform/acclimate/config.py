@@ -51,7 +51,7 @@ class Settings:
         dispatch_port: port of the dispatcher's own health and metrics; 0 for none.
         slots: jobs at once; 0 lets the runner decide.
         upload_limit: largest upload in bytes.
-        metrics: who gets /metrics of the API: everybody, callers on this machine, nobody.
+        metrics: whether the API has /metrics, for whoever reaches it.
         drain: seconds in which a stopping API still answers, so that whoever sends it callers notices.
         log_level: the least that is logged.
         log_file: file of a process's log lines, with rotation; None for standard error.
@@ -76,7 +76,7 @@ class Settings:
     slots: int
     dispatch_port: int
     upload_limit: int
-    metrics: Literal["on", "off", "local"]
+    metrics: Literal["on", "off"]
     drain: int
     log_level: str
     log_file: Path | None
@@ -247,9 +247,7 @@ SETTINGS: dict[str, Setting] = {
     "dispatch_port": Setting(_port, lambda data: 0, "port of the dispatcher's own health and metrics; 0 for none"),
     "upload_limit": Setting(_integer(1, 2**50), lambda data: 2**36, "largest upload in bytes"),
     "metrics": Setting(
-        _one_of("on", "off", "local"),
-        lambda data: "local",
-        "who gets /metrics of the API: on for everybody, local, off",
+        _one_of("on", "off"), lambda data: "off", "whether the API has /metrics, for whoever reaches it: on or off"
     ),
     "drain": Setting(_integer(0, 300), lambda data: 0, "seconds in which a stopping API still answers"),
     "log_level": Setting(_one_of(*LEVELS), lambda data: "info", "the least that is logged"),

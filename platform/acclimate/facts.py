@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Column, func, select
 
-from acclimate.store import Store, Tx, accounts, leases, log_checkpoints, pools, rounds, stages
+from acclimate.store import Store, Tx, accounts, leases, log_checkpoints, log_entries, pools, stages
 from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.phases import Phase
 from acclimate_competitions.records import parse_time
 
+_UNREADABLE = "unreadable"
 CLOCK_WARNS = 2.0
 """Seconds between a machine's clock and the database's that are worth a warning."""
 
@@ -58,8 +58,36 @@ class Facts:
     pool: PoolFacts | None = None
 
 
-def read(store: Store) -> Facts:
+class Phases:
+    """Round -> phase, as last looked at. A phase moves by records only, so only rounds with new ones are looked at again."""
+
+    def __init__(self) -> None:
+        self._phases: dict[str, str] = {}
+        self._size = 0
+
+    def counted(self, tx: Tx) -> dict[str, int]:
+        """Phase -> how many rounds; "unreadable" where one can't be read."""
+        size = tx.size()
+        if size < self._size:
+            # Another log than the one before.
+            self._phases, self._size = {}, 0
+        moved = select(log_entries.c.round).where(log_entries.c.index >= self._size).distinct()
+        unread = [name for name, phase in self._phases.items() if phase == _UNREADABLE]
+        for name in {*tx.execute(moved).scalars(), *unread}:
+            try:
+                self._phases[name] = str(tx.round(name).phase)
+            except Refusal:
+                self._phases[name] = _UNREADABLE
+        self._size = size
+        return dict(Counter(self._phases.values()))
+
+
+def read(store: Store, *, phases: Phases | None = None) -> Facts:
     """The facts of now.
+
+    Args:
+        store: where from.
+        phases: kept by whoever asks again and again.
 
     Raises:
         Refusal: busy, database_unreachable.
@@ -68,7 +96,7 @@ def read(store: Store) -> Facts:
         now = tx.now()
         return Facts(
             log=log_facts(tx, now),
-            rounds=_rounds(tx),
+            rounds=(phases or Phases()).counted(tx),
             stages=_counted(tx, stages.c.state),
             accounts=_counted(tx, accounts.c.role),
             lease=_lease(tx, now),
@@ -115,21 +143,6 @@ def clock_warning(offset: float) -> str:
 
 def _counted(tx: Tx, column: Column[str]) -> dict[str, int]:
     return {row[0]: int(row[1]) for row in tx.execute(select(column, func.count()).group_by(column))}
-
-
-def _rounds(tx: Tx) -> dict[str, int]:
-    found = Counter[str]()
-    for name in tx.execute(select(rounds.c.id)).scalars():
-        known = tx.store.recall(name)
-        if known is not None and known.phase is Phase.VOIDED:
-            # It stays so: no query.
-            found[str(known.phase)] += 1
-            continue
-        try:
-            found[str(tx.round(name).phase)] += 1
-        except Refusal:
-            found["unreadable"] += 1
-    return dict(found)
 
 
 def _lease(tx: Tx, now: datetime) -> float | None:

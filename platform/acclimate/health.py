@@ -1,6 +1,7 @@
 """What the API needs in order to serve, looked at: the database, its installation, the log's signatures, blobs, space, clocks."""
 
 import logging
+import math
 import shutil
 import threading
 import time
@@ -23,7 +24,10 @@ CHECKS = ("database", "schema", "installation", "log", "blobs", "space", "clock"
 SIGNED_WITHIN = 10.0
 """Seconds after which an entry must be in a checkpoint."""
 SPARE_BYTES = 64 << 20
-_KEPT, _BLOBS_KEPT, _STALE = 1.0, 10.0, 10.0
+PATIENCE = 1.0
+"""Seconds that a caller waits for a look that has begun; after it the check that hangs is named."""
+_KEPT, _BLOBS_KEPT, _STALE = 1.0, 10.0, 8.0
+_SILENT = "no answer yet"
 _log = logging.getLogger(__name__)
 
 
@@ -46,8 +50,34 @@ class State:
     at: float = 0.0
 
 
+class _Look:
+    """One look in a thread of its own, so that what hangs holds nobody who asks.
+
+    Args:
+        look: what is called.
+        name: of the thread.
+    """
+
+    def __init__(self, look: Callable[[], None], *, name: str) -> None:
+        self.began, self._done = time.monotonic(), threading.Event()
+
+        def run() -> None:
+            try:
+                look()
+            finally:
+                self._done.set()
+
+        threading.Thread(target=run, name=name, daemon=True).start()
+
+    def wait(self, until: float) -> bool:
+        """Whether it is over; waits for that until a monotonic moment."""
+        return self._done.wait(max(0.0, until - time.monotonic()))
+
+
 class Health:
     """Looks at what the API needs, at most once a second, and at the blobs every ten; callers in between get the last state.
+
+    Each looks in a thread of its own, one at a time: nobody waits longer than PATIENCE for what hangs, and is told its name then.
 
     Args:
         store: what it serves from.
@@ -61,25 +91,29 @@ class Health:
     def __init__(self, store: Store, settings: Settings, sequencer: Sequencer) -> None:
         self.stopping = threading.Event()
         self._store, self._settings, self._sequencer = store, settings, sequencer
-        self._state = State(at=-_STALE)
-        self._blobs: tuple[Refusal | None, float] = (None, -_BLOBS_KEPT)
-        self._looking = threading.Lock()
+        self._phases = numbers.Phases()
+        self._state = State(at=-math.inf)
+        self._asking = ""
+        self._blobs: tuple[Refusal | None, int | None, float] = (None, None, -math.inf)
+        self._lock = threading.Lock()
+        self._looking: _Look | None = None
+        self._probing: _Look | None = None
         self._installation: str | None = None
         self._said: dict[str, str] = {}
 
     def state(self) -> State:
-        """The state of now."""
-        if time.monotonic() - self._state.at < _KEPT:
+        """The state of now, or of what was found last while that is young."""
+        with self._lock:
+            if time.monotonic() - self._state.at < _KEPT:
+                return self._state
+            if self._looking is None or self._looking.wait(0.0):
+                self._looking = _Look(self._look, name="health")
+            look = self._looking
+        if look.wait(look.began + PATIENCE) or time.monotonic() - self._state.at < _STALE:
             return self._state
-        # One looks. The others need not wait for a database that hangs: they get what was found last, while that is young.
-        if self._looking.acquire(blocking=False):
-            try:
-                self._state = self._look()
-            finally:
-                self._looking.release()
-        elif time.monotonic() - self._state.at > _STALE:
-            return State({"database": "no answer yet"})
-        return self._state
+        hangs = self._asking or "database"
+        self._say(hangs, _SILENT, f"{_SILENT}, since {time.monotonic() - look.began:.0f} s")
+        return State(self._state.reasons | {hangs: _SILENT})
 
     def seen(self) -> Seen:
         """The state as metrics show it."""
@@ -90,11 +124,12 @@ class Health:
         }
         return Seen(state.facts, state.offset, state.free, checks)
 
-    def _look(self) -> State:
+    def _look(self) -> None:
         reasons: dict[str, str] = {}
         found: dict[str, Any] = {"facts": None, "offset": None, "free": None}
 
         def check(name: str, look: Callable[[], str]) -> None:
+            self._asking = name
             try:
                 code = reason = look()
             except Refusal as refusal:
@@ -109,7 +144,7 @@ class Health:
         def log() -> str:
             with suppress(Refusal):
                 self._sequencer.advance()
-            found["facts"] = numbers.read(self._store)
+            found["facts"] = numbers.read(self._store, phases=self._phases)
             late = found["facts"].log.unsigned_age > SIGNED_WITHIN
             return f"an entry is without a checkpoint for more than {SIGNED_WITHIN:.0f} s" if late else ""
 
@@ -118,7 +153,7 @@ class Health:
             return ""
 
         def space() -> str:
-            found["free"] = self._store.blobs.free()
+            found["free"] = self._blobs[1]
             free = [shutil.disk_usage(self._settings.data).free, found["free"]]
             return "less than 64 MiB are free" if any(left is not None and left < SPARE_BYTES for left in free) else ""
 
@@ -130,7 +165,7 @@ class Health:
         check("blobs", self._probe)
         check("space", space)
         warning = numbers.clock_warning(found["offset"] or 0.0)
-        return State(reasons, {"clock": warning} if warning else {}, **found, at=time.monotonic())
+        self._state = State(reasons, {"clock": warning} if warning else {}, **found, at=time.monotonic())
 
     def _same_schema(self) -> str:
         """That nobody has upgraded the database under this process."""
@@ -148,17 +183,29 @@ class Health:
         return "" if found == self._installation else "the database belongs to another installation now"
 
     def _probe(self) -> str:
-        kept, at = self._blobs
-        if time.monotonic() - at >= (_KEPT if kept is not None else _BLOBS_KEPT):
-            try:
-                self._store.blobs.probe()
-                kept = None
-            except Refusal as refusal:
-                kept = refusal
-            self._blobs = (kept, time.monotonic())
-        if kept is not None:
-            raise kept
+        """What the last probe of the blobs found; nobody waits for one that takes long."""
+        refusal, _, at = self._blobs
+        if time.monotonic() - at >= (_KEPT if refusal is not None else _BLOBS_KEPT):
+            if self._probing is None or self._probing.wait(0.0):
+                self._probing = _Look(self._probe_now, name="blobs probe")
+            probing = self._probing
+            if not probing.wait(probing.began + PATIENCE / 2) and time.monotonic() - at >= _BLOBS_KEPT + _STALE:
+                return _SILENT
+        refusal = self._blobs[0]
+        if refusal is not None:
+            raise refusal
         return ""
+
+    def _probe_now(self) -> None:
+        refusal, free = None, None
+        try:
+            self._store.blobs.probe()
+            free = self._store.blobs.free()
+        except Refusal as found:
+            refusal = found
+        except Exception as error:
+            refusal = Refusal("blobs_unreachable", f"{type(error).__name__}: {error}")
+        self._blobs = (refusal, free, time.monotonic())
 
     def _say(self, name: str, code: str, reason: str) -> None:
         """Log what changed, once."""

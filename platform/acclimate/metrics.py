@@ -5,7 +5,7 @@ state of each piece of work, and the log every record as it comes. So sums of th
 has a label that names a round, an account or a submission. What the public does not learn before a round's close is how large a
 submitted model is: a size to the byte would give away a well-known model. So uploaded bytes and the free bytes of the blobs
 are given in steps of 1 GiB. How often a route was called and refused does show that somebody was at work, which is one of the reasons why the
-page is answered to callers on this machine only, unless the settings say otherwise.
+page is there only where the settings say so.
 """
 
 import threading

@@ -53,7 +53,7 @@ def series(text: str) -> dict[str, set[str]]:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     folder = tmp_path_factory.mktemp("api")
-    with serve(folder) as live:
+    with serve(folder, metrics="on") as live:
         _something_to_count(live, folder)
         # A request that is counted.
         httpx.get(f"{live.url}/v1/server").raise_for_status()

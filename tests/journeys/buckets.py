@@ -129,7 +129,10 @@ class Server:
 
 
 class Gate:
-    """A way to the server that can fail: `refuse` answers so many requests with a 503, `cut` closes so many answers after some bytes."""
+    """A way to the server that can fail.
+
+    `refuse` answers so many requests with a 503, `cut` closes so many answers after some bytes, `hang` keeps requests unanswered while set.
+    """
 
     def __init__(self, server: Server) -> None:
         self._to = server.ports[0]
@@ -137,9 +140,11 @@ class Gate:
         self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.refuse = self.cut = 0
         self.after = 1 << 20
+        self.hang = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        self.hang = False
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -160,6 +165,8 @@ class Gate:
     def _there(self, near: socket.socket, far: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := near.recv(1 << 16):
+                while self.hang:
+                    time.sleep(0.05)
                 if self.refuse:
                     self.refuse -= 1
                     near.sendall(b"HTTP/1.1 503 Slow\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")

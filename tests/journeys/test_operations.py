@@ -20,10 +20,11 @@ import engines
 import httpx
 import live
 import pytest
+from buckets import Gate, Place
 from live import Live
 
-from acclimate import config, console, doctor, doctor_machine, doctor_places, metrics, ports
-from acclimate.api import health
+from acclimate import config, console, doctor, doctor_machine, doctor_places, facts, metrics, ports
+from acclimate.api import lane
 from acclimate.redaction import hidden
 from acclimate.service import accounts
 from acclimate_competitions.errors import Refusal
@@ -34,7 +35,7 @@ _WITHIN = 60.0
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Live]:
-    with live.serve(tmp_path) as server:
+    with live.serve(tmp_path, metrics="on") as server:
         yield server
 
 
@@ -282,13 +283,14 @@ def test_readiness_says_what_was_looked_at(served: Live) -> None:
 
 
 def test_blobs_that_cannot_be_written_make_the_server_unready_until_they_can(
-    served: Live, caplog: pytest.LogCaptureFixture
+    served: Live, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("acclimate.health._BLOBS_KEPT", 0.0)
     folder = Path(served.settings.blobs)
     aside = folder.rename(folder.with_name("aside"))
     folder.touch()
-    answer = served.anyone().get("/readyz")
-    assert (answer.status_code, answer.json()["checks"]["blobs"]) == (503, "blobs_unreachable")
+    answer = until(lambda: (got := served.anyone().get("/readyz")).status_code == 503 and got)
+    assert answer.json()["checks"]["blobs"] == "blobs_unreachable"
     assert int(answer.headers["Retry-After"]) >= 1
     assert served.anyone().get("/healthz").status_code == 200
     # Where they lie is for the log, not for whoever asks.
@@ -350,28 +352,84 @@ def test_metrics_are_sums_by_route_and_name_nobody(served: Live, tmp_path: Path)
     assert len(sizes) == 2 and all(float(size) % metrics.STEP == 0 for size in sizes)
 
 
-@pytest.mark.parametrize(("wanted", "plain", "forwarded"), [("on", 200, 200), ("local", 200, 404), ("off", 404, 404)])
-def test_who_gets_the_metrics_is_a_setting(tmp_path: Path, wanted: str, plain: int, forwarded: int) -> None:
-    with live.serve(tmp_path, metrics=wanted) as server:
-        assert server.anyone().get("/metrics").status_code == plain
-        # A proxy on this machine would be local for everybody.
-        header = {"X-Forwarded-For": "203.0.113.9"}
-        assert server.anyone().get("/metrics", headers=header).status_code == forwarded
+@pytest.mark.parametrize(("wanted", "status"), [("on", 200), ("off", 404), ("", 404)])
+def test_who_gets_the_metrics_is_a_setting(tmp_path: Path, wanted: str, status: int) -> None:
+    with live.serve(tmp_path, **({"metrics": wanted} if wanted else {})) as server:
+        assert server.anyone().get("/metrics").status_code == status
 
 
-def test_only_loopback_is_local() -> None:
-    def called(host: str | None) -> bool:
-        scope = {"type": "http", "headers": [], "client": (host, 1) if host else None}
-        return health._is_local(health.Request(scope))
+@pytest.fixture
+def gate(s3_place: Place) -> Iterator[Gate]:
+    gate = Gate(s3_place.server)
+    yield gate
+    gate.close()
 
-    assert [called(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1")] == [True] * 4
-    assert [called(host) for host in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1", "testclient", None)] == [False] * 5
+
+def test_a_store_of_blobs_that_hangs_stops_nothing_but_what_needs_it(
+    tmp_path: Path, s3_place: Place, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("acclimate.health._BLOBS_KEPT", 0.5)
+    monkeypatch.setattr("acclimate.health._STALE", 0.5)
+    with live.serve(tmp_path, blobs=s3_place.blobs, blobs_endpoint=gate.endpoint) as server:
+        staged = live.create(server, tmp_path)
+        name = sorted(staged.fields["files"])[0]
+        until(lambda: server.anyone().get("/readyz").status_code == 200)
+        gate.hang = True
+        statuses: list[int] = []
+
+        def get() -> None:
+            with contextlib.suppress(httpx.HTTPError):
+                answer = httpx.get(f"{server.url}{staged.path}/files/{name}", timeout=60, trust_env=False)
+                statuses.append(answer.status_code)
+                assert answer.status_code == 200 or int(answer.headers["Retry-After"]) >= 1
+
+        callers = [threading.Thread(target=get) for _ in range(45)]
+        for one in callers:
+            one.start()
+        # Those for whom there is no place are told so at once; the others wait for the store.
+        until(lambda: len(statuses) == len(callers) - lane.PLACES)
+        assert set(statuses) == {503}
+        assert server.anyone().get("/healthz", timeout=5).status_code == 200
+        assert server.anyone().get("/healthz", headers={"Authorization": "Bearer acc_x"}, timeout=5).status_code == 200
+        assert server.organizer().get("/v1/rounds", timeout=10).status_code == 200
+        answer = until(lambda: (got := server.anyone().get("/readyz", timeout=5)).status_code == 503 and got)
+        checks = answer.json()["checks"]
+        assert checks["blobs"] == "no answer yet" and checks["database"] == "ok"
+        gate.hang = False
+        for one in callers:
+            one.join()
+        until(lambda: server.anyone().get("/readyz").status_code == 200)
+
+
+def test_who_asks_first_is_told_the_check_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    with live.serve(tmp_path) as server:
+        monkeypatch.setattr("acclimate.facts.read", lambda *_, **__: release.wait(_WITHIN))
+        monkeypatch.setattr("acclimate.health._STALE", 0.0)
+        answer = until(lambda: (got := server.anyone().get("/readyz", timeout=5)).status_code == 503 and got)
+        assert answer.json()["checks"]["log"] == "no answer yet"
+        assert server.anyone().get("/healthz").status_code == 200
+        release.set()
+
+
+def test_only_rounds_with_new_records_are_looked_at_again(served: Live, tmp_path: Path) -> None:
+    phases, seen = facts.Phases(), []
+    staged = live.create(served, tmp_path)
+
+    def counted() -> dict[str, int]:
+        with served.store.snapshot() as tx:
+            fold, tx.round = tx.round, lambda name: seen.append(name) or fold(name)  # type: ignore[method-assign,func-returns-value]
+            return phases.counted(tx)
+
+    assert (counted(), counted(), seen) == ({"draft": 1}, {"draft": 1}, [staged.round])
+    live.seal(staged)
+    assert (counted(), seen) == ({"sealed": 1}, [staged.round] * 2)
 
 
 def test_the_api_survives_a_restart_of_its_database(
     tmp_path: Path, postgresql: engines.Server, postgresql_url: str
 ) -> None:
-    with live.serve(tmp_path, database=postgresql_url) as server:
+    with live.serve(tmp_path, database=postgresql_url, metrics="on") as server:
         anyone = server.anyone()
         assert anyone.get("/v1/rounds").status_code == 200
         postgresql.stop()
@@ -509,7 +567,7 @@ def half_a_request(server: Api) -> socket.socket:
 
 
 def test_an_api_that_is_asked_to_end_finishes_what_is_under_way(tmp_path: Path) -> None:
-    with api(tmp_path / "data") as server, half_a_request(server) as caller:
+    with api(tmp_path / "data", ACCLIMATE_METRICS="on") as server, half_a_request(server) as caller:
         until(lambda: "acclimate_http_requests_in_progress 2.0" in server.get("/metrics").text)
         server.process.send_signal(signal.SIGTERM)
         until(lambda: not server.answers())

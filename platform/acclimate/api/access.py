@@ -6,6 +6,7 @@ signed besides: a stolen token opens no seal.
 """
 
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,44 +26,54 @@ LARGEST_JSON = 16 << 20
 
 @dataclass(frozen=True)
 class Access:
-    """Who may call a route: roles, with "anonymous" for callers without a token; and what is decided further on."""
+    """Who may call a route.
+
+    Attributes:
+        roles: with "anonymous" for callers without a token.
+        note: what is decided further on.
+        blobs: whether the route waits for the store of blobs; see acclimate.api.lane.
+        probe: whether it is a probe, which is answered whatever the database does: it looks at no token.
+    """
 
     roles: frozenset[str]
     note: str = ""
+    blobs: bool = False
+    probe: bool = False
 
 
 _ALL = frozenset({"anonymous", *accounts.ROLES})
 
 
-def _all(note: str = "") -> Access:
-    return Access(_ALL, note)
+def _all(note: str = "", *, blobs: bool = False, probe: bool = False) -> Access:
+    return Access(_ALL, note, blobs, probe)
 
 
-def _only(*roles: str, note: str = "") -> Access:
-    return Access(frozenset(roles), note)
+def _only(*roles: str, note: str = "", blobs: bool = False) -> Access:
+    return Access(frozenset(roles), note, blobs)
 
 
+_RESULTS = "once published; the round's organizer once evaluated"
 _OWN_ROUND = "of the round's own organizer"
 _OWN_SUBMISSION = "of the submission's own entrant; a baseline's is the round's organizer"
 
 ACCESS: dict[tuple[str, str], Access] = {
-    ("GET", "/healthz"): _all(),
-    ("GET", "/readyz"): _all(),
-    ("GET", "/metrics"): _all("as the setting metrics says: by default only from the server's own machine"),
+    ("GET", "/healthz"): _all(probe=True),
+    ("GET", "/readyz"): _all(probe=True),
+    ("GET", "/metrics"): _all("where the setting metrics is on", probe=True),
     ("GET", "/v1/openapi.json"): _all(),
     ("GET", "/v1/server"): _all(),
-    ("GET", "/v1/pool"): _all("only an organizer is told the machines' names"),
+    ("GET", "/v1/pool"): _all("only an organizer is told the machines' names and labels"),
     ("POST", "/v1/accounts"): _all("roles other than entrant need an invitation"),
     ("PUT", "/v1/blobs/{digest}"): _only("organizer"),
-    ("POST", "/v1/rounds"): _only("organizer"),
+    ("POST", "/v1/rounds"): _only("organizer", blobs=True),
     ("GET", "/v1/rounds"): _all(),
     ("GET", "/v1/rounds/{round_id}"): _all(),
-    ("GET", "/v1/rounds/{round_id}/definition"): _all(),
-    ("GET", "/v1/rounds/{round_id}/files/{name:path}"): _all("public files only"),
+    ("GET", "/v1/rounds/{round_id}/definition"): _all(blobs=True),
+    ("GET", "/v1/rounds/{round_id}/files/{name:path}"): _all("public files only", blobs=True),
     ("GET", "/v1/rounds/{round_id}/records"): _all(),
     ("GET", "/v1/rounds/{round_id}/stages"): _all("whose a stage is: hidden until the close, except from its entrant"),
-    ("POST", "/v1/rounds/{round_id}/seal"): _only("organizer", note=_OWN_ROUND),
-    ("POST", "/v1/rounds/{round_id}/rehearsal"): _only("organizer", note=_OWN_ROUND),
+    ("POST", "/v1/rounds/{round_id}/seal"): _only("organizer", note=_OWN_ROUND, blobs=True),
+    ("POST", "/v1/rounds/{round_id}/rehearsal"): _only("organizer", note=_OWN_ROUND, blobs=True),
     ("GET", "/v1/rounds/{round_id}/envelopes"): _only(
         "custodian", "organizer", note="a custodian of the round sees its own, the round's organizer all"
     ),
@@ -74,17 +85,17 @@ ACCESS: dict[tuple[str, str], Access] = {
     ),
     ("POST", "/v1/rounds/{round_id}/submissions"): _only("entrant", "organizer", note=_OWN_SUBMISSION),
     ("PUT", "/v1/submissions/{submission}/files/{digest}"): _only("entrant", "organizer", note=_OWN_SUBMISSION),
-    ("POST", "/v1/submissions/{submission}/complete"): _only("entrant", "organizer", note=_OWN_SUBMISSION),
+    ("POST", "/v1/submissions/{submission}/complete"): _only("entrant", "organizer", note=_OWN_SUBMISSION, blobs=True),
     ("GET", "/v1/submissions/{submission}"): _only(
         "entrant", "organizer", note="the submission's own entrant and the round's own organizer"
     ),
     ("POST", "/v1/rounds/{round_id}/withdrawals"): _only("entrant", "organizer", note=_OWN_SUBMISSION),
-    ("POST", "/v1/rounds/{round_id}/shares"): _only("custodian", note="a custodian of the round"),
-    ("POST", "/v1/rounds/{round_id}/ranking"): _only("organizer", note=_OWN_ROUND),
+    ("POST", "/v1/rounds/{round_id}/shares"): _only("custodian", note="a custodian of the round", blobs=True),
+    ("POST", "/v1/rounds/{round_id}/ranking"): _only("organizer", note=_OWN_ROUND, blobs=True),
     ("POST", "/v1/rounds/{round_id}/void"): _only("organizer", note=_OWN_ROUND),
-    ("GET", "/v1/rounds/{round_id}/ranking"): _all("once published; the round's organizer once evaluated"),
-    ("GET", "/v1/rounds/{round_id}/bundle"): _all("once published; the round's organizer once evaluated"),
-    ("GET", "/v1/rounds/{round_id}/report"): _all("once published; the round's organizer once evaluated"),
+    ("GET", "/v1/rounds/{round_id}/ranking"): _all(_RESULTS, blobs=True),
+    ("GET", "/v1/rounds/{round_id}/bundle"): _all(_RESULTS, blobs=True),
+    ("GET", "/v1/rounds/{round_id}/report"): _all(_RESULTS, blobs=True),
     ("GET", "/v1/log/checkpoint"): _all(),
     ("GET", "/v1/log/entries"): _all(),
     ("GET", "/v1/log/proof/{index}"): _all(),
@@ -105,37 +116,42 @@ class Guarded(APIRoute):
         access, inner = ACCESS[method, self.path], super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            request.state.account = await run_in_threadpool(_admit, request, access)
+            request.state.account = await _admit(request, access)
             # The limit stands for JSON; an upload reads its stream itself, by its declared size.
-            return await inner(request if method == "PUT" else _bounded(request))
+            bounded = request if method == "PUT" else _bounded(request)
+            with services_of(request).lane.place() if access.blobs else nullcontext():
+                return await inner(bounded)
 
         return handle
 
 
-def account_of(request: Request) -> Account | None:
+async def account_of(request: Request) -> Account | None:
     """Who calls, as admitted; None for a caller without a token."""
     account: Account | None = request.state.account
     return account
 
 
-def caller(request: Request) -> Account:
+async def caller(request: Request) -> Account:
     """Who calls, on routes that need a role."""
-    account = account_of(request)
+    account = await account_of(request)
     if account is None:
         raise _missing()
     return account
 
 
-def _admit(request: Request, access: Access) -> Account | None:
+async def _admit(request: Request, access: Access) -> Account | None:
     header = request.headers.get("Authorization")
+    if access.probe:
+        return None
     if header is None:
+        # On the event loop: whoever needs no account must not need a thread for being let in.
         if "anonymous" not in access.roles:
             raise _missing()
         return None
     scheme, _, token = header.partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise Refusal("token_invalid", "the Authorization header is malformed", hint="Authorization: Bearer acc_…")
-    account = accounts.authenticate(services_of(request).store, token.strip())
+    account = await run_in_threadpool(accounts.authenticate, services_of(request).store, token.strip())
     if account.role not in access.roles:
         allowed = ", ".join(sorted(access.roles - {"anonymous"}))
         raise Refusal("role_missing", f"the account {account.id} has role {account.role}, this needs {allowed}")

@@ -2,14 +2,20 @@
 
 from typing import Annotated, Any
 
-from fastapi import Depends, Path, Response
+from fastapi import Depends, Path, Request, Response
 
 from acclimate.api.access import account_of, caller
 from acclimate.api.problems import MEDIA_TYPE
 from acclimate.api.state import Services, services_of
 from acclimate.service.accounts import Account
 
-Here = Annotated[Services, Depends(services_of)]
+
+async def _here(request: Request) -> Services:
+    # A dependency that is no coroutine would take a thread of the pool for each request.
+    return services_of(request)
+
+
+Here = Annotated[Services, Depends(_here)]
 Caller = Annotated[Account, Depends(caller)]
 AnyCaller = Annotated[Account | None, Depends(account_of)]
 RoundId = Annotated[

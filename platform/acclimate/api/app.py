@@ -16,6 +16,7 @@ from acclimate import __version__, database, facts, installation
 from acclimate.api import access, accounts, actions, health, logs, pool, problems, rounds, submissions
 from acclimate.api.requests import Requests
 from acclimate.api.state import Services
+from acclimate.checkpoints import Copies
 from acclimate.config import Settings
 from acclimate.health import Health
 from acclimate.metrics import Metrics
@@ -47,7 +48,8 @@ def create_app(settings: Settings, *, clock: database.Clock | None = None) -> Fa
     known = identity.begin(settings, store)
     # Nothing is written into a database that was upgraded or exchanged under this process.
     store = store.fenced(partial(installation.stands, found=known.installation.id))
-    sequencer = Sequencer(store, known.signer)
+    copies = Copies(store.blobs, settings.data, known.signer.verifier)
+    sequencer = Sequencer(store, known.signer, copies=copies)
     watch = Health(store, settings, sequencer)
     metrics = Metrics(code=known.code, see=watch.seen)
     services = Services(settings, store, known, sequencer, watch, metrics)

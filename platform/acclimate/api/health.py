@@ -1,8 +1,6 @@
 """Whether the API lives, can serve, and how much it does: /healthz, /readyz, /metrics."""
 
-import ipaddress
-
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from acclimate.api.access import Guarded
@@ -30,12 +28,12 @@ _READY = {
 
 
 @router.get("/readyz", summary="The server can serve", responses=answers(_READY))
-def readyz(here: Here) -> JSONResponse:
+async def readyz(here: Here) -> JSONResponse:
     """503, with what is wrong, where database, blobs or disk can't be used, the log isn't signed, or the server is stopping.
 
     A clock that differs from the database's is told and is no reason: decisions are by the database's.
     """
-    state = here.health.state()
+    state = await here.looks.run(here.health.state, wait=True)
     reasons = dict(state.reasons)
     if here.health.stopping.is_set():
         reasons["stopping"] = "the server is stopping"
@@ -59,21 +57,8 @@ def readyz(here: Here) -> JSONResponse:
     summary="Prometheus metrics",
     responses=answers("acclimate_ready 1.0\n", media="text/plain", meaning="Prometheus's text format"),
 )
-def metrics(request: Request, here: Here) -> Response:
-    """Sums over all rounds. Who gets it is decided by the setting `metrics`: to others it is not there."""
-    wanted = here.settings.metrics
-    if wanted == "off" or (wanted == "local" and not _is_local(request)):
+async def metrics(here: Here) -> Response:
+    """Sums over all rounds. Who gets it is decided by the setting `metrics`: where it is off, it is not there."""
+    if here.settings.metrics != "on":
         raise Refusal("not_found", "there is nothing at GET /metrics", hint="see /v1/openapi.json")
-    return Response(here.metrics.text(), media_type=MEDIA_TYPE)
-
-
-def _is_local(request: Request) -> bool:
-    """Whether the caller is on this machine, and no proxy on it, which would let everybody in."""
-    if any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")):
-        return False
-    try:
-        address = ipaddress.ip_address(request.client.host if request.client is not None else "")
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    return Response(await here.looks.run(here.metrics.text, wait=True), media_type=MEDIA_TYPE)

@@ -21,6 +21,7 @@ class Services:
     Attributes:
         begun: set once the application may serve.
         lane: threads for work on blobs, apart from the others.
+        looks: threads for whoever asks how the server is.
         making: held while a bundle or report is made, so that it is made once.
     """
 
@@ -32,6 +33,7 @@ class Services:
     metrics: Metrics
     begun: threading.Event = field(default_factory=threading.Event)
     lane: Lane = field(default_factory=Lane)
+    looks: Lane = field(default_factory=Lane)
     making: threading.Lock = field(default_factory=threading.Lock)
 
 
