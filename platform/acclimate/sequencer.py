@@ -16,6 +16,8 @@ from typing import Any
 from sqlalchemy import Row, insert, select
 
 from acclimate import log
+from acclimate.checkpoints import EVERY_SECONDS as EVERY_COPY
+from acclimate.checkpoints import Copies
 from acclimate.store import Store, Tx, log_checkpoints, timestamp
 from acclimate_competitions.errors import Refusal
 
@@ -25,29 +27,42 @@ _log = logging.getLogger(__name__)
 
 
 class Sequencer:
-    """The log's signer; call start() before anything else, and close() at the end."""
+    """The log's signer; call start() before anything else, and close() at the end.
 
-    def __init__(self, store: Store, signer: log.Signer) -> None:
-        self._store, self._signer = store, signer
+    Args:
+        store: the store.
+        signer: the log's key.
+        copies: of the newest checkpoint, to compare with at the start and to keep.
+    """
+
+    def __init__(self, store: Store, signer: log.Signer, *, copies: Copies | None = None) -> None:
+        self._store, self._signer, self._copies = store, signer, copies
         self._tree = log.Tree()
         self._note, self._signed = "", -1
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="sequencer", daemon=True)
+        self._copying = threading.Thread(target=self._copy, name="checkpoints", daemon=True)
 
     def start(self) -> None:
         """Check the log against its last checkpoint, sign what is not signed yet, and go on doing so.
 
         Raises:
-            Refusal: log_inconsistent.
+            Refusal: log_inconsistent, busy, no_space, database_unreachable, blobs_unreachable.
         """
+        if self._copies is not None:
+            with self._lock:
+                self._read()
+                self._copies.check(self._tree)
         self.advance()
         self._thread.start()
+        self._copying.start()
 
     def close(self) -> None:
         """Stop."""
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in (self._thread, self._copying):
+            if thread.is_alive():
+                thread.join()
 
     def advance(self) -> int:
         """Sign a checkpoint where the log has grown since the newest one; the size of what is signed.
@@ -159,6 +174,14 @@ class Sequencer:
                     self._tree.append(log.leaf_hash(entry))
                 if len(page) < _PAGE:
                     return self._newest(tx)
+
+    def _copy(self) -> None:
+        """Keep copies, now and then and at the end; beside the signing, which must not wait for a bucket."""
+        if self._copies is not None:
+            while not self._stop.wait(EVERY_COPY):
+                self._copies.keep(self._note)
+            self._thread.join()
+            self._copies.keep(self._note)
 
     def _run(self) -> None:
         complained = False

@@ -106,6 +106,12 @@ class Blobs(Protocol):
     def mark(self, installation: str) -> None:
         """Write the installation's id, unless there is one already."""
 
+    def note(self, name: str) -> bytes | None:
+        """A small text at the store's root, such as the marker; None where there is none."""
+
+    def keep_note(self, name: str, text: bytes) -> None:
+        """Write such a text, whole, in the place of what it was before: it may change, unlike a blob."""
+
     def probe(self) -> None:
         """Write, read and remove a small object; refuses blobs_unreachable with the cause, no_space."""
 
@@ -294,10 +300,20 @@ class FolderBlobs:
 
     def marker(self) -> str | None:
         """The id of the installation whose blobs these are, if they are marked."""
+        found = self.note(MARKER)
+        return found.decode("utf-8", "replace").strip() if found is not None else None
+
+    def note(self, name: str) -> bytes | None:
+        """A small text at the root."""
         try:
-            return (self.root / MARKER).read_text("utf-8").strip()
+            return (self.root / name).read_bytes()
         except FileNotFoundError:
             return None
+
+    def keep_note(self, name: str, text: bytes) -> None:
+        """Write it, whole; refuses no_space."""
+        with written(self.root / name) as stream:
+            stream.write(text)
 
     def mark(self, installation: str) -> None:
         """Write the installation's id, unless there is one already.

@@ -253,13 +253,25 @@ class S3Blobs:
         Raises:
             Refusal: blobs_unreachable.
         """
+        found = self.note(MARKER)
+        return found.decode("utf-8", "replace").strip() if found is not None else None
+
+    def note(self, name: str) -> bytes | None:
+        """A small text at the root.
+
+        Raises:
+            Refusal: blobs_unreachable.
+        """
         try:
-            data, _ = self._range(self.bucket.prefix + MARKER, _CHUNK, MARKER)
+            return self._range(self.bucket.prefix + name, _CHUNK, name)[0]
         except Refusal as refusal:
             if refusal.code != "blob_unknown":
                 raise
             return None
-        return data.decode("utf-8", "replace").strip()
+
+    def keep_note(self, name: str, text: bytes) -> None:
+        """Write it, whole; refuses blobs_unreachable, no_space."""
+        self.bucket.ask("put_object", Key=self.bucket.prefix + name, Body=text)
 
     def mark(self, installation: str) -> None:
         """Write the installation's id, unless there is one already.

@@ -1,15 +1,24 @@
 """A database that was put back, upgraded or exchanged under a process that runs: nothing stale is believed, nothing written in its way."""
 
+import contextlib
+import sqlite3
 import threading
+from pathlib import Path
 
 import dispatching
 import live
 import pytest
-from sqlalchemy import delete, text
+from sqlalchemy import delete, func, insert, select, text
+from typer.testing import CliRunner
 
+from acclimate import config
 from acclimate import store as stores
+from acclimate.checkpoints import Copies
+from acclimate.cli.main import app
 from acclimate.dispatch import Dispatcher
-from acclimate.store import Store, log_entries
+from acclimate.sequencer import Sequencer
+from acclimate.service import identity
+from acclimate.store import Store, log_checkpoints, log_entries
 from acclimate_competitions.errors import Refusal
 from acclimate_runners.local import LocalRunner
 
@@ -121,3 +130,79 @@ def test_an_api_takes_nothing_into_a_database_that_changed_under_it(server, tmp_
     with plain.snapshot() as tx:
         assert tx.size() == size
     plain.close()
+
+
+def _signing(settings):
+    store = Store.open(settings)
+    known = identity.begin(settings, store)
+    copies = Copies(store.blobs, settings.data, known.signer.verifier)
+    return store, Sequencer(store, known.signer, copies=copies)
+
+
+def _grow(store, sequencer, *words):
+    for word in words:
+        with store.transaction() as tx:
+            tx.execute(insert(log_entries), {"index": tx.size(), "round": "r", "type": "t", "data": word.encode()})
+    sequencer.advance()
+
+
+@pytest.mark.parametrize("gone", ["data", "blobs", "neither"])
+def test_nothing_is_signed_over_an_older_backup_until_the_loss_is_accepted(tmp_path, gone):
+    settings = config.load(tmp_path / "data", environ={})
+    store, sequencer = _signing(settings)
+    sequencer.start()
+    _grow(store, sequencer, "a", "b")
+    file = Path(settings.database.removeprefix("sqlite:///"))
+    with contextlib.closing(sqlite3.connect(file)) as old:
+        old.execute("VACUUM INTO ?", [str(tmp_path / "backup.db")])
+    _grow(store, sequencer, "c", "d")
+    sequencer.close()
+    store.close()
+    for path in file.parent.glob("acclimate.db*"):
+        path.unlink()
+    (tmp_path / "backup.db").rename(file)
+    # Either copy is enough.
+    if gone != "neither":
+        (Path(settings.blobs if gone == "blobs" else settings.data) / "CHECKPOINT").unlink()
+    # Found whether it is short, or as long again with other entries.
+    for more in ((), ("other c", "other d", "e")):
+        store, sequencer = _signing(settings)
+        for word in more:
+            with store.transaction() as tx:
+                tx.execute(insert(log_entries), {"index": tx.size(), "round": "r", "type": "t", "data": word.encode()})
+        with pytest.raises(Refusal) as refused:
+            sequencer.start()
+        assert refused.value.code == "log_inconsistent" and "4 entries" in str(refused.value)
+        assert "accept-loss" in refused.value.hint
+        with store.snapshot() as tx:
+            assert tx.execute(select(func.max(log_checkpoints.c.size))).scalar() == 2
+        store.close()
+    given = ["db", "accept-loss", "--data", str(settings.data)]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0 and "4 entries were signed" in done.stdout
+    (kept,) = Path(settings.blobs).glob("CHECKPOINT-LOST-4-*")
+    assert "\n4\n" in kept.read_text()
+    assert "nothing is lost" in CliRunner().invoke(app, given).stdout
+    store, sequencer = _signing(settings)
+    sequencer.start()
+    assert "\n5\n" in sequencer.checkpoint()
+    sequencer.close()
+    for folder in (settings.blobs, settings.data):
+        assert "\n5\n" in (Path(folder) / "CHECKPOINT").read_text()
+    store.close()
+
+
+def test_a_copy_is_kept_in_a_bucket_and_read_from_there(tmp_path, s3_place):
+    settings = config.load(tmp_path / "data", environ={}, given=s3_place.settings)
+    store, sequencer = _signing(settings)
+    sequencer.start()
+    _grow(store, sequencer, "a")
+    sequencer.close()
+    assert b"\n1\n" in store.blobs.note("CHECKPOINT")
+    (settings.data / "CHECKPOINT").unlink()
+    cut(store, 0)
+    with store.transaction() as tx:
+        tx.execute(delete(log_checkpoints))
+    with pytest.raises(Refusal, match="with the blobs"):
+        _signing(settings)[1].start()
+    store.close()

@@ -107,6 +107,38 @@ def check(
         raise typer.Exit(1)
 
 
+@app.command("accept-loss")
+def accept_loss(
+    data: DataFolder = None,
+    config: ConfigFile = None,
+    database: Database = None,
+    blobs: Blobs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a database that lacks entries for which people hold receipts.
+
+    After a restore from an older backup the API refuses to start (log_inconsistent), since it would sign other entries in their place. Look for
+    a newer backup first. If there is none, tell everybody which entries are lost, then run this once for each API's data folder.
+    The checkpoint that was signed over them is kept with the blobs.
+
+    Example: acclimate db accept-loss --data /srv/acclimate
+    """
+    need("server", "sqlalchemy", "alembic")
+    from acclimate import installation, log
+    from acclimate.checkpoints import Copies
+    from acclimate.store import Store
+
+    settings = _settings(data, file=config, database=database, blobs=blobs)
+    with _alone(settings):
+        store = Store.open(settings)
+        try:
+            verifier = log.parse_vkey(installation.check(store, settings).log)
+            steps = Copies(store.blobs, settings.data, verifier).accept(store)
+        finally:
+            store.close()
+    emit({"steps": steps}, as_json=as_json, text=[f"accepted: {step}" for step in steps] or ["nothing is lost"])
+
+
 @contextmanager
 def _alone(settings: "Settings") -> Iterator[None]:
     """Hold the data folder for all its parts: an older one would go on writing in the way of its own version.

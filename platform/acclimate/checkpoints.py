@@ -1,0 +1,104 @@
+"""The newest signed checkpoint outside the database: with the blobs, and in the data folder of who signs.
+
+A database that was restored from an older backup looks like a whole one: its log ends, and its own checkpoint says so. Who went on
+from there would sign other entries in the place of those for which people hold receipts. So the newest checkpoint is kept elsewhere,
+too, and at the start the stored log must hold what it holds. Copies are written now and then; what was lost since the last one is not noticed here.
+"""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import select
+
+from acclimate import log
+from acclimate.console import say
+from acclimate.store import Store, log_checkpoints
+from acclimate_competitions.errors import Refusal
+from acclimate_runners.blobs import Blobs, FolderBlobs
+
+COPY = "CHECKPOINT"
+"""Name of both copies."""
+EVERY_SECONDS = 30.0
+_PAGE = 2000
+
+
+class Copies:
+    """Both copies of an installation's newest checkpoint.
+
+    Args:
+        blobs: the installation's.
+        data: the data folder.
+        verifier: of the log's key; what it did not sign is no copy.
+    """
+
+    def __init__(self, blobs: Blobs, data: Path, verifier: log.Verifier) -> None:
+        self._places: dict[str, Blobs] = {"with the blobs": blobs, f"in {data}": FolderBlobs(data)}
+        self._verifier = verifier
+        self._kept = ""
+
+    def check(self, tree: log.Tree) -> None:
+        """Refuse a log that is not what was signed.
+
+        Raises:
+            Refusal: log_inconsistent, blobs_unreachable.
+        """
+        for where, _, signed in self._lost(tree):
+            root = base64.b64encode(signed.root).decode()
+            raise Refusal(
+                "log_inconsistent",
+                f"{signed.size} entries of the log were signed (root {root}; {COPY} {where}), the database has {len(tree)}"
+                + ("" if signed.size > len(tree) else ", and not the same"),
+                hint="it was restored from an older backup, or is not the newest one: put the newest in its place. If what is missing is lost "
+                "for good, tell everybody which entries, then `acclimate db accept-loss` with the same settings and data folder",
+            )
+
+    def keep(self, note: str) -> None:
+        """Write both copies, where the checkpoint is another than that written last; what fails is said, and tried the next time."""
+        if note in ("", self._kept):
+            return
+        try:
+            for place in self._places.values():
+                place.keep_note(COPY, note.encode())
+        except (Refusal, OSError) as error:
+            say("checkpoint not copied", level="warning", reason=str(error))
+        else:
+            self._kept = note
+
+    def accept(self, store: Store) -> list[str]:
+        """Take the log as the database has it; each lost checkpoint stays with the blobs under a name of its own. What was done, a line each.
+
+        Raises:
+            Refusal: blobs_unreachable, no_space, busy.
+        """
+        tree, done = log.Tree(), []
+        with store.snapshot() as tx:
+            size = tx.size()
+            for start in range(0, size, _PAGE):
+                for entry in tx.entries(start, min(start + _PAGE, size)):
+                    tree.append(log.leaf_hash(entry))
+            newest = tx.execute(
+                select(log_checkpoints.c.note).order_by(log_checkpoints.c.size.desc()).limit(1)
+            ).scalar()
+        for where, note, signed in list(self._lost(tree)):
+            aside = f"{COPY}-LOST-{signed.size}-{signed.root.hex()[:8]}"
+            store.blobs.keep_note(aside, note)
+            done.append(
+                f"{signed.size} entries were signed ({where}), {size} are here; that checkpoint is kept as {aside} with the blobs"
+            )
+        if done:
+            for place in self._places.values():
+                place.keep_note(COPY, (newest or "").encode())
+        return done
+
+    def _lost(self, tree: log.Tree) -> Iterator[tuple[str, bytes, log.Checkpoint]]:
+        """The copies that the log does not hold."""
+        for where, place in self._places.items():
+            note = place.note(COPY)
+            try:
+                signed = log.open_checkpoint(note, self._verifier).checkpoint if note else None
+            except Refusal:
+                # Of another installation that had this folder before: nothing is known of this one's.
+                continue
+            if note and signed and (signed.size > len(tree) or tree.root(signed.size) != signed.root):
+                yield where, note, signed
