@@ -180,21 +180,26 @@ def test_of_two_over_copies_of_one_folder_one_falls_behind_at_the_first_takeover
                 first.step()
                 second.step()
                 assert (first.leading, second.leading, lease_of(server).epoch) == (False, True, 2)
-            # 2. Later it is paused for too long, and knows better.
-            server.clock.forward(seconds=16)
-            first.step()
-            assert first.leading and lease_of(server).epoch == 3
-            wait(lambda: not second.leading or second.step())
-            for _ in range(3):
-                second.step()
+            # 2. Later it is paused for too long, and knows better; so does one that began as a standby.
+            three = Threaded.beside(server, tmp_path / "three")
+            shutil.copy(tmp_path / "one/dispatcher.id", tmp_path / "three")
+            with three.dispatcher as third:
+                assert not third.leading
+                server.clock.forward(seconds=16)
                 first.step()
-                assert (first.leading, second.leading, lease_of(server).epoch) == (True, False, 3)
+                assert first.leading and lease_of(server).epoch == 3
+                wait(lambda: not second.leading or second.step())
+                for _ in range(3):
+                    for each in (second, third, first):
+                        each.step()
+                    assert (first.leading, second.leading, third.leading) == (True, False, False)
+                    assert lease_of(server).epoch == 3
         # 3. A restart in the folder of the one that leads need not wait.
     again = Threaded.beside(server, tmp_path / "one")
     assert Lease(server.store, holder=one.dispatcher.holder).take()
-    with again.dispatcher as third:
-        assert third.leading
-    for threaded in (one, two, again):
+    with again.dispatcher as last:
+        assert last.leading
+    for threaded in (one, two, three, again):
         threaded.store.close()
 
 
