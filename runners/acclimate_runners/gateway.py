@@ -3,8 +3,8 @@
 Ray's calls hang where the cluster's head is gone, and end their process after a minute. So the calls to a cluster are made by a
 child, which tells ten times a second how its attempts stand and every two seconds which machines there are. Nothing here waits for Ray:
 answers are the last ones told. A child that tells nothing for twenty seconds, or ends, is a lost cluster: it is killed, its attempts
-under way have failed, and whoever wants to go on makes another runner. The actors are detached and go on without it as long
-as their machines do.
+are `runner_lost`, and whoever wants to go on makes another runner. The actors are detached and go on without it as long as their
+machines do: that runner finds them by their names.
 
 The child ends with this process (end of file on its standard input), and then leaves the actors alone.
 """
@@ -43,6 +43,8 @@ class Gateway:
 
     def __init__(self, workdir: Path, address: str, *, resources: dict[str, float], namespace: str) -> None:
         self._address, self._lock = address, threading.Lock()
+        # Words of two threads must not run into each other.
+        self._sending = threading.Lock()
         self._machines: tuple[Machine, ...] = ()
         self._handles: dict[int, RemoteHandle] = {}
         self._started, self._lost, self._closing = 0, "", False
@@ -122,7 +124,8 @@ class Gateway:
     def _send(self, word: tuple[Any, ...]) -> None:
         try:
             self._check()
-            self._words.send(word)
+            with self._sending:
+                self._words.send(word)
         except (OSError, ValueError) as error:
             raise ConnectionError(self._lost or f"the process that talks to Ray is gone: {error}") from error
 
@@ -162,7 +165,7 @@ class Gateway:
         if not self._closing:
             self._end()
 
-    def _lose(self, reason: str, *, code: str = "runner_failed") -> None:
+    def _lose(self, reason: str, *, code: str = "runner_lost") -> None:
         with self._lock:
             self._lost = self._lost or reason
             handles, self._handles, self._machines = self._handles, {}, ()

@@ -19,7 +19,8 @@ class Status:
         what: what the child is at, in its own words.
         reason: for failed, what happened, with the end of the child's log.
         code: for failed: limit_exceeded (the model's time or memory did not suffice), no_space (try again later), runner_failed
-            (the machine's fault), job_failed (our code's), cancelled, or another refusal's code.
+            (the machine's fault), runner_lost (nothing is known of it any more; it may go on, and is found by its name),
+            job_failed (our code's), cancelled, or another refusal's code.
         log: digest of the child's output, once it has ended.
         network: what the child said of its network: none, open; empty before it said anything.
     """
@@ -93,7 +94,7 @@ class Runner(Protocol):
         """How many jobs at once."""
 
     def machines(self) -> tuple[Machine, ...]:
-        """The pool as it is now; empty where it can't be told, or ConnectionError where it is lost: make another runner then."""
+        """The pool as it is now; empty where it has no machine; any exception where it can't be told, ConnectionError where it is lost."""
 
     def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = ...) -> Handle:
         """Start an attempt, or adopt the one of this name that already runs or has finished; returns at once."""
