@@ -275,7 +275,7 @@ class Dispatcher:
         vitals.slots = 0 if host is None or host.runner is None else host.runner.slots
         vitals.machines = 0 if host is None else len(host.machines)
         vitals.no_runner = None
-        if host is not None and host.runner is None:
+        if host is not None and (host.runner is None or host.problem):
             vitals.no_runner = (host.since, host.problem or "it is being started")
         if term is None:
             vitals.running = 0

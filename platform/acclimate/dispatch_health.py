@@ -38,7 +38,7 @@ class Vitals:
         step_seconds: how long the last step took.
         stepped: when the last step began, by the monotonic clock; patience: seconds after which it hangs.
         trouble: why the last step did not reach its end, as code and sentence; empty where it did.
-        no_runner: since when there is no runner, by the monotonic clock, and why; None where there is one.
+        no_runner: since when there is no runner or none with machines, by the monotonic clock, and why; None where there is one.
     """
 
     leading: bool = False
@@ -66,7 +66,7 @@ class Vitals:
         if self.trouble[0] in ("database_unreachable", "blobs_unreachable"):
             found.append(f"{self.trouble[0]}: {self.trouble[1]}")
         if self.no_runner is not None and time.monotonic() - self.no_runner[0] > PATIENCE:
-            found.append(f"no runner for {time.monotonic() - self.no_runner[0]:.0f} s: {self.no_runner[1]}")
+            found.append(f"nothing to run on for {time.monotonic() - self.no_runner[0]:.0f} s: {self.no_runner[1]}")
         if self.hung:
             found.append(f"a step has hung for more than {self.patience:.0f} s")
         return found

@@ -1,7 +1,7 @@
 """The thread that holds a runner: a local Ray ends with the thread that made it, and starting one takes seconds.
 
 It looks after the runner too. Where the pool can't be told any more, or starts fail for want of a connection, the runner is closed and
-made anew, with growing pauses: what ran on it is the machines' failure, and its user goes on.
+made anew, with growing pauses, and its user goes on. A pool that tells that it has no machines is no lost one: it is waited for.
 """
 
 import os
@@ -12,12 +12,15 @@ from collections.abc import Callable
 
 from acclimate.config import Settings
 from acclimate.console import say
+from acclimate.schedule import UNMET
 from acclimate_competitions.errors import Refusal
 from acclimate_runners.runner import Machine, Runner
 
 _PAUSES = (1.0, 60.0)
 _LOOK_EVERY, _LOOKS = 2.0, 3
 _PATIENCE = 60.0
+NO_MACHINES = f"{UNMET}joined the pool, or none that is fit for work is left in it"
+"""The problem of a pool that is there and empty."""
 
 
 class Host:
@@ -26,8 +29,8 @@ class Host:
     Attributes:
         runner: None while it isn't there; another object once it was made anew.
         machines: the pool as last seen.
-        problem: why there is no runner, in words; empty where there is one or no try has failed.
-        since: when it was last without a runner, by the monotonic clock: since the start, or since it lost one.
+        problem: why there is no runner, or NO_MACHINES; empty where all is well or no try has failed.
+        since: since when it is, or was last, without a runner that has machines, by the monotonic clock.
     """
 
     def __init__(self, factory: Callable[[], Runner]) -> None:
@@ -36,7 +39,7 @@ class Host:
         self.problem, self.since = "", 0.0
         self._factory, self._keep = factory, False
         self._stop, self._wake = threading.Event(), threading.Event()
-        self._cut = 0
+        self._cut, self._well = 0, False
         self._thread = threading.Thread(target=self._hold, name="runner", daemon=True)
 
     def start(self) -> None:
@@ -67,19 +70,22 @@ class Host:
             began = time.monotonic()
             try:
                 runner = self._factory()
-                self.machines = runner.machines()
+                machines = runner.machines()
             except Exception as error:
                 self._troubled(error.sentence if isinstance(error, Refusal) else f"{type(error).__name__}: {error}")
             else:
-                self.runner, self.problem, self._cut = runner, "", 0
+                self._cut = 0
+                self._see(machines)
+                self.runner = runner
                 say("runner ready", slots=runner.slots, seconds=round(time.monotonic() - began, 2))
                 ready = time.monotonic()
                 lost = self._watch(runner)
+                # First why, and no machines only without a runner: with one they would mean an empty pool.
                 if lost:
-                    self.since = time.monotonic()
                     self._troubled(lost)
                     say("runner lost", reason=lost)
                 self.runner = None
+                self.machines = ()
                 try:
                     runner.close(keep=self._keep or bool(lost))
                 except Exception:
@@ -101,20 +107,28 @@ class Host:
             if self._cut >= _LOOKS:
                 return f"{self._cut} starts in a row had no connection"
             try:
-                machines = runner.machines()
-                why = "" if machines else "no machine is there"
+                self._see(runner.machines())
+                missed = 0
+                continue
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
-            if not why:
-                self.machines, missed = machines, 0
-                continue
             missed += 1
             if missed >= _LOOKS:
                 return why
         return ""
 
+    def _see(self, machines: tuple[Machine, ...]) -> None:
+        """Note the pool as a runner told it."""
+        if machines:
+            self.problem, self._well = "", True
+        else:
+            self._troubled(NO_MACHINES)
+        self.machines = machines
+
     def _troubled(self, problem: str) -> None:
-        self.problem, self.machines = problem, ()
+        if self._well:
+            self.since, self._well = time.monotonic(), False
+        self.problem = problem
 
 
 def runner_of(settings: Settings, *, installation: str = "") -> Runner:

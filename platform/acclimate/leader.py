@@ -23,11 +23,12 @@ from acclimate.config import Settings
 from acclimate.console import say
 from acclimate.dispatch_health import Vitals
 from acclimate.finishing import Finish, Finisher
-from acclimate.hosting import Host
+from acclimate.hosting import NO_MACHINES, Host
 from acclimate.opening import Opener
 from acclimate.pool import PoolRow
 from acclimate.service import clockwork, release
 from acclimate.service.identity import Identity
+from acclimate.sweeping import Sweeper
 from acclimate.store import Store, Tx, log_checkpoints, log_entries, rounds
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
@@ -57,7 +58,6 @@ class _Running:
     handle: Handle
     runner: Runner
     ended: Status | None = None
-    lost: bool = False
     said: bool = False
     beat: float = 0.0
     told: tuple[int, int] = (-1, -1)
@@ -105,6 +105,7 @@ class Leader:
         self._store, self._blobs, self._settings = store, blobs, settings
         self._identity, self._host, self._vitals, self._watch = identity, host, vitals, watch
         self._opener = Opener(store, settings)
+        self._sweeper = Sweeper(blobs)
         self._finisher: Finisher | None = None
         if finish_round is not None:
             self._finisher = Finisher(store, finish_round, still_leading=watch.still_leading)
@@ -135,11 +136,6 @@ class Leader:
         release.clear(self._settings)
         with self._store.transaction() as tx:
             stages.resume(tx)
-        try:
-            self._blobs.sweep()
-        except Refusal as refusal:
-            # Rounds close in time, blobs or no blobs.
-            say("not swept", code=refusal.code, reason=refusal.sentence)
 
     def end(self) -> None:
         """Hand over in order: wait for what opens or finishes a round, and give back what runs; the host must be closed by then.
@@ -184,6 +180,7 @@ class Leader:
             self._plan()
         self._beat()
         self._pool.write(self._host)
+        self._sweeper.step()
         if self._finisher is not None:
             self._finisher.step()
         self._vitals.running = len(self._running)
@@ -214,9 +211,8 @@ class Leader:
         if running.ended is not None:
             return running.ended
         if running.runner is not self._host.runner:
-            running.lost = True
             reason = f"its runner was lost: {self._host.problem or 'it was made anew'}"
-            status = Status("failed", reason=reason, code="runner_failed")
+            status = Status("failed", reason=reason, code="runner_lost")
         else:
             try:
                 status = running.handle.poll()
@@ -262,9 +258,10 @@ class Leader:
             self._vitals.failed[status.code or "runner_failed"] += 1
             self._failures[assignment.attempt, status.code] += 1
             say("attempt failed", **_ids(assignment), reason=status.reason, code=status.code, log=status.log)
-        if status.code in _PASSING or status.code == "cancelled":
+        if status.code in _PASSING or status.code in ("cancelled", "runner_lost"):
+            # Under the same number, so that what lives on where nobody sees it is adopted and not made beside it.
             with self._store.transaction() as tx:
-                stages.give_back(tx, keys)
+                stages.give_back(tx, keys, reason=status.reason if status.code == "runner_lost" else None)
             if status.code in _PASSING:
                 self._paused = time.monotonic() + _PAUSE
             return
@@ -272,11 +269,7 @@ class Leader:
         tries = TRIES.get(status.code, TRIES_OF_MACHINES)
         if count < tries:
             with self._store.transaction() as tx:
-                if running.lost:
-                    # Under the same number, so that an attempt that lives on after all is adopted and not made beside it.
-                    stages.give_back(tx, keys, reason=status.reason)
-                else:
-                    stages.try_again(tx, keys, reason=status.reason)
+                stages.try_again(tx, keys, reason=status.reason)
             wait = _BACKOFF * 4 ** (count - 1) if status.code in TRIES else _long(count)
             self._not_before[assignment.attempt] = time.monotonic() + wait
         elif status.code == "limit_exceeded":
@@ -361,10 +354,13 @@ class Leader:
         host, now = self._host, time.monotonic()
         machines, runner = host.machines, host.runner
         if host.problem:
-            self._say_once("no runner", reason=host.problem)
+            self._say_once("no runner" if runner is None else "no machines", reason=host.problem)
         if runner is None:
             return
         unmet = self._explain(ready, machines)
+        if not machines:
+            # Ray would take anything, and wait with it.
+            return
         outstanding = [running.assignment.demand for running in self._running.values()]
         capacity = schedule.Capacity(machines, slots=runner.slots, outstanding=outstanding)
         for assignment in ready:
@@ -379,8 +375,10 @@ class Leader:
     def _explain(self, ready: list[Assignment], machines: tuple[Machine, ...]) -> dict[str, str]:
         """Round -> why no machine can ever take its work, also written down for everybody; it waits for a machine that can."""
         demands = {assignment.round: assignment.demand for assignment in ready}
-        unmet = {name: why for name, demand in demands.items() if (why := placement.refusal_of(demand, machines))}
-        for name, why in unmet.items():
+        unmet = dict.fromkeys(demands, NO_MACHINES)
+        if machines:
+            unmet = {name: why for name, demand in demands.items() if (why := placement.refusal_of(demand, machines))}
+        for name, why in unmet.items() if machines else ():
             self._say_once("infeasible", round=name, reason=why)
         if unmet or self._unmet:
             stages.explain(self._store, unmet)

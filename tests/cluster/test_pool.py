@@ -295,7 +295,7 @@ def test_a_cluster_that_is_open_to_everyone_is_joined_only_where_that_is_meant(
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     runner = RayRunner(tmp_path, cluster.address)
     # A head without CPUs takes nothing.
-    assert runner.machines() == () and runner.slots == 1
+    assert runner.machines() == () and runner.slots == 0
     runner.close()
 
 
@@ -307,7 +307,7 @@ def test_a_head_that_dies_ends_the_attempts_and_neither_blocks_nor_ends_this_pro
     until(lambda: placed(handle) == 1)
     cluster.behead()
     status = ended(handle)
-    assert status.code == "runner_failed" and "head is gone" in status.reason
+    assert status.code == "runner_lost" and "head is gone" in status.reason
     for call in (runner.machines, lambda: runner.start("after/1", job, blobs)):
         with pytest.raises(ConnectionError, match="head is gone"):
             call()

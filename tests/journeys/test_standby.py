@@ -416,7 +416,41 @@ def test_a_lost_runner_is_made_anew_and_what_ran_there_is_no_fault_of_the_job(
     events = [line["event"] for line in said]
     assert events.count("runner lost") == 1 and events.count("runner ready") == 2 and "no runner" in events
     (failed,) = [line for line in said if line["event"] == "attempt failed"]
-    assert failed["code"] == "runner_failed" and "its runner was lost: " in failed["reason"]
+    assert failed["code"] == "runner_lost" and "its runner was lost: " in failed["reason"]
+
+
+def test_a_pool_without_machines_is_waited_for_and_its_runner_kept(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "_LOOK_EVERY", 0.02)
+    monkeypatch.setattr(dispatch_health, "PATIENCE", 0.0)
+    staged = staging.open_round(server, tmp_path)
+    _, submission = dispatching.send(staged, "ada", seed=1)
+    made = list[Pool]()
+
+    def factory() -> Pool:
+        made.append(Pool(server.settings.work, []))
+        return made[-1]
+
+    with Dispatcher(server.store, server.store.blobs, server.settings, factory) as running:
+        # 1. Nothing is handed to the runner, and everybody hears why.
+        dispatching.step_until(running, lambda: (server.anyone().get(staged.path).json()["problem"] or {}).get("code"))
+        since = running.vitals.no_runner[0] if running.vitals.no_runner else 0.0
+        status, told = (server.anyone().get(path).json() for path in (staged.path, "/v1/pool"))
+        assert status["problem"]["code"] == "infeasible" and "no machine has joined" in status["problem"]["sentence"]
+        assert "no machine has joined" in told["problem"] and told["machines"] == []
+        # 2. However long that lasts, it is one trouble, and no reason for another runner.
+        for _ in range(20):
+            running.step()
+            time.sleep(0.02)
+        assert running.vitals.no_runner is not None and running.vitals.no_runner[0] == since
+        assert "no machine has joined" in running.vitals.unready()[0] and len(made) == 1
+        (row,) = dispatching.rows(server, "check")
+        assert (row.state, row.attempts) == ("pending", 0)
+        # 3. A machine joins.
+        made[0].pool.append(Machine("node-1", 2.0))
+        dispatching.step_until(running, lambda: dispatching.state_of(server, submission)[0] == "accepted")
+        assert running.vitals.unready() == [] and len(made) == 1
 
 
 # ---- outages, health -----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from acclimate.schedule import UNMET
 from acclimate.service.accounts import Account
 from acclimate.store import Store, leases, pools, timestamp
 from acclimate_competitions.records import parse_time
@@ -46,5 +47,7 @@ def pool(store: Store, account: Account | None) -> dict[str, Any]:
 
 
 def _problem(problem: str, *, is_organizer: bool) -> str:
-    # It may name addresses and folders of the operator's network.
+    # It may name addresses and folders of the operator's network; that there is no machine is no secret.
+    if problem.startswith(UNMET):
+        return problem
     return problem if is_organizer or not problem else "the dispatcher has no machines now; its operator is told why"
