@@ -28,8 +28,8 @@ from acclimate.opening import Opener
 from acclimate.pool import PoolRow
 from acclimate.service import clockwork, release
 from acclimate.service.identity import Identity
-from acclimate.sweeping import Sweeper
 from acclimate.store import Store, Tx, log_checkpoints, log_entries, rounds
+from acclimate.sweeping import Sweeper
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_runners import placement

@@ -158,6 +158,8 @@ class Store:
             migrations.ready(engine)
             _private(settings.blobs)
             place = blobs_at(settings.blobs, endpoint=settings.blobs_endpoint, scratch=settings.work / "blobs")
+            # Each process sweeps its own machine: nobody else can.
+            place.sweep_local()
         except BaseException:
             engine.dispose()
             raise

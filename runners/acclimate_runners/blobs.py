@@ -9,12 +9,10 @@ The folder's layout is root/ab/cdef…, one file a blob, named by its own sha256
 then renamed into place.
 """
 
-import errno
 import hashlib
 import io
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -24,12 +22,14 @@ from typing import IO, BinaryIO, Protocol
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
+from acclimate_runners.placing import FolderIncoming, flush, private
+from acclimate_runners.placing import space as space
+from acclimate_runners.placing import swept as swept
+from acclimate_runners.placing import written as written
 
 MARKER = "INSTALLATION"
 """Name of the object, at a store's root, that says whose blobs these are."""
 _CHUNK = 1 << 20
-# EFBIG: the process's own limit on file sizes, which is a full disk to whoever set it.
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Incoming(Protocol):
@@ -68,6 +68,12 @@ class Blobs(Protocol):
     def open(self, digest: str) -> BinaryIO:
         """The blob's bytes for reading, in constant memory, not re-hashed; refuses blob_unknown."""
 
+    def sized(self, digest: str) -> tuple[BinaryIO, int]:
+        """As `open`, with the blob's size; little is kept in memory, so that many may be open at once."""
+
+    def check(self, digest: str) -> None:
+        """Re-hash the blob, as `get` does; refuses blob_unknown, blob_corrupt."""
+
     def local(self, digest: str, *, first: int | None = None) -> AbstractContextManager[Path]:
         """The blob as a file of this machine for as long as the block lasts, for reading only.
 
@@ -95,7 +101,10 @@ class Blobs(Protocol):
         """A blob that arrives in pieces, of the digest and size that were declared."""
 
     def sweep(self, *, older_than: float = 3600.0) -> int:
-        """Remove what crashed writers left, not written to for so many seconds; returns how many things."""
+        """Remove what crashed writers left in the store, not written to for so many seconds; returns how many things."""
+
+    def sweep_local(self, *, older_than: float = 3600.0) -> int:
+        """The same for what they left on this machine."""
 
     def free(self) -> int | None:
         """Bytes that still fit; None where nobody can say."""
@@ -168,8 +177,7 @@ class FolderBlobs:
         """
         folder = self.root / "tmp"
         with space(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        return folder
+            return private(folder, below=self.root)
 
     def has(self, digest: str) -> bool:
         """Whether the blob is stored."""
@@ -197,6 +205,26 @@ class FolderBlobs:
         except FileNotFoundError as error:
             raise unknown(digest) from error
 
+    def sized(self, digest: str) -> tuple[BinaryIO, int]:
+        """As open, with the size.
+
+        Raises:
+            Refusal: blob_unknown.
+        """
+        stream = self.open(digest)
+        return stream, os.fstat(stream.fileno()).st_size
+
+    def check(self, digest: str) -> None:
+        """Re-hash the blob.
+
+        Raises:
+            Refusal: blob_unknown, blob_corrupt.
+        """
+        right = False
+        while not right:
+            with self.open(digest) as stream:
+                right = self._is(digest, digests.of_stream(stream)[0], stream)
+
     @contextmanager
     def local(self, digest: str, *, first: int | None = None) -> Iterator[Path]:
         """The blob's own file, for reading only; not re-hashed.
@@ -214,10 +242,11 @@ class FolderBlobs:
         Raises:
             Refusal: blob_unknown, blob_corrupt.
         """
-        with self.open(digest) as stream:
-            data = stream.read()
-        self._check(digest, digests.of_bytes(data))
-        return data
+        while True:
+            with self.open(digest) as stream:
+                data = stream.read()
+                if self._is(digest, digests.of_bytes(data), stream):
+                    return data
 
     def get(self, digest: str, to: Path) -> None:
         """Copy the blob to a file, re-hashing it; the file appears whole or not at all.
@@ -225,9 +254,13 @@ class FolderBlobs:
         Raises:
             Refusal: blob_unknown, blob_corrupt, no_space.
         """
-        with self.open(digest) as source, written(to) as target:
-            found, _size = _copy(source, target)
-            self._check(digest, found)
+        right = False
+        while not right:
+            with self.open(digest) as source, suppress(_Exchanged), written(to) as target:
+                found, _size = _copy(source, target)
+                if not self._is(digest, found, source):
+                    raise _Exchanged
+                right = True
 
     def put(self, path: Path) -> str:
         """Store a file; returns its digest.
@@ -277,7 +310,7 @@ class FolderBlobs:
 
     def incoming(self, *, digest: str | None = None, size: int | None = None) -> Incoming:
         """A blob that arrives in pieces, for callers that are handed the pieces (an upload)."""
-        return _FolderIncoming(self, digest=digest, size=size)
+        return FolderIncoming(self, digest=digest, size=size)
 
     def sweep(self, *, older_than: float = 3600.0) -> int:
         """Remove what crashed writers left in root/tmp; returns how many files.
@@ -285,13 +318,11 @@ class FolderBlobs:
         Args:
             older_than: seconds since a file was last written to; younger ones may still be in use.
         """
-        removed = 0
-        for path in (self.root / "tmp").glob("*"):
-            with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > older_than:
-                    path.unlink()
-                    removed += 1
-        return removed
+        return swept(self.root / "tmp", older_than=older_than)
+
+    def sweep_local(self, *, older_than: float = 3600.0) -> int:
+        """Nothing: files being made lie in the store."""
+        return 0
 
     def free(self) -> int:
         """Bytes free on the folder's disk."""
@@ -325,7 +356,7 @@ class FolderBlobs:
         try:
             with space(temporary), temporary.open("xb") as stream:
                 stream.write(installation.encode())
-                _flush(stream)
+                flush(stream)
             # A link, unlike a rename, leaves what another process has put there first.
             with suppress(FileExistsError):
                 (self.root / MARKER).hardlink_to(temporary)
@@ -341,10 +372,12 @@ class FolderBlobs:
         data = uuid.uuid4().bytes
         try:
             path = self.scratch / f"probe-{uuid.uuid4().hex}"
-            with space(path):
-                path.write_bytes(data)
-                found = path.read_bytes()
-                path.unlink()
+            try:
+                with space(path):
+                    path.write_bytes(data)
+                    found = path.read_bytes()
+            finally:
+                path.unlink(missing_ok=True)
         except OSError as error:
             raise Refusal(
                 "blobs_unreachable",
@@ -362,108 +395,31 @@ class FolderBlobs:
         except Refusal:
             return False
 
-    def _check(self, digest: str, found: str) -> None:
+    def _is(self, digest: str, found: str, stream: IO[bytes]) -> bool:
+        """Whether what was read is right; False where another file is in its place by now, which stays there.
+
+        Raises:
+            Refusal: blob_corrupt, the file set aside.
+        """
         if found == digest:
-            return
-        aside = self.root / "quarantine" / f"{digest[7:]}-{uuid.uuid4().hex[:8]}"
-        aside.parent.mkdir(parents=True, exist_ok=True)
+            return True
+        path, read = self.path(digest), os.fstat(stream.fileno())
+        aside = private(self.root / "quarantine", below=self.root) / f"{digest[7:]}-{uuid.uuid4().hex[:8]}"
         with suppress(FileNotFoundError):
-            self.path(digest).rename(aside)
+            if not os.path.samestat(path.stat(), read):
+                return False
+            path.rename(aside)
+            if not os.path.samestat(aside.stat(), read):
+                # It was stored again in between: back to its place, unless that was taken once more.
+                with suppress(FileExistsError):
+                    path.hardlink_to(aside)
+                aside.unlink()
+                return False
         raise Refusal(
             "blob_corrupt",
             f"blob {digest} holds bytes that hash to {found}; the file was moved to quarantine/{aside.name}",
             hint="store the bytes again from where they came; check the disk",
         )
-
-
-class _FolderIncoming:
-    def __init__(self, blobs: FolderBlobs, *, digest: str | None, size: int | None) -> None:
-        if digest is not None:
-            blobs.path(digest)
-        self._blobs, self._digest, self._declared = blobs, digest, size
-        self._hash, self._size = hashlib.sha256(), 0
-        self._temporary = blobs.scratch / uuid.uuid4().hex
-        with space(self._temporary):
-            self._file = self._temporary.open("xb")
-
-    def __enter__(self) -> Incoming:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.abort()
-
-    def write(self, data: bytes) -> None:
-        """Take the next piece.
-
-        Raises:
-            Refusal: upload_mismatch where it would exceed the declared size, no_space.
-        """
-        if self._declared is not None and self._size + len(data) > self._declared:
-            raise Refusal("upload_mismatch", f"more bytes came than the {self._declared} declared")
-        with space(self._temporary):
-            self._file.write(data)
-        self._hash.update(data)
-        self._size += len(data)
-
-    def finish(self) -> tuple[str, int]:
-        """Check what was declared and make the blob visible; returns digest and size.
-
-        Raises:
-            Refusal: upload_mismatch, no_space.
-        """
-        found = "sha256:" + self._hash.hexdigest()
-        if self._declared is not None and self._size != self._declared:
-            raise Refusal("upload_mismatch", f"{self._size} bytes came, {self._declared} were declared")
-        if self._digest is not None and found != self._digest:
-            raise Refusal("upload_mismatch", f"the bytes hash to {found}, {self._digest} was declared")
-        target = self._blobs.path(found)
-        with space(self._temporary):
-            _flush(self._file)
-            self._temporary.chmod(0o444)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._temporary.replace(target)
-            _flush_folder(target.parent)
-        return found, self._size
-
-    def abort(self) -> None:
-        """Remove what came so far, unless it is stored already."""
-        # Closing flushes what is buffered, and may meet the full disk again; the bytes are dropped anyway.
-        with suppress(OSError):
-            self._file.close()
-        self._temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def written(to: Path) -> Iterator[IO[bytes]]:
-    """A temporary file beside `to` that becomes it when the block ends well, and vanishes when it doesn't.
-
-    Raises:
-        Refusal: no_space.
-    """
-    temporary = to.parent / f".{uuid.uuid4().hex}"
-    try:
-        with space(temporary):
-            to.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("xb") as stream:
-                yield stream
-            temporary.replace(to)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def space(path: Path) -> Iterator[None]:
-    """Turn a full disk into the refusal no_space."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise Refusal(
-            "no_space",
-            f"no space is left for {path.parent}; nothing was lost",
-            hint="free some space and do the same again",
-        ) from error
 
 
 def _copy(source: IO[bytes], target: IO[bytes]) -> tuple[str, int]:
@@ -476,19 +432,8 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> tuple[str, int]:
     return "sha256:" + state.hexdigest(), size
 
 
-def _flush(stream: IO[bytes]) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
-    stream.close()
-
-
-def _flush_folder(folder: Path) -> None:
-    # A rename survives a power cut only once its folder is flushed too.
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+class _Exchanged(Exception):
+    """Another file is in the place of that which was read."""
 
 
 def unknown(digest: str) -> Refusal:

@@ -1,8 +1,8 @@
 """Requests to a bucket: begun on one thread, made again where they fail in passing, errors told as refusals; the only module with s3fs.
 
 s3fs is used request by request, below its file system, whose listings are cached: what another process stores is visible at once.
-Requests that time out, find nobody or end in a 5xx are made again, with growing pauses, some seconds in all. Connections belong to a
-process: a forked child makes its own.
+Requests that time out, find nobody or end in a 5xx are made again, with growing pauses: none is begun after a minute, and none lasts longer
+than five minutes after the first was begun. Connections belong to a process: a forked child makes its own.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from acclimate_competitions.errors import Refusal
 from acclimate_runners import s3_answers
 from acclimate_runners.blobs import unknown
 
-_ATTEMPTS, _LONGEST_TRYING, _LONGEST_REQUEST = 5, 60.0, 300.0
+_ATTEMPTS, _LONGEST_TRYING, _LONGEST = 5, 60.0, 300.0
 _Result = TypeVar("_Result")
 _clients: dict[tuple[object, ...], Any] = {}
 _making = threading.Lock()
@@ -90,7 +90,7 @@ class Bucket:
         try:
             return future.result()
         except Exception as error:
-            if digest and s3_answers.code_of(error) in s3_answers.MISSING:
+            if digest and s3_answers.code_of(error) == s3_answers.NO_KEY:
                 raise unknown(digest) from error
             raise self.refusal(error) from error
 
@@ -102,18 +102,30 @@ class Bucket:
         """One request, once; errors are those of s3fs."""
         return await _client(self.endpoint)._call_s3(method, Bucket=self.name, **arguments)
 
-    async def copy(self, source: str, target: str) -> None:
-        """Copy an object to another key, in parts where it is large."""
-        await _client(self.endpoint)._cp_file(f"{self.name}/{source}", f"{self.name}/{target}")
+    async def copy(self, source: str, target: str, *, etag: str) -> None:
+        """Copy an object to another key, in parts where it is large; an error in THERE_ALREADY where it has another ETag."""
+        one, other = f"{self.name}/{source}", f"{self.name}/{target}"
+        await _client(self.endpoint)._cp_file(one, other, CopySourceIfMatch=etag)
 
-    async def range(self, key: str, begin: int, count: int) -> tuple[bytes, int]:
-        """Up to `count` bytes from `begin`, and the size of the whole object."""
+    async def range(self, key: str, begin: int, count: int, *, etag: str = "") -> tuple[bytes, int, str]:
+        """Up to `count` bytes from `begin`, the size of the whole object, and its ETag.
+
+        Args:
+            key: of the object.
+            begin: first byte.
+            count: how many.
+            etag: that it must have, or the server answers with an error in THERE_ALREADY.
+        """
+        only: dict[str, str] = {"IfMatch": etag} if etag else {}
         try:
-            answer = await self.call("get_object", Key=key, Range=f"bytes={begin}-{begin + count - 1}")
+            answer = await self.call("get_object", Key=key, Range=f"bytes={begin}-{begin + count - 1}", **only)
         except Exception as error:
             # An empty object has no byte 0.
             if begin == 0 and s3_answers.code_of(error) in ("InvalidRange", "416"):
-                return b"", 0
+                answer = await self.call("head_object", Key=key)
+                if answer["ContentLength"]:
+                    raise EOFError("the object is another one by now") from error
+                return b"", 0, str(answer.get("ETag", ""))
             raise
         async with answer["Body"] as body:
             data = await body.read()
@@ -123,7 +135,7 @@ class Bucket:
             data = data[:count]
         if len(data) != min(count, total - begin):
             raise EOFError(f"{len(data)} bytes of {count} came")
-        return data, total
+        return data, total, str(answer.get("ETag", ""))
 
     def listed(self, method: str, what: str, *markers: str, **arguments: Any) -> Iterator[tuple[dict[str, Any], Any]]:
         """(item, the server's time) over all pages of a listing.
@@ -153,7 +165,7 @@ async def _patiently(make: Callable[[], Awaitable[_Result]], attempts: int) -> _
     for number in range(attempts):
         try:
             # aiohttp has no bound of its own on a server that stops reading.
-            return await asyncio.wait_for(make(), _LONGEST_REQUEST)
+            return await asyncio.wait_for(make(), _LONGEST - (time.monotonic() - began))
         except Exception as error:
             late = time.monotonic() - began > _LONGEST_TRYING
             if number == attempts - 1 or late or not s3_answers.passing(error):

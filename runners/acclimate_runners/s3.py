@@ -4,8 +4,9 @@ Layout as in the folder: PREFIX/ab/cdef…, one object a blob.
 
 - Nothing partial is visible: S3 shows an object once its one request, or the last request of a multipart upload, has succeeded. An upload
   in parts is completed only if its bytes are those declared; bytes without a declared digest are first written to `folder`.
-- Who gets a blob looks twice before it is put into quarantine/: what was changed on the way, not where it lies, is read again.
-- Requests that fail in passing are made again for some seconds (bucket.py); then blobs_unreachable.
+- Who gets a blob looks twice before it is put into quarantine/: what was changed on the way, not where it lies, is read again. What was
+  stored again meanwhile has another ETag, and stays where it is.
+- Requests that fail in passing are made again for a minute at most (bucket.py); then blobs_unreachable.
 - Credentials are those of the machine that uses the store: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or another of the standard ways.
   A pickled store holds none.
 
@@ -15,26 +16,26 @@ AbortMultipartUpload, ListMultipartUploadParts and ListBucketMultipartUploads.
 
 import hashlib
 import io
-import time
 import uuid
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, TypeVar, cast
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import s3_answers, s3_uploads
-from acclimate_runners.blobs import MARKER, Incoming, space, written
+from acclimate_runners.blobs import MARKER, Incoming, space, swept, written
 from acclimate_runners.bucket import Bucket
+from acclimate_runners.s3_reading import Exchanged, Reader
+from acclimate_runners.s3_reading import found as found_at
 
 _CHUNK = 1 << 20
 _PIECE = 8 << 20
 _READ_AHEAD = 3
-_LOOKS = 2
+_LOOKS, _TURNS, _PROBES = 2, 3, 4
+_Result = TypeVar("_Result")
 
 
 def at(place: str, *, endpoint: str, scratch: Path) -> "S3Blobs":
@@ -90,15 +91,32 @@ class S3Blobs:
         Raises:
             Refusal: blob_unknown, blobs_unreachable.
         """
-        return int(self.bucket.ask("head_object", digest=digest, Key=self.bucket.key(digest))["ContentLength"])
+        key = self.bucket.key(digest)
+        try:
+            answer = self.bucket.begin(lambda: self.bucket.call("head_object", Key=key)).result()
+        except Exception as error:
+            if s3_answers.code_of(error) != s3_answers.BARE:
+                raise self.bucket.refusal(error) from error
+            # Another kind of request gets the reason, too: the blob may be missing, or the whole bucket.
+            return self._range(key, 1, digest)[1]
+        return int(answer["ContentLength"])
 
     def open(self, digest: str) -> BinaryIO:
-        """The blob's bytes for reading from the beginning, not re-hashed, a few pieces of 8 MiB in memory.
+        """The blob's bytes for reading from the beginning, not re-hashed.
 
         Raises:
             Refusal: blob_unknown, blobs_unreachable.
         """
-        return cast(BinaryIO, io.BufferedReader(_Reader(self._pieces(digest, ahead=1)), _CHUNK))
+        return self.sized(digest)[0]
+
+    def sized(self, digest: str) -> tuple[BinaryIO, int]:
+        """As open, with the size, by one request; about 2 MiB in memory, and nothing is asked for before it is read.
+
+        Raises:
+            Refusal: blob_unknown, blobs_unreachable.
+        """
+        found = found_at(self.bucket, digest, ahead=0, piece=_CHUNK)
+        return cast(BinaryIO, io.BufferedReader(Reader(found.pieces, str(self.bucket)), 1 << 16)), found.size
 
     @contextmanager
     def local(self, digest: str, *, first: int | None = None) -> Iterator[Path]:
@@ -112,7 +130,7 @@ class S3Blobs:
             if first is None:
                 self.get(digest, path)
             else:
-                data, total = self._range(self.bucket.key(digest), first, digest)
+                data, total, _ = self._range(self.bucket.key(digest), first, digest)
                 with written(path) as target:
                     target.write(data)
                     target.truncate(total)
@@ -126,13 +144,27 @@ class S3Blobs:
         Raises:
             Refusal: blob_unknown, blob_corrupt, blobs_unreachable.
         """
-        found = ""
-        for _ in range(_LOOKS):
-            data = b"".join(self._pieces(digest, ahead=_READ_AHEAD))
-            found = digests.of_bytes(data)
-            if found == digest:
-                return data
-        raise self._set_aside(digest, found)
+
+        def look(pieces: Iterator[bytes]) -> tuple[bytes, str]:
+            data = b"".join(pieces)
+            return data, digests.of_bytes(data)
+
+        return self._looked(digest, look)
+
+    def check(self, digest: str) -> None:
+        """Re-hash the blob.
+
+        Raises:
+            Refusal: blob_unknown, blob_corrupt, blobs_unreachable.
+        """
+
+        def look(pieces: Iterator[bytes]) -> tuple[None, str]:
+            state = hashlib.sha256()
+            for piece in pieces:
+                state.update(piece)
+            return None, "sha256:" + state.hexdigest()
+
+        self._looked(digest, look)
 
     def get(self, digest: str, to: Path) -> None:
         """Copy the blob to a file, re-hashing it; the file appears whole or not at all.
@@ -140,18 +172,20 @@ class S3Blobs:
         Raises:
             Refusal: blob_unknown, blob_corrupt, no_space, blobs_unreachable.
         """
-        found = ""
-        for _ in range(_LOOKS):
-            with suppress(_Otherwise), written(to) as target:
+
+        def look(pieces: Iterator[bytes]) -> tuple[None, str]:
+            found = ""
+            with suppress(_OtherBytes), written(to) as target:
                 state = hashlib.sha256()
-                for piece in self._pieces(digest, ahead=_READ_AHEAD):
+                for piece in pieces:
                     state.update(piece)
                     target.write(piece)
                 found = "sha256:" + state.hexdigest()
-                if found == digest:
-                    return
-                raise _Otherwise
-        raise self._set_aside(digest, found)
+                if found != digest:
+                    raise _OtherBytes
+            return None, found
+
+        self._looked(digest, look)
 
     # ---- writing -----------------------------------------------------------------------------------------------------
 
@@ -207,7 +241,7 @@ class S3Blobs:
         return s3_uploads.Sent(self, digest=digest, size=size)
 
     def sweep(self, *, older_than: float = 3600.0) -> int:
-        """Give up uploads in parts that nobody continues, and remove what crashed processes left in tmp/ and `folder`.
+        """Give up uploads in parts that nobody continues, and remove what crashed processes left in tmp/.
 
         Args:
             older_than: seconds, by the server's clock, since the last part came.
@@ -216,11 +250,6 @@ class S3Blobs:
             Refusal: blobs_unreachable.
         """
         removed = 0
-        for path in self.folder.glob("*"):
-            with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > older_than:
-                    path.unlink()
-                    removed += 1
         for found, now in self.bucket.listed(
             "list_multipart_uploads", "Uploads", "KeyMarker", "UploadIdMarker", Prefix=self.bucket.prefix
         ):
@@ -240,6 +269,10 @@ class S3Blobs:
                 self.bucket.ask("delete_object", Key=found["Key"])
                 removed += 1
         return removed
+
+    def sweep_local(self, *, older_than: float = 3600.0) -> int:
+        """Remove what crashed processes left in `folder`."""
+        return swept(self.folder, older_than=older_than)
 
     def free(self) -> None:
         """Nobody can say how much a bucket still takes."""
@@ -300,31 +333,38 @@ class S3Blobs:
         """
         key, data = f"{self.bucket.prefix}tmp/probe-{uuid.uuid4().hex}", uuid.uuid4().bytes
         try:
-            self._twice("put_object", Key=key, Body=data)
+            self._a_few_times("put_object", Key=key, Body=data)
         except Exception as error:
-            raise self.bucket.refusal(error, doing="write", reads=self._reads()) from error
+            reads = False
+            with suppress(Refusal):
+                reads = self._lists()
+            raise self.bucket.refusal(error, doing="write", reads=reads) from error
         try:
-            found, _ = self.bucket.begin(lambda: self.bucket.range(key, 0, _CHUNK), attempts=_LOOKS).result()
+            found, *_ = self.bucket.begin(lambda: self.bucket.range(key, 0, _CHUNK), attempts=_PROBES).result()
         except Exception as error:
             raise self.bucket.refusal(error, doing="read") from error
         if found != data:
             raise Refusal("blobs_unreachable", f"{self.bucket} gave back other bytes than were written")
         try:
-            self._twice("delete_object", Key=key)
+            self._a_few_times("delete_object", Key=key)
         except Exception as error:
             raise self.bucket.refusal(error, doing="delete") from error
-        if not self._reads():
+        if not self._lists():
             sentence = (
                 f"{self.bucket}: the login may not list the bucket, so that a missing object looks like a forbidden one"
             )
             raise Refusal("blobs_unreachable", sentence, hint="allow it s3:ListBucket on the bucket")
 
-    def _reads(self) -> bool:
-        """Whether a missing object is told to be missing."""
+    def _lists(self) -> bool:
+        """Whether a missing object is told to be missing, and not to be forbidden."""
+        nothing = self.bucket.prefix + "tmp/nothing"
         try:
-            self.bucket.begin(lambda: self.bucket.range(self.bucket.prefix + "tmp/nothing", 0, 1), attempts=1).result()
+            self.bucket.begin(lambda: self.bucket.range(nothing, 0, 1), attempts=_PROBES).result()
         except Exception as error:
-            return s3_answers.code_of(error) == "NoSuchKey"
+            if s3_answers.code_of(error) in s3_answers.DENIED:
+                return False
+            if s3_answers.code_of(error) != s3_answers.NO_KEY:
+                raise self.bucket.refusal(error, doing="read") from error
         return True
 
     def stored(self, digest: str, size: int) -> bool:
@@ -340,76 +380,70 @@ class S3Blobs:
                 raise
             return False
 
-    def _set_aside(self, digest: str, found: str) -> Refusal:
-        aside = f"{self.bucket.prefix}quarantine/{digest[7:]}-{uuid.uuid4().hex[:8]}"
-        source = self.bucket.key(digest)
+    def _looked(self, digest: str, look: Callable[[Iterator[bytes]], tuple[_Result, str]]) -> _Result:
+        """What a look at the blob's bytes gives, once it finds its digest; what doesn't, twice, is set aside.
+
+        Raises:
+            Refusal: blob_unknown, blob_corrupt, blobs_unreachable.
+        """
+        for _ in range(_TURNS):
+            found = etag = ""
+            for _ in range(_LOOKS):
+                opened = found_at(self.bucket, digest, ahead=_READ_AHEAD, piece=_PIECE)
+                with suppress(Exchanged):
+                    result, found = look(opened.pieces)
+                    etag = opened.etag
+                    if found == digest:
+                        return result
+            if found:
+                self._set_aside(digest, found, etag=etag)
+        raise Refusal(
+            "blobs_unreachable", f"{self.bucket}: blob {digest} is stored anew again and again while it is read"
+        )
+
+    def _set_aside(self, digest: str, found: str, *, etag: str) -> None:
+        """Move the object that was read into quarantine/; returns where another one is in its place by now.
+
+        Raises:
+            Refusal: blob_corrupt.
+        """
+        aside, source = f"{self.bucket.prefix}quarantine/{digest[7:]}-{uuid.uuid4().hex[:8]}", self.bucket.key(digest)
+        done = f"the object was moved to {aside}"
         try:
-            self.bucket.wait(self.bucket.begin(lambda: self.bucket.copy(source, aside)), digest)
-            self.bucket.ask("delete_object", Key=self.bucket.key(digest))
-            done = f"the object was moved to {aside}"
-        except Refusal as refusal:
-            done = f"the object could not be set aside: {refusal.sentence}"
-        return Refusal(
+            self.bucket.begin(lambda: self.bucket.copy(source, aside, etag=etag)).result()
+            self._delete(source, etag=etag)
+        except Exchanged:
+            return
+        except Exception as error:
+            if s3_answers.code_of(error) in s3_answers.THERE_ALREADY:
+                return
+            if s3_answers.code_of(error) not in s3_answers.MISSING:
+                done = f"the object could not be set aside: {self.bucket.refusal(error).sentence}"
+        raise Refusal(
             "blob_corrupt",
             f"blob {digest} holds bytes that hash to {found}; {done}",
             hint="store the bytes again from where they came; check the server's disks",
         )
 
-    def _pieces(self, digest: str, *, ahead: int) -> Iterator[bytes]:
-        """The blob's bytes in order, up to `ahead` pieces asked for before they are needed; asks for the first one at once."""
-        key = self.bucket.key(digest)
-        first, total = self._range(key, _PIECE, digest)
-        return self._following(digest, first, total, ahead=ahead)
+    def _delete(self, key: str, *, etag: str) -> None:
+        """Delete an object, if it still has the ETag; raises Exchanged where it hasn't."""
+        # Not every server knows a condition on a deletion, and some pass over it: so it is also asked before.
+        answer = self.bucket.begin(lambda: self.bucket.call("head_object", Key=key)).result()
+        if answer.get("ETag") != etag:
+            raise Exchanged
+        try:
+            self.bucket.begin(lambda: self.bucket.call("delete_object", Key=key, IfMatch=etag)).result()
+        except Exception as error:
+            if s3_answers.code_of(error) not in s3_answers.NOT_OFFERED:
+                raise
+            self.bucket.begin(lambda: self.bucket.call("delete_object", Key=key)).result()
 
-    def _range(self, key: str, count: int, digest: str) -> tuple[bytes, int]:
+    def _range(self, key: str, count: int, digest: str) -> tuple[bytes, int, str]:
         return self.bucket.wait(self.bucket.begin(lambda: self.bucket.range(key, 0, count)), digest)
 
-    def _twice(self, method: str, **arguments: Any) -> None:
-        self.bucket.begin(lambda: self.bucket.call(method, **arguments), attempts=_LOOKS).result()
-
-    def _following(self, digest: str, first: bytes, total: int, *, ahead: int) -> Iterator[bytes]:
-        key, asked = self.bucket.key(digest), deque[Future[tuple[bytes, int]]]()
-
-        def ask(begin: int) -> None:
-            asked.append(self.bucket.begin(lambda: self.bucket.range(key, begin, min(_PIECE, total - begin))))
-
-        begins = iter(range(len(first), total, _PIECE))
-        try:
-            yield first
-            for begin in begins:
-                ask(begin)
-                if len(asked) > ahead:
-                    yield self.bucket.wait(asked.popleft(), digest)[0]
-            while asked:
-                yield self.bucket.wait(asked.popleft(), digest)[0]
-        finally:
-            for future in asked:
-                future.cancel()
+    def _a_few_times(self, method: str, **arguments: Any) -> None:
+        self.bucket.begin(lambda: self.bucket.call(method, **arguments), attempts=_PROBES).result()
 
 
-class _Otherwise(Exception):
+class _OtherBytes(Exception):
     """The bytes are not those of the digest."""
-
-
-class _Reader(io.RawIOBase):
-    """A stream over pieces."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces, self._rest = pieces, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return 0
-            self._rest = memoryview(piece)
-        count = min(len(buffer), len(self._rest))
-        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
-        return count
-
-    def close(self) -> None:
-        cast(Any, self._pieces).close()
-        super().close()

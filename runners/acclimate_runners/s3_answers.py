@@ -11,7 +11,10 @@ from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 
 from acclimate_competitions.errors import Refusal
 
-MISSING = frozenset({"NoSuchKey", "NoSuchUpload", "404"})
+NO_KEY = "NoSuchKey"
+BARE = "404"
+"""What a HEAD says of a missing object, of a missing bucket, and of an address that is no S3: its answer has no body."""
+MISSING = frozenset({NO_KEY, "NoSuchUpload", BARE})
 THERE_ALREADY = frozenset({"PreconditionFailed", "412"})
 NOT_OFFERED = frozenset({"NotImplemented", "501", "InvalidArgument", "InvalidRequest"})
 _PASSING = frozenset(
@@ -42,7 +45,7 @@ _LOGIN = frozenset(
         "InvalidSecurity",
     }
 )
-_DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "AccessForbidden", "MethodNotAllowed", "403"})
+DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "AccessForbidden", "MethodNotAllowed", "403"})
 _REGION = frozenset(
     {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 )
@@ -122,7 +125,7 @@ def _cause(error: BaseException, code: str, *, bucket: str, doing: str, reads: b
             f"the login is refused ({code})",
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of this process to a login that the server knows",
         )
-    if code in _DENIED:
+    if code in DENIED:
         said = {"write": "written", "read": "read", "delete": "deleted"}.get(doing)
         what = f"nothing may be {said} with this login" if said else "the login may not do this"
         what += ", it may only read" if reads and doing == "write" else ""

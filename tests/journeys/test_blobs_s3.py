@@ -193,6 +193,53 @@ def test_without_s3fs_a_bucket_is_refused_with_what_to_install(tmp_path: Path, m
     assert "s3fs" in found.sentence and "pip install" in found.hint
 
 
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+def test_what_was_stored_again_meanwhile_is_not_set_aside(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs: Blobs = blobs_at(str(tmp_path / "blobs"), scratch=tmp_path)
+    digest = digests.of_bytes(b"right")
+    file = tmp_path / "blobs" / digest[7:9] / digest[9:]
+    place: Place | None = request.getfixturevalue("s3_place") if kind == "s3" else None
+    if place is not None:
+        blobs = at(place, tmp_path)
+    client = place.server.client() if place is not None else None
+    key = f"{place.prefix}{digest[7:9]}/{digest[9:]}" if place is not None else ""
+    blobs.put_bytes(b"right")
+
+    def store(data: bytes) -> None:
+        if client is not None:
+            client.put_object(Bucket=BUCKET, Key=key, Body=data)
+        else:
+            file.unlink()
+            file.write_bytes(data)
+
+    store(b"wrong")
+    of_bytes, looks = digests.of_bytes, 2 if kind == "s3" else 1
+
+    def last_look(data: bytes) -> str:
+        nonlocal looks
+        looks -= data == b"wrong"
+        if data == b"wrong" and not looks:
+            # The reader has looked for the last time; before it sets anything aside, the bytes come again.
+            store(b"right")
+        return of_bytes(data)
+
+    monkeypatch.setattr(digests, "of_bytes", last_look)
+    assert blobs.read(digest) == b"right" and looks == 0
+    blobs.check(digest)
+    assert blobs.has(digest)
+
+
+def test_a_blob_is_checked_without_a_copy(blobs: Blobs) -> None:
+    digest = blobs.put_bytes(LARGE)
+    blobs.check(digest)
+    stream, size = blobs.sized(digest)
+    with stream:
+        assert size == len(LARGE) and stream.read() == LARGE
+    refused("blob_unknown", lambda: blobs.check(digests.of_bytes(b"nothing")))
+
+
 # ---- of the server -------------------------------------------------------------------------------------------------
 
 
@@ -380,3 +427,41 @@ def test_200_mb_take_no_more_memory_than_40(s3_place: Place, tmp_path: Path) -> 
         assert done.returncode == 0, done.stderr
         peaks.append(int(done.stdout))
     assert peaks[1] < 1.25 * peaks[0]
+
+
+def test_a_download_is_of_one_object(s3_place: Place, s3: Blobs) -> None:
+    digest = s3.put_bytes(LARGE)
+    stream, _ = s3.sized(digest)
+    with stream:
+        stream.read(MB)
+        key = f"{s3_place.prefix}{digest[7:9]}/{digest[9:]}"
+        s3_place.server.client().put_object(Bucket=BUCKET, Key=key, Body=LARGE[::-1])
+        assert "meanwhile" in refused("blobs_unreachable", stream.read).sentence
+
+
+def test_a_bucket_that_is_gone_is_no_missing_blob(s3_place: Place, tmp_path: Path) -> None:
+    blobs, digest = at(s3_place, tmp_path, place="s3://gone/a"), digests.of_bytes(b"abc")
+    for call in (blobs.has, blobs.size, blobs.read, blobs.sized):
+        found = refused("blobs_unreachable", lambda call=call: call(digest))  # type: ignore[misc]
+        assert "the bucket gone does not exist" in found.sentence
+
+
+def test_a_probe_that_meets_one_503_is_no_matter(s3_place: Place, tmp_path: Path) -> None:
+    gate = Gate(s3_place.server)
+    blobs = at(s3_place, tmp_path, endpoint=gate.endpoint)
+    lists = blobs._lists  # type: ignore[attr-defined]
+    gate.refuse = 2
+    assert lists() and gate.refuse == 0
+    gate.refuse = 10_000
+    found = refused("blobs_unreachable", lists)
+    gate.close()
+    assert "503" in found.sentence and "ListBucket" not in found.sentence + found.hint
+
+
+def test_leftovers_on_this_machine_are_swept_apart(s3: Blobs) -> None:
+    old = s3.scratch / "old"
+    old.write_bytes(b"holdout")
+    os.utime(old, (0, 0))
+    (s3.scratch / "young").write_bytes(b"")
+    assert s3.sweep() == 0 and s3.sweep_local() == 1
+    assert [path.name for path in s3.scratch.iterdir()] == ["young"]

@@ -158,3 +158,50 @@ def test_a_full_disk_is_a_refusal_and_nothing_is_lost(tmp_path: Path, how: str) 
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["no_space", "no_space", "True", "1"], done.stderr
     assert resource.getrlimit(resource.RLIMIT_FSIZE) == (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
+def test_only_their_owner_may_read_blobs_wherever_they_lie(tmp_path: Path) -> None:
+    code = "import os, sys; os.umask(0o022)\n" + PRIVATE
+    root = tmp_path / "shared"
+    root.mkdir(mode=0o755)
+    subprocess.run([sys.executable, "-c", code, str(root)], check=True, timeout=60)
+    modes = {path.relative_to(root).parts[0]: path.stat().st_mode & 0o777 for path in root.iterdir()}
+    assert set(modes) > {"tmp", "quarantine"} and set(modes.values()) == {0o700}
+    blobs = [path for path in root.glob("[0-9a-f][0-9a-f]/*")]
+    assert blobs and {path.stat().st_mode & 0o777 for path in blobs} == {0o400}
+
+
+PRIVATE = """
+from pathlib import Path
+from acclimate_competitions.errors import Refusal
+from acclimate_runners.blobs import FolderBlobs
+blobs = FolderBlobs(Path(sys.argv[1]))
+kept, lost = blobs.put_bytes(b"kept"), blobs.put_bytes(b"lost")
+blobs.path(lost).unlink()
+blobs.path(lost).write_bytes(b"wrong")
+try:
+    blobs.read(lost)
+except Refusal:
+    pass
+"""
+
+PROBES = """
+import resource, signal, sys
+from pathlib import Path
+from acclimate_competitions.errors import Refusal
+from acclimate_runners.blobs import FolderBlobs
+blobs = FolderBlobs(Path(sys.argv[1]))
+blobs.probe()
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+for _ in range(3):
+    try:
+        blobs.probe()
+    except Refusal as refusal:
+        print(refusal.code)
+print(len(list(blobs.scratch.iterdir())))
+"""
+
+
+def test_a_probe_of_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", PROBES, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["no_space"] * 3 + ["0"], done.stderr

@@ -1,22 +1,22 @@
 """Routes about rounds that read: where a round stands, its files, records, stages, results."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
-from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.responses import FileResponse
 
 from acclimate.api.access import Guarded
 from acclimate.api.answers import RECORD, AnyCaller, Here, RoundId, answers
+from acclimate.api.downloads import Download
 from acclimate.api.state import Services
 from acclimate.service import finding, publish, reading
 from acclimate.service.accounts import Account
 from acclimate_competitions.errors import Refusal
 
 router = APIRouter(route_class=Guarded, tags=["rounds"])
-_PIECE = 1 << 20
 Start = Annotated[int, Query(ge=0, le=2**53 - 1)]
 Limit = Annotated[int | None, Query(ge=1, le=2**31 - 1)]
 _SUMMARY = {
@@ -79,15 +79,8 @@ def definition(round_id: RoundId, here: Here) -> Response:
 def public_file(round_id: RoundId, name: str, here: Here) -> Response:
     """Such as splits/digit/preparation.parquet or tokenizer.json."""
     digest = reading.public_file(here.store, round_id, name)
-    stream = here.store.blobs.open(digest)
-
-    def pieces() -> Iterator[bytes]:
-        with stream:
-            while piece := stream.read(_PIECE):
-                yield piece
-
-    headers = {"Content-Length": str(here.store.blobs.size(digest)), "ETag": f'"{digest}"'}
-    return StreamingResponse(pieces(), media_type="application/octet-stream", headers=headers)
+    stream, size = here.store.blobs.sized(digest)
+    return Download(stream, size, lane=here.downloads, headers={"ETag": f'"{digest}"'})
 
 
 @router.get("/v1/rounds/{round_id}/records", summary="The round's log records", responses=answers([RECORD]))
@@ -191,7 +184,8 @@ def _made(
             raise Refusal("busy", sentence, hint="the same request again in a moment will do")
         try:
             if not path.exists():
-                folder.mkdir(parents=True, exist_ok=True)
+                for made in (folder.parent, folder):
+                    made.mkdir(parents=True, exist_ok=True, mode=0o700)
                 draft = folder / f".draft-{file}"
                 make(here, state.id, draft)
                 draft.replace(path)

@@ -2,9 +2,11 @@
 
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 
 from fastapi import Request
 
+from acclimate.api import downloads
 from acclimate.api.lane import Lane
 from acclimate.config import Settings
 from acclimate.health import Health
@@ -22,6 +24,7 @@ class Services:
         begun: set once the application may serve.
         lane: threads for work on blobs, apart from the others.
         looks: threads for whoever asks how the server is.
+        downloads: places and threads of what is streamed out of the blobs.
         making: held while a bundle or report is made, so that it is made once.
     """
 
@@ -34,6 +37,7 @@ class Services:
     begun: threading.Event = field(default_factory=threading.Event)
     lane: Lane = field(default_factory=Lane)
     looks: Lane = field(default_factory=Lane)
+    downloads: Lane = field(default_factory=partial(Lane, downloads.OPEN))
     making: threading.Lock = field(default_factory=threading.Lock)
 
 

@@ -1,5 +1,7 @@
 """Uploads: streamed to the blobs piece by piece, in constant memory; limits hold before the first byte is read."""
 
+import logging
+
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
@@ -7,6 +9,7 @@ from acclimate.api.state import Services
 from acclimate_competitions.errors import Refusal
 
 _PIECE = 1 << 20
+_log = logging.getLogger(__name__)
 _SPARE = 64 << 20
 
 
@@ -54,6 +57,10 @@ def _check_space(services: Services, size: int) -> None:
         raise Refusal("upload_mismatch", f"the upload has {size} bytes, this server takes {limit} at most")
     free = services.store.blobs.free()
     if free is not None and size + _SPARE > free:
+        # How much is free is the operator's to know.
+        _log.error("an upload of %d bytes was refused: %d bytes are free for blobs", size, free)
         raise Refusal(
-            "no_space", f"the upload has {size} bytes, {free} are free", hint="free some space and send it again"
+            "no_space",
+            f"the upload has {size} bytes, for which there is no room",
+            hint="tell the operator; send it later",
         )

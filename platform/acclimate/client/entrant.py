@@ -27,6 +27,7 @@ from acclimate_runners.reading import ModelFacts
 DEFINITION_FILE = "competition.toml"
 FINAL = ("accepted", "refused", "forfeited", "withdrawn")
 FIRST_LOOK, SLOWEST_LOOK = 0.2, 2.0
+_SENDINGS = 3
 
 Say = Callable[[str], None]
 
@@ -177,8 +178,7 @@ def submit(
     mine = _receipt(client, keys, mine, vkey=vkey, request=committed)
     say(f"committed as log entry {mine.committed}; receipt {keys.folder / 'receipts' / mine.receipt}")
     if mine.state == "uploading":
-        _upload(client, mine, model, missing=answer["missing"], progress=progress)
-        outcome = client.complete(mine.submission)
+        outcome = _sent(client, mine, model, missing=answer["missing"], progress=progress)
         mine = _keep(keys, mine, state=outcome["state"], reason=outcome.get("reason") or "")
     mine = refresh(client, keys, mine)
     if wait and mine.state not in FINAL:
@@ -432,6 +432,23 @@ def _receipt(client: Client, keys: Keys, mine: Submission, *, vkey: str, request
             )
         files.save_receipt(client, path, index=index, vkey=vkey, request=request)
     return _keep(keys, mine, receipt=name)
+
+
+def _sent(
+    client: Client, mine: Submission, model: Path, *, missing: Sequence[str], progress: Progress | None
+) -> dict[str, Any]:
+    """Upload what is missing and say that all is there; what the server has lost since is sent again, a few times."""
+    for left in reversed(range(_SENDINGS)):
+        _upload(client, mine, model, missing=missing, progress=progress)
+        try:
+            return client.complete(mine.submission)
+        except Refusal as refusal:
+            if refusal.code != "upload_mismatch" or not left:
+                raise
+            missing = client.submission(mine.submission)["missing"]
+            if not missing:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _upload(

@@ -186,8 +186,13 @@ def _check_seal(store: Store, state: Round, fields: Mapping[str, Any], envelopes
     digest = fields["ciphertext"]
     if not store.blobs.has(digest):
         raise Refusal("blob_unknown", f"the ciphertext {digest} was not uploaded", hint="PUT /v1/blobs/{digest} first")
-    with store.blobs.local(digest) as ciphertext:
-        sealing.check_ciphertext(ciphertext, fields)
+    try:
+        with store.blobs.local(digest) as ciphertext:
+            sealing.check_ciphertext(ciphertext, fields)
+    except Refusal:
+        # The organizer's fault only where these are the bytes that were sent.
+        store.blobs.check(digest)
+        raise
     shares, custodians = fields["shares"], state.defined["custodians"]
     problems = []
     if [(s["index"], s["to"]) for s in shares] != [(i, c["name"]) for i, c in enumerate(custodians, start=1)]:

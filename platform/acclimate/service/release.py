@@ -184,13 +184,8 @@ def open_holdout(store: Store, settings: Settings, round_id: str) -> bool:
     try:
         with tempfile.TemporaryDirectory(dir=_work(settings), prefix=_OPENING) as folder:
             found = Path(folder) / "holdout"
-            try:
-                # 1, 2
-                opened = _open(store, state, fields, documents, found, rehearsal=False)
-            except Refusal:
-                # Whose fault? A blob that no longer has its digest is put aside here, and that is what is told.
-                store.blobs.get(fields["ciphertext"], Path(folder) / "ciphertext")
-                raise
+            # 1, 2
+            opened = _open(store, state, fields, documents, found, rehearsal=False)
             # 3
             _check_usable(store, state, {name: found / name for name in sorted(opened.files)})
             # 4
@@ -224,8 +219,13 @@ def _open(
     contents = [document for _, document in documents]
     custody.consistent(contents, commitments, k=state.threshold, n=len(commitments), rehearsal=rehearsal)
     secret = custody.recover([custody.parse_document(document, rehearsal=rehearsal) for document in contents])
-    with store.blobs.local(fields["ciphertext"]) as ciphertext:
-        return sealing.open_(ciphertext, secret, out, round_id=state.id, fields=fields)
+    try:
+        with store.blobs.local(fields["ciphertext"]) as ciphertext:
+            return sealing.open_(ciphertext, secret, out, round_id=state.id, fields=fields)
+    except Refusal:
+        # Whose fault? A blob that no longer has its digest is put aside here, and that is what is told.
+        store.blobs.check(fields["ciphertext"])
+        raise
 
 
 def _check_usable(store: Store, state: Round, files: Mapping[str, Path]) -> None:

@@ -4,12 +4,13 @@ A submission's life: uploading (its commitment is logged) → checking (all file
 reason; withdrawn by its entrant before the close; forfeited where the close came first.
 """
 
+import logging
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Row, delete, insert, select, update
 
 from acclimate.service import finding, manifests, names, quota
 from acclimate.service.accounts import Account, decode, require_signer
@@ -21,6 +22,9 @@ from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import format_time
 from acclimate_runners.jobs import Limits
 
+LOST = frozenset({"blob_unknown", "blob_corrupt"})
+"""What is said of a blob that this server has lost."""
+_log = logging.getLogger(__name__)
 STATES = ("uploading", "checking", "accepted", "refused", "forfeited", "withdrawn")
 
 
@@ -230,7 +234,7 @@ def complete(store: Store, account: Account, submission: str, *, identity: Ident
         {submission, state, reason}; state is `checking`, or `refused` with the reason.
 
     Raises:
-        Refusal: submission_unknown, upload_mismatch where files are missing, round_closed.
+        Refusal: submission_unknown, upload_mismatch where files are missing, or were lost here and are missing again; round_closed.
     """
     with store.snapshot() as tx:
         row = _own(tx, account, submission)
@@ -248,7 +252,12 @@ def complete(store: Store, account: Account, submission: str, *, identity: Ident
             ],
         )
     # Reading takes time, so it is done outside any transaction; the files can't change, they are named by their digests.
+    if lost := _lost(store, row.manifest):
+        raise _forgotten(store, lost)
     reason = _inspect(store, state, row.manifest)
+    # A model is refused for its own bytes only: for those that came, not for what a disk made of them since.
+    if reason is not None and (lost := _lost(store, row.manifest, again=True)):
+        raise _forgotten(store, lost)
     with store.transaction() as tx:
         row = _own(tx, account, submission)
         if row.state == "uploading":
@@ -259,6 +268,39 @@ def complete(store: Store, account: Account, submission: str, *, identity: Ident
                 _refuse(tx, row, reason, identity=identity)
         row = _row(tx, row.id)
         return {"submission": row.id, "state": row.state, "reason": row.reason}
+
+
+def _lost(store: Store, manifest: Mapping[str, Any], *, again: bool = False) -> list[str]:
+    """Digests of files that came and are no longer stored; with `again` all are hashed again.
+
+    Raises:
+        Refusal: blobs_unreachable.
+    """
+    found = []
+    for digest in manifests.sizes_of(manifest):
+        try:
+            if again:
+                store.blobs.check(digest)
+            elif not store.blobs.has(digest):
+                found.append(digest)
+        except Refusal as refusal:
+            if refusal.code not in LOST:
+                raise
+            found.append(digest)
+    return found
+
+
+def _forgotten(store: Store, lost: list[str]) -> Refusal:
+    """Forget that these files came, so that they are missing again; what to tell the entrant, whose fault it is not."""
+    _log.error("uploaded files were lost here and must be sent again: %s", ", ".join(lost))
+    with store.transaction() as tx:
+        tx.execute(delete(uploads).where(uploads.c.digest.in_(lost)))
+    return Refusal(
+        "upload_mismatch",
+        f"{len(lost)} of the submission's files were lost on this server after they had come",
+        hint="send them again, and then say again that all are there; `acclimate submit` does so by itself",
+        problems=lost,
+    )
 
 
 def _inspect(store: Store, state: Round, manifest: Mapping[str, Any]) -> str | None:
@@ -274,7 +316,7 @@ def _inspect(store: Store, state: Round, manifest: Mapping[str, Any]) -> str | N
             }
             models.inspect(files, limits(state))
     except Refusal as refusal:
-        if refusal.status >= 500:
+        if refusal.status >= 500 or refusal.code in LOST:
             raise
         return " · ".join((refusal.sentence, *(p for p in refusal.problems if p not in refusal.sentence)))
     return None

@@ -1,0 +1,106 @@
+"""What this server has lost is nobody else's fault; and what downloads take of it."""
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import live
+import pytest
+from sqlalchemy import select
+
+from acclimate.api import downloads
+from acclimate.store import submissions
+from acclimate_competitions import digests
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[live.Live]:
+    with live.serve(tmp_path) as found:
+        yield found
+
+
+def spoil(server: live.Live, digest: str, *, how: str) -> None:
+    path = server.store.blobs.path(digest)  # type: ignore[attr-defined]
+    data = bytearray(path.read_bytes())
+    path.unlink()
+    if how == "corrupt":
+        # Still the right size, and no longer JSON or safetensors.
+        data[: len(data) // 2] = bytes(len(data) // 2)
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["gone", "corrupt"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_lost_file_is_asked_for_again_and_refuses_nobody(
+    server: live.Live, tmp_path: Path, how: str, name: str
+) -> None:
+    staged = live.open_round(server, tmp_path)
+    ada = live.enter(staged, server.actor("ada"))
+    made, files = live.commit(staged, ada, seed=1)
+    live.send_files(ada, made, files)
+    digest = digests.of_file(files[name])
+    spoil(server, digest, how=how)
+    address = f"/v1/submissions/{made['submission']}"
+    answer = ada.post(f"{address}/complete")
+    assert answer.status_code == 422 and answer.json()["code"] == "upload_mismatch", answer.text
+    assert "lost on this server" in answer.json()["detail"] and answer.json()["problems"] == [digest]
+    status = ada.get(address).json()
+    assert status["state"] == "uploading" and status["missing"] == [digest]
+    live.send_files(ada, made, {name: files[name]})
+    assert ada.post(f"{address}/complete").json()["state"] == "checking"
+    with server.store.snapshot() as tx:
+        assert tx.execute(select(submissions.c.reason)).scalars().all() == [""]
+
+
+def test_a_seal_that_was_spoilt_here_is_not_its_organizers_fault(server: live.Live, tmp_path: Path) -> None:
+    staged = live.create(server, tmp_path)
+    seal, envelopes = live.make_seal(staged)
+    spoil(server, seal["ciphertext"], how="corrupt")
+    record = server.organizer().sign("HoldoutSealed", staged.round, **seal)
+    answer = server.organizer().post(f"{staged.path}/seal", {"record": record, "envelopes": envelopes})
+    assert (answer.status_code, answer.json()["code"]) == (500, "blob_corrupt"), answer.text
+
+
+def test_a_full_disk_does_not_tell_how_much_is_free(server: live.Live) -> None:
+    size = server.settings.upload_limit - 1
+    free = server.store.blobs.free()
+    assert free is not None
+    if size < free:
+        pytest.skip("this machine's disk takes the largest upload")
+    host, port = server.url.removeprefix("http://").split(":")
+    head = (
+        f"PUT /v1/blobs/sha256:{'0' * 64} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.organizer().token}\r\n"
+    )
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"{head}Content-Length: {size}\r\nConnection: close\r\n\r\n".encode())
+        answer = connection.makefile("rb").read()
+    assert b" 507 " in answer and b" free" not in answer
+
+
+def test_so_many_downloads_at_once_and_an_idle_one_is_ended(
+    server: live.Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = live.create(server, tmp_path)
+    name = sorted(staged.fields["files"])[0]
+    big = server.store.blobs.put_bytes(bytes(32 << 20))
+    monkeypatch.setattr("acclimate.service.reading.public_file", lambda *_, **__: big)
+    monkeypatch.setattr(downloads, "STALLED", 3.0)
+    host, port = server.url.removeprefix("http://").split(":")
+    idle = []
+    for _ in range(downloads.OPEN):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((host, int(port)))
+        connection.sendall(f"GET {staged.path}/files/{name} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        idle.append(connection)
+    answer = server.anyone().get(f"{staged.path}/files/{name}")
+    assert answer.status_code == 503 and answer.json()["code"] == "busy" and int(answer.headers["Retry-After"]) > 0
+    until = time.monotonic() + 30
+    while (answer := server.anyone().get(f"{staged.path}/files/{name}")).status_code == 503:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert len(answer.content) == 32 << 20
+    for connection in idle:
+        connection.close()
