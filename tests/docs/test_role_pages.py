@@ -46,7 +46,7 @@ MUST_SHOW = {
         "custodian approve-void",
     ),
     "operators": (
-        "doctor", "up", "invite", "config", "db check", "db upgrade", "api", "dispatch", "mlflow", "plan", "status",
+        "doctor", "up", "invite", "config", "db check", "db upgrade", "db accept-loss", "api", "dispatch", "mlflow", "plan", "status",
     ),
     "auditors": ("round bundle", "verify", "receipt verify"),
 }  # fmt: skip
