@@ -49,21 +49,25 @@ def write(store: Store, blobs: Blobs, round_id: str, out: Path) -> Path:
         Refusal: phase_wrong; busy, where the log's last records get no checkpoint in time; blob_unknown, blob_corrupt.
     """
     _await_checkpoint(store, round_id)
-    with store.snapshot() as tx:
-        state = tx.round(round_id)
-        if state.phase not in (Phase.EVALUATED, Phase.PUBLISHED):
-            raise Refusal("phase_wrong", f"round {state.id} is {state.phase}: a bundle is made once it is evaluated")
-        draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}.draft")
-        try:
+    draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}.draft")
+    try:
+        with store.snapshot() as tx:
+            state = tx.round(round_id)
+            if state.phase not in (Phase.EVALUATED, Phase.PUBLISHED):
+                sentence = f"round {state.id} is {state.phase}: a bundle is made once it is evaluated"
+                raise Refusal("phase_wrong", sentence)
             writer = _Writer(draft, blobs)
             _write_log(writer, tx, state)
             _write_round(writer, tx, state)
             _write_seal(writer, tx, state)
-            _write_numbers(writer, store, tx, state)
-            writer.finish()
-            _put(draft, out)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            scores, holdout = publish.score_digests(tx, state), release.holdout_files(tx, state.id)
+        # The database need not wait for the blobs: what they are named by is known, and can't change.
+        writer.fetch()
+        _write_numbers(writer, store, state, scores, holdout=holdout)
+        writer.finish()
+        _put(draft, out)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     return out
 
 
@@ -83,7 +87,8 @@ class _Writer:
 
     def __init__(self, folder: Path, blobs: Blobs) -> None:
         self._folder, self._blobs = folder, blobs
-        folder.mkdir(parents=True)
+        self._wanted: list[tuple[str, str]] = []
+        folder.mkdir(parents=True, mode=0o700)
 
     def _path(self, name: str) -> Path:
         path = self._folder / name
@@ -100,7 +105,13 @@ class _Writer:
         self.data(name, b"".join(line + b"\n" for line in lines))
 
     def blob(self, name: str, digest: str) -> None:
-        self._blobs.get(digest, self._path(name))
+        """Note a blob that belongs in; fetch() gets it."""
+        self._wanted.append((name, digest))
+
+    def fetch(self) -> None:
+        while self._wanted:
+            name, digest = self._wanted.pop()
+            self._blobs.get(digest, self._path(name))
 
     def table(self, name: str, parts: "Iterable[pa.Table]") -> None:
         import pyarrow as pa
@@ -191,12 +202,18 @@ def _write_seal(writer: _Writer, tx: Tx, state: Round) -> None:
 # ---- the numbers ---------------------------------------------------------------------------------------------------
 
 
-def _write_numbers(writer: _Writer, store: Store, tx: Tx, state: Round) -> None:
+def _write_numbers(
+    writer: _Writer,
+    store: Store,
+    state: Round,
+    found: Mapping[tuple[str, str, str, int | None], str],
+    *,
+    holdout: Mapping[str, str],
+) -> None:
     from acclimate.verify import scores
     from acclimate_competitions import tables
 
     writer.json("prepared.json", scores.prepared_document(state))
-    found = publish.score_digests(tx, state)
     for entrant, tasks in scores.plan(state).items():
         keys = [key for task in tasks.values() for key in task]
         for key in keys:
@@ -204,13 +221,14 @@ def _write_numbers(writer: _Writer, store: Store, tx: Tx, state: Round) -> None:
         stored = [found[(entrant, protocol, task, seed)] for _, task, seed, protocol in keys]
         parts = [table_blobs.read(store.blobs, digest, tables.SCORES) for digest in stored]
         writer.table(f"scores/{entrant}.parquet", parts)
-    majority = publish.majority(store, state, release.holdout_files(tx, state.id))
+    majority = publish.majority(store, state, holdout)
     if majority:
         writer.table(f"scores/{MAJORITY}.parquet", majority)
     if state.rankings:
         writer.blob("ranking.json", state.rankings[-1][0])
     else:
         writer.json("ranking.json", publish.ranking(store, state.id).document())
+    writer.fetch()
 
 
 # ---- folder and ZIP ------------------------------------------------------------------------------------------------

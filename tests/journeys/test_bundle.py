@@ -159,3 +159,20 @@ def test_nothing_half_written_is_left_where_a_blob_is_missing(made: rounds_made.
 
 def test_the_made_definition_is_a_valid_one() -> None:
     assert definition.parse(rounds_made.DEFINITION.encode()).ranking.baselines == ("majority", "untrained")
+
+
+class Watched:
+    """A store's blobs, which look whether a snapshot of the database is held whenever one is fetched."""
+
+    def __init__(self, full: Store) -> None:
+        self._full, self.held = full, list[int]()
+
+    def get(self, digest: str, to: Path) -> None:
+        self.held.append(self._full.engine.pool.checkedout())
+        self._full.blobs.get(digest, to)
+
+
+def test_no_snapshot_is_held_while_blobs_are_fetched(full: Store, made: rounds_made.Made, tmp_path: Path) -> None:
+    watched = Watched(full)
+    bundle.write(full, watched, made.round, tmp_path / "bundle")
+    assert watched.held and set(watched.held) == {0}
