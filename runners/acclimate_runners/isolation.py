@@ -12,7 +12,10 @@ Contained, on Linux:
 
 Not contained:
 - The file system: the child runs as the same user, and could read and write what that user can. There is no chroot, no mount or
-  process namespace, no seccomp filter.
+  process namespace, no seccomp filter, no Landlock.
+- Other processes of the same user: code that ran in a child could read /proc/<pid>/environ of the worker or dispatcher that started it, and
+  with it the AWS login or a token that is kept there. PR_SET_DUMPABLE would not help where both are root, and hides a worker's memory
+  from Ray's monitor. So give worker machines a login of their own, for the blobs only, and best one that expires.
 - The GPU: a child that is given a device can use all of its memory; jobs on one GPU are not shielded from each other.
 - Memory is watched every tenth of a second and the child killed beyond its limit, because an address-space limit that is low
   enough to help breaks torch. Between two looks it may exceed the limit; a single allocation beyond it by 4 GiB fails at once

@@ -234,3 +234,18 @@ def wait_for(path: Path) -> str:
             return path.read_text()
         time.sleep(0.02)
     raise AssertionError(f"{path.name} did not come")
+
+
+def test_what_a_child_could_read_of_its_parent_is_what_the_docstring_says(tmp_path: Path) -> None:
+    """Nothing reaches it, but nothing stops it from looking: if this fails, something was contained, and the docstring should say so."""
+    _, ended = child(
+        tmp_path,
+        """
+        seen = {"own": sorted(os.environ), "parent": Path(f"/proc/{parent}/environ").read_bytes() != b""}
+        (folder / "seen.json").write_text(json.dumps(seen))
+        """,
+    )
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert ended == Ended("")
+    assert not [name for name in seen["own"] if name.startswith(("AWS_", "RAY_", "ACCLIMATE_"))]
+    assert seen["parent"] and "/proc/<pid>/environ" in str(isolation.__doc__)
