@@ -395,7 +395,7 @@ class Leader:
         pinned = self._pinned[assignment.round]
         if pinned == self._identity.code:
             return True
-        reason = f"the round is pinned to code {pinned}, this dispatcher runs {self._identity.code}"
+        reason = f"{schedule.PINNED}{pinned}, this dispatcher runs {self._identity.code}"
         hint = "start the version with which the round was made"
         # The round's status tells of it; the dispatcher of the right version takes up what is blocked.
         with self._store.transaction() as tx:

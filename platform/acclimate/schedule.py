@@ -18,6 +18,8 @@ from acclimate_runners.runner import Demand, Machine
 
 UNMET = "no machine has "
 """How placement.refusal_of begins: the reason of work that no machine of the pool can take."""
+PINNED = "the round is pinned to code "
+"""How the reason of work begins that is another version's."""
 _OVER = 1.2
 """Attempts that may be outstanding for each that fits: a few that wait, so that no machine idles until the next plan."""
 

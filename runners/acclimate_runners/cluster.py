@@ -30,6 +30,7 @@ from typing import Any
 from acclimate_competitions.errors import Refusal
 from acclimate_runners.attempts import Attempt
 from acclimate_runners.code import code_digest
+from acclimate_runners.fitness import SetAside, unfit
 from acclimate_runners.gateway import Gateway
 from acclimate_runners.jobs import Job
 from acclimate_runners.nursery import Nursery
@@ -47,6 +48,8 @@ _OBJECT_STORE = 80 << 20
 _CONNECTS = 5.0
 _STATUS = "see that `ray status` works on this machine, and that ray_address is the head's HOST:PORT"
 _TOKEN = "put the cluster's token into RAY_AUTH_TOKEN, or the path of a file that holds it into RAY_AUTH_TOKEN_PATH"
+_NODE = "ray.io/node-id"
+"""The label that Ray gives each node."""
 _TOLD_LABELS = frozenset(
     f"ray.io/{name}" for name in ("accelerator-type", "availability-region", "availability-zone", "market-type")
 )
@@ -67,7 +70,9 @@ class Attendant:
         nursery = Nursery(shared=workdir, linger=_LINGER)
         self._attempt = Attempt(name, job, blobs, work=workdir, nursery=nursery, devices=devices)
         self._asked = time.monotonic()
-        self._unfit = unfit(workdir, code)
+        from ray import get_runtime_context
+
+        self._unfit = unfit(workdir, code, machine=get_runtime_context().get_node_id())
         if self._unfit is None:
             # The attempt's thread lives as long as its child, whatever Ray does with its own threads.
             self._attempt.start()
@@ -88,20 +93,6 @@ class Attendant:
         while self._attempt.poll().state == "running" or time.monotonic() - self._asked < _UNCLAIMED:
             time.sleep(_PATIENCE)
         os._exit(0)
-
-
-def unfit(workdir: Path, code: str) -> Status | None:
-    """Why this machine can't take an attempt: it has other code than the dispatcher, or no folder for the attempt; else None."""
-    machine = os.uname().nodename
-    if code_digest() != code:
-        reason = f"the machine {machine} has other code, {code_digest()}; the dispatcher has {code}: install the same version"
-        return Status("failed", reason=reason, code="runner_failed")
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = f"the machine {machine} can't make the folder {workdir}: {error.strerror}; set node_work to one it can"
-        return Status("failed", reason=reason, code="runner_failed")
-    return None
 
 
 class RayRunner:
@@ -209,11 +200,13 @@ class Driver:
         self._workdir = workdir
         self._resources = dict(resources or {})
         self._actors: dict[str, Any] = {}
+        self._aside = SetAside()
         self._class = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 4})(Attendant)
 
     def machines(self) -> tuple[Machine, ...]:
-        """The nodes that may take an attempt; a node without CPUs takes none."""
-        able = [node for node in self._ray.nodes() if node["Alive"] and self._may_take(node["Resources"])]
+        """The nodes that may take an attempt; a node without CPUs takes none, nor does one that is set aside as unfit."""
+        alive = [node for node in self._ray.nodes() if node["Alive"] and node["NodeID"] not in self._aside.now()]
+        able = [node for node in alive if self._may_take(node["Resources"])]
         hosts = [node["NodeManagerHostname"] for node in able]
         return tuple(
             Machine(
@@ -238,13 +231,15 @@ class Driver:
         # num_cpus sets no threads: the child's environment does.
         options: dict[str, Any] = {"num_cpus": demand.cpus, "num_gpus": demand.gpus, "resources": self._resources}
         options |= {"memory": demand.memory} if demand.memory else {}
-        options |= {"label_selector": dict(demand.labels)} if demand.labels else {}
+        aside = self._aside.now()
+        labels = dict(demand.labels) | ({_NODE: f"!in({', '.join(aside)})"} if aside else {})
+        options |= {"label_selector": labels} if labels else {}
         options |= {"name": f"a/{name}", "lifetime": "detached", "get_if_exists": True}
         actor = self._class.options(**options).remote(
             name, job, blobs, self._workdir, code=code_digest(), gpus=demand.gpus > 0
         )
         self._actors = {n: a for n, a in self._actors.items() if n != name} | {name: actor}
-        return ActorHandle(ray, actor, forget=lambda: self._actors.pop(name, None))
+        return ActorHandle(ray, actor, forget=lambda: self._actors.pop(name, None), set_aside=self._aside.note)
 
     def close(self, *, keep: bool = False) -> None:
         """As RayRunner.close."""
@@ -275,8 +270,10 @@ class Driver:
 class ActorHandle:
     """An attempt in an actor."""
 
-    def __init__(self, ray: Any, actor: Any, *, forget: Callable[[], object]) -> None:
-        self._ray, self._actor, self._forget = ray, actor, forget
+    def __init__(
+        self, ray: Any, actor: Any, *, forget: Callable[[], object], set_aside: Callable[[str], object]
+    ) -> None:
+        self._ray, self._actor, self._forget, self._set_aside = ray, actor, forget, set_aside
         self._status = Status("running", what="waiting for a machine")
         self._asked: Any = None
         self._lock = threading.Lock()
@@ -308,6 +305,8 @@ class ActorHandle:
         if ready:
             asked, self._asked = self._asked, None
             self._status = self._ray.get(asked)
+            if self._status.unfit:
+                self._set_aside(self._status.unfit)
 
     def _end(self) -> None:
         # Killing the actor kills its process, and the child with it (see isolation.py).

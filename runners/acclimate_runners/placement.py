@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from acclimate_runners.runner import Demand, Machine
 
+HAS = "; the pool has "
 _STEPS = 100
 """Steps that a CPU or GPU is counted in, so that tenths add up to a whole."""
 
@@ -119,14 +120,12 @@ def described(machine: Machine) -> str:
 
 
 def refusal_of(demand: Demand, machines: Sequence[Machine]) -> str:
-    """Why no machine of a pool can take a demand, with what the pool has; empty where one can or the pool is unknown."""
+    """Why no machine of a pool can take a demand, and after HAS what the pool has, by name; empty where one can or the pool is unknown."""
     if not machines or fitting(demand, machines):
         return ""
     shown = [described(machine) for machine in machines[:5]]
     more = f" and {len(machines) - 5} more" if len(machines) > 5 else ""
-    return (
-        f"no machine has {spoken(demand).replace('on a machine with', 'with')}; the pool has {', '.join(shown)}{more}"
-    )
+    return f"no machine has {spoken(demand).replace('on a machine with', 'with')}{HAS}{', '.join(shown)}{more}"
 
 
 def _steps(count: float) -> int:

@@ -23,6 +23,7 @@ class Status:
             job_failed (our code's), cancelled, or another refusal's code.
         log: digest of the child's output, once it has ended.
         network: what the child said of its network: none, open; empty before it said anything.
+        unfit: for failed, what the runner calls the machine that can't take any attempt; empty where it isn't the machine.
     """
 
     state: Literal["running", "done", "failed"]
@@ -34,6 +35,7 @@ class Status:
     code: str = ""
     log: str = ""
     network: str = ""
+    unfit: str = ""
 
 
 @dataclass(frozen=True)

@@ -204,6 +204,16 @@ def test_a_machine_of_other_code_or_without_a_folder_says_so(cluster, with_token
         other = ended(runner.start("code/1", job, blobs, demand=Demand(labels={"code": "other"})))
         assert (other.state, other.code) == ("failed", "runner_failed")
         assert f"the machine {socket.gethostname()} has other code" in other.reason
+        # After the second time it is left alone, by what is told of the pool and by Ray.
+        assert len(runner.machines()) == 4
+        again = runner.start("code/2", job, blobs, demand=Demand(labels={"code": "other"}))
+        assert "has other code" in ended(again).reason
+        until(lambda: len(runner.machines()) == 3)
+        assert not any("code" in machine.labels for machine in runner.machines())
+        never = runner.start("code/3", job, blobs, demand=Demand(labels={"code": "other"}))
+        elsewhere = runner.start("code-else/1", job, blobs)
+        assert ended(elsewhere).state == "done" and never.poll().what == WAITING
+        never.cancel()
         folder = ended(nowhere.start("folder/1", job, blobs, demand=Demand(labels={"pool": "a"})))
         assert folder.code == "runner_failed" and "can't make the folder" in folder.reason
         assert "node_work" in folder.reason

@@ -56,9 +56,9 @@ def rounds(here: Here) -> list[dict[str, Any]]:
         }
     ),
 )
-def status(round_id: RoundId, here: Here) -> dict[str, Any]:
+def status(round_id: RoundId, here: Here, account: AnyCaller) -> dict[str, Any]:
     """`next` says in words what happens next and when; `waiting_for` what it needs; `problem` what went wrong."""
-    return reading.status(here.store, round_id)
+    return reading.status(here.store, account, round_id)
 
 
 @router.get(

@@ -12,9 +12,12 @@ from acclimate.store import Store, Tx, log_entries, outbox, rounds, share_docume
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import format_time, parse_time
+from acclimate_runners.placement import HAS
 
 _HIDING = frozenset({Phase.DRAFT, Phase.SEALED, Phase.OPEN})
 _WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
+_ENDED = frozenset({"committed", "failed"})
+_UNTOLD = "something failed of which the dispatcher's log and the round's organizer are told"
 
 
 def rounds_list(store: Store) -> list[dict[str, Any]]:
@@ -40,8 +43,8 @@ def _summary(tx: Tx, state: Round) -> dict[str, Any]:
     }
 
 
-def status(store: Store, given: str) -> dict[str, Any]:
-    """Where a round stands, what happens next and when, and what it waits for."""
+def status(store: Store, account: Account | None, given: str) -> dict[str, Any]:
+    """Where a round stands, what happens next and when, and what it waits for; what is wrong with machines only its organizer reads."""
     with store.snapshot() as tx:
         state = finding.find(tx, given)
         log = tx.execute(
@@ -49,7 +52,7 @@ def status(store: Store, given: str) -> dict[str, Any]:
         ).one()
         counting = select(stages.c.state, func.count()).where(stages.c.round == state.id)
         count = {row[0]: row[1] for row in tx.execute(counting.group_by(stages.c.state))}
-        next_ = upcoming(tx, state)
+        next_ = upcoming(tx, state, is_owner=finding.is_owner(tx, state.id, account))
         return {
             **_summary(tx, state),
             "closes_latest": state.defined["closes_latest"],
@@ -103,24 +106,34 @@ def _rehearsal(tx: Tx, state: Round) -> dict[str, Any] | None:
     return {"seal": row.seal, "received": received, "needed": state.threshold, "succeeded": row.succeeded}
 
 
-def upcoming(tx: Tx, state: Round) -> dict[str, Any]:
+def upcoming(tx: Tx, state: Round, *, is_owner: bool = False) -> dict[str, Any]:
     """What happens next: {text, at (time or None), waiting_for, problem (or None)}."""
     found = _upcoming(tx, state)
-    return found if found["problem"] is not None else found | {"problem": _blocked(tx, state) or _unmet(tx, state)}
+    if found["problem"] is not None:
+        return found
+    return found | {"problem": _blocked(tx, state, is_owner=is_owner) or _unmet(tx, state, is_owner=is_owner)}
 
 
-def _blocked(tx: Tx, state: Round) -> dict[str, str] | None:
+def _reason(row_state: str, reason: str, *, is_owner: bool) -> str:
+    """A stage's reason for whoever asks: of an outcome it is on the record; any other may name hosts, addresses and folders."""
+    if is_owner or not reason or row_state in _ENDED or reason.startswith(schedule.PINNED):
+        return reason
+    return reason.partition(HAS)[0] if reason.startswith(schedule.UNMET) else _UNTOLD
+
+
+def _blocked(tx: Tx, state: Round, *, is_owner: bool) -> dict[str, str] | None:
     """What an operator must see to before the round can go on; of a check in an open round no more than that there is one."""
     mine = (stages.c.round == state.id) & (stages.c.state == "blocked")
     if state.phase not in _WORKING or (count := tx.execute(select(func.count()).where(mine)).scalar_one()) == 0:
         return None
     sentence = f"an operator must look at this: {count} stages are blocked"
     if state.phase not in _HIDING:
-        sentence += f", one of them as {tx.execute(select(stages.c.reason).where(mine).order_by(stages.c.key).limit(1)).scalar_one()}"
+        reason = tx.execute(select(stages.c.reason).where(mine).order_by(stages.c.key).limit(1)).scalar_one()
+        sentence += f", one of them as {_reason('blocked', reason, is_owner=is_owner)}"
     return {"code": "work_blocked", "sentence": sentence}
 
 
-def _unmet(tx: Tx, state: Round) -> dict[str, str] | None:
+def _unmet(tx: Tx, state: Round, *, is_owner: bool) -> dict[str, str] | None:
     """Why no machine of the pool can take the round's work (stages.explain): it begins as soon as one joins that can."""
     mine = (stages.c.round == state.id) & (stages.c.state == "pending")
     reason = tx.execute(
@@ -128,7 +141,8 @@ def _unmet(tx: Tx, state: Round) -> dict[str, str] | None:
     ).scalar()
     if state.phase not in _WORKING or reason is None:
         return None
-    return {"code": "infeasible", "sentence": f"this waits for a machine that can take it: {reason}"}
+    told = _reason("pending", reason, is_owner=is_owner)
+    return {"code": "infeasible", "sentence": f"this waits for a machine that can take it: {told}"}
 
 
 def _upcoming(tx: Tx, state: Round) -> dict[str, Any]:
@@ -223,6 +237,7 @@ def stage_list(store: Store, account: Account | None, given: str) -> list[dict[s
     """The work of a round; whose submission a stage belongs to is hidden until the close, except from its own entrant."""
     with store.snapshot() as tx:
         state = finding.find(tx, given)
+        is_owner = finding.is_owner(tx, state.id, account)
         rows = tx.execute(
             select(stages, submissions.c.entrant, submissions.c.owner)
             .join(submissions, submissions.c.id == stages.c.submission)
@@ -251,7 +266,7 @@ def stage_list(store: Store, account: Account | None, given: str) -> list[dict[s
                 "state": row.state,
                 "attempts": row.attempts,
                 "progress": row.progress,
-                "reason": row.reason if shown else "",
+                "reason": _reason(row.state, row.reason, is_owner=is_owner) if shown else "",
                 "heartbeat": row.heartbeat,
             }
         )
