@@ -212,6 +212,33 @@ def test_whose_stage_it_is_is_hidden_until_the_close(stage):
     assert staged.live.anyone().get(f"{staged.path}/stages").json()[0]["entrant"] is None
 
 
+@pytest.mark.parametrize(
+    ("state", "reason", "told"),
+    [
+        ("blocked", "its runner was lost: nothing at 10.1.2.3:6379", "something failed"),
+        ("pending", "the machine gpu-7 can't make the folder /srv/work", "something failed"),
+        ("pending", "no machine has 8 GPUs; the pool has gpu-7 (2 GPUs)", "no machine has 8 GPUs"),
+        ("blocked", "the round is pinned to code sha256:ab", "the round is pinned to code sha256:ab"),
+        ("failed", "the model holds NaN", "the model holds NaN"),
+    ],
+)
+def test_machines_addresses_and_folders_are_not_told_to_others(stage, state, reason, told):
+    from sqlalchemy import delete, insert
+
+    from acclimate.store import stages
+
+    staged, submission = stage
+    row = {"key": "sha256:" + "a" * 64, "round": staged.round, "kind": "check", "submission": submission}
+    with staged.live.store.transaction() as tx:
+        tx.execute(delete(stages))
+        tx.execute(insert(stages), {**row, "state": state, "reason": reason})
+    (mine,) = staged.live.actors["ada"].get(f"{staged.path}/stages").json()
+    assert mine["reason"].startswith(told)
+    for path in (f"{staged.path}/stages", staged.path):
+        answers = [mine["reason"], staged.live.anyone().get(path).text]
+        assert not any(word in text for text in answers for word in ("gpu-7", "10.1.2.3", "/srv/work")), path
+
+
 # ---- accounts ------------------------------------------------------------------------------------------------------
 
 
