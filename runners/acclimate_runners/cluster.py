@@ -137,7 +137,9 @@ class RayRunner:
 
     @property
     def slots(self) -> int:
-        """How many jobs at once."""
+        """How many jobs at once; 0 while there is no machine."""
+        if not self._last:
+            return 0
         return self._slots or max(1, int(sum(machine.cpus for machine in self._last)))
 
     def machines(self) -> tuple[Machine, ...]:
