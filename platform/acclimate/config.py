@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
+from urllib.parse import urlsplit
 
 from acclimate import locks
-from acclimate.redaction import hidden
+from acclimate.redaction import hidden, place
 from acclimate_competitions.errors import Refusal
 
 DATA_VERSION = "1"
@@ -27,6 +28,7 @@ LEVELS = ("debug", "info", "warning", "error")
 _ORIGIN = re.compile(r"[A-Za-z0-9.:-]+(/[A-Za-z0-9._-]+)*")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 _URI = re.compile(r"[a-z][a-z0-9+.-]*://[^\s]+")
+_PLACES = frozenset({"database", "tracking", "artifacts", "blobs", "blobs_endpoint", "ray_address"})
 _TRACKING = ("sqlite:///", "postgresql", "mysql", "mssql", "http://", "https://", "file:")
 
 
@@ -206,8 +208,20 @@ def _tracking(value: Any, folder: Path) -> str:
     text = _text(value, folder)
     if not text.startswith(_TRACKING) or re.search(r"\s", text):
         raise ValueError("must be sqlite:///FILE, http(s)://HOST:PORT, or another database's URL")
+    if text.startswith("http") and not _is_address(text):
+        raise ValueError(
+            "is no address that can be read: characters of a password such as / ? # @ are written %2F %3F %23 %40"
+        )
     _one_at(text)
     return _sqlite(text, folder) if text.startswith("sqlite:///") else text
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return bool(parts.hostname) and parts.port != 0 and "@" not in parts.path + parts.query + parts.fragment
+    except ValueError:
+        return False
 
 
 def _endpoint(value: Any, _: Path) -> str:
@@ -301,7 +315,7 @@ def load(
             )
         except ValueError as error:
             assert layer is not None
-            problems.append(f"{name} ({origins[name]}): {_shown(layer.values[name])} {error}")
+            problems.append(f"{name} ({origins[name]}): {_refused(name, layer.values[name])} {error}")
     if problems:
         raise Refusal(
             "config_invalid",
@@ -322,9 +336,18 @@ class _Layer:
     folder: Path = Path()
 
 
-def _shown(value: Any) -> str:
-    """A refused value as a refusal may print it."""
-    return hidden(repr(value))[:300]
+def shown(name: str, value: Any) -> Any:
+    """A setting's value as it may be printed: numbers as they stand, places without logins, nothing for None."""
+    if isinstance(value, int):
+        return value
+    return "" if value is None else place(str(value)) if name in _PLACES else hidden(str(value))
+
+
+def _refused(name: str, value: Any) -> str:
+    """A value that can't be read. Of what may be a URL with a password nothing is shown: it can't be taken apart."""
+    if name in _PLACES or not isinstance(value, int | float) and not re.fullmatch(r"[\w.+/ -]{0,60}", str(value)):
+        return "its value"
+    return repr(value)
 
 
 def _folder(layers: list[_Layer], problems: list[str]) -> tuple[Path, str]:
@@ -334,7 +357,7 @@ def _folder(layers: list[_Layer], problems: list[str]) -> tuple[Path, str]:
     try:
         return _path(layer.values["data"], layer.folder.absolute()), layer.where("data")
     except ValueError as error:
-        problems.append(f"data ({layer.where('data')}): {_shown(layer.values['data'])} {error}")
+        problems.append(f"data ({layer.where('data')}): {_refused('data', layer.values['data'])} {error}")
         return Path("acclimate-data"), "default"
 
 

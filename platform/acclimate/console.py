@@ -6,6 +6,7 @@ or to a file with rotation where the settings name one. Refusals at the start ar
 `hint:` lines on standard error, for people.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from acclimate import locks
 from acclimate.config import Settings
 from acclimate.redaction import hidden
 from acclimate_competitions.errors import Refusal
@@ -73,8 +75,8 @@ def line(event: str, *, level: str = "info", at: float | None = None, **facts: A
 
 def _safe(value: Any) -> Any:
     if isinstance(value, str):
-        # Cut first, as redaction takes its time; and again, so that nothing that was cut in the middle is shown.
-        return hidden(value[: _LONGEST + 1000])[:_LONGEST]
+        # Cut last: what is cut in the middle is not recognized any more.
+        return hidden(value)[:_LONGEST]
     if isinstance(value, Mapping):
         return {str(name): _safe(inner) for name, inner in value.items()}
     return [_safe(inner) for inner in value] if isinstance(value, list | tuple) else value
@@ -96,8 +98,8 @@ class Handler(logging.Handler):
         try:
             self.write(formatted(record))
         except Exception:
-            # A line that can't be written must not end what it tells of.
-            self.handleError(record)
+            # A line that can't be made must not end what it tells of; its arguments may be secrets.
+            self.write(line("a line of the log could not be made", level="error", logger=record.name))
 
     def write(self, text: str) -> None:
         """Write one finished line."""
@@ -112,7 +114,7 @@ def formatted(record: logging.LogRecord) -> str:
     level = next((name for name in ("error", "warning", "info") if record.levelno >= _NUMBERS[name]), "debug")
     facts = dict(getattr(record, "facts", {}))
     if record.exc_info and record.exc_info[1] is not None:
-        facts["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))[-_LONGEST:]
+        facts["traceback"] = hidden("".join(traceback.format_exception(record.exc_info[1])))[-_LONGEST:]
     return line(record.getMessage(), level=level, at=record.created, logger=record.name, **facts)
 
 
@@ -123,29 +125,41 @@ class RotatingFile:
         path: the file; older ones are path.1 (the youngest) to path.N.
         size: bytes at which a new one begins.
         keep: how many older ones are kept.
+        alone: refuse another process that wants the same file so; a lock file lies beside it.
 
     Raises:
-        Refusal: config_invalid, where the file can't be made.
+        Refusal: config_invalid, where the file can't be made; busy, where another process has it.
     """
 
-    def __init__(self, path: Path, *, size: int = FILE_BYTES, keep: int = FILES) -> None:
+    def __init__(self, path: Path, *, size: int = FILE_BYTES, keep: int = FILES, alone: bool = False) -> None:
         self._path, self._size, self._keep = path, size, keep
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file = self._open()
+            # Two processes that turn one file would lose each other's lines.
+            self._held = locks.take(path.with_name(f"{path.name}.lock")) if alone else None
+            if self._held is not None or not alone:
+                self._file = self._open(path)
         except OSError as error:
             raise Refusal(
                 "config_invalid",
                 f"the log file {path} can't be written: {error.strerror}",
                 hint="name another with log_file or ACCLIMATE_LOG_FILE, or leave it out",
             ) from error
+        if alone and self._held is None:
+            raise Refusal(
+                "busy",
+                f"the log file {path} is in use by another process",
+                hint="give each process one of its own with ACCLIMATE_LOG_FILE",
+            )
 
     def write(self, text: str) -> None:
         """Add one line."""
         with _lock:
             try:
                 if self._file.tell() + len(text) >= self._size:
-                    self._turn()
+                    # Where that fails, the lines go on in the file that is full, and the next one tries again.
+                    with contextlib.suppress(OSError):
+                        self._turn()
                 self._file.write(text.encode("utf-8", "backslashreplace") + b"\n")
             except (OSError, ValueError):
                 return
@@ -153,21 +167,31 @@ class RotatingFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+        if self._held is not None:
+            self._held.close()
 
-    def _open(self) -> IO[bytes]:
-        handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    def _open(self, path: Path) -> IO[bytes]:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         opened = os.fdopen(handle, "ab", buffering=0)
         opened.seek(0, os.SEEK_END)
         return opened
 
     def _turn(self) -> None:
+        # The new file is there before the old one is left.
+        fresh = self._path.with_name(f".{self._path.name}.new")
+        opened = self._open(fresh)
+        try:
+            for number in range(self._keep - 1, 0, -1):
+                older = self._path.with_name(f"{self._path.name}.{number}")
+                if older.exists():
+                    older.replace(self._path.with_name(f"{self._path.name}.{number + 1}"))
+            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+            fresh.replace(self._path)
+        except BaseException:
+            opened.close()
+            raise
         self._file.close()
-        for number in range(self._keep - 1, 0, -1):
-            older = self._path.with_name(f"{self._path.name}.{number}")
-            if older.exists():
-                older.replace(self._path.with_name(f"{self._path.name}.{number + 1}"))
-        self._path.replace(self._path.with_name(f"{self._path.name}.1"))
-        self._file = self._open()
+        self._file = opened
 
 
 def configure(settings: Settings, *, part: str) -> None:
@@ -178,9 +202,9 @@ def configure(settings: Settings, *, part: str) -> None:
         part: api, dispatch, …; in the lines about the process itself.
 
     Raises:
-        Refusal: config_invalid, where the log file can't be written.
+        Refusal: config_invalid, where the log file can't be written; busy, where another process has it.
     """
-    file = RotatingFile(settings.log_file) if settings.log_file is not None else None
+    file = RotatingFile(settings.log_file, alone=True) if settings.log_file is not None else None
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)

@@ -11,9 +11,8 @@ import httpx
 from acclimate import config, locks, ports
 from acclimate.config import Settings
 from acclimate.doctor_machine import Finding, State, is_there, version_of
-from acclimate.redaction import hidden
+from acclimate.redaction import holds_login, place
 
-_CLOCK_WARNS = 1.0
 _PARTS = ("up", "api", "dispatcher")
 
 
@@ -34,10 +33,7 @@ def folder(settings: Settings) -> Iterator[Finding]:
         running = [f"{part} ({who})" for part in _PARTS if (who := locks.holder(settings.data / f"{part}.lock"))]
         yield Finding("data folder", "ok", f"{settings.data}; running: {', '.join(running) or 'nothing'}")
     if settings.file is not None:
-        secret = any(
-            "://" in str(settings.value(name)) and "@" in str(settings.value(name))
-            for name in ("database", "tracking", "artifacts")
-        )
+        secret = any(holds_login(str(settings.value(name))) for name in ("database", "tracking", "artifacts"))
         if secret and settings.file.stat().st_mode & 0o077:
             hint = f"chmod 600 {settings.file}, or leave the password to the environment"
             yield Finding("config file", "warning", f"{settings.file} names a login, and others may read it", hint)
@@ -51,7 +47,7 @@ def database_(settings: Settings) -> Iterator[Finding]:
     from acclimate.store import Store
     from acclimate_runners.blobs import blobs_at
 
-    shown = hidden(settings.database)
+    shown = place(settings.database)
     file = settings.database.removeprefix("sqlite:///")
     if file != settings.database and not Path(file).exists():
         yield Finding("database", "ok", f"{shown} is not there yet; the first `acclimate api` makes it")
@@ -85,7 +81,7 @@ def _clock_offset(settings: Settings, store: Any) -> Iterator[Finding]:
     from acclimate import facts
 
     offset = facts.clock_offset(store)
-    state: State = "warning" if abs(offset) > _CLOCK_WARNS else "ok"
+    state: State = "warning" if facts.clock_warning(offset) else "ok"
     hint = "keep both machines in step with NTP; decisions are by the database's clock" if state == "warning" else ""
     yield Finding("database clock", state, f"{offset * 1000:+.0f} ms against this machine's", hint)
 
@@ -147,19 +143,21 @@ def ports_(settings: Settings) -> Iterator[Finding]:
             yield Finding(f"port {port}", "ok", f"taken, while this data folder's server is running: {who or name}")
         else:
             hint = f"stop it, or choose another port with ACCLIMATE_{name.upper()}"
-            yield Finding(f"port {port}", "missing", f"taken by {who or 'another program'} ({name})", hint)
+            # Nobody asked for a default: `up` takes it only where it is free, so another is easily named.
+            state: State = "warning" if settings.origins[name] == "default" else "missing"
+            yield Finding(f"port {port}", state, f"taken by {who or 'another program'} ({name})", hint)
 
 
 def mlflow(settings: Settings) -> Iterator[Finding]:
     """Whether MLflow answers where the settings name a server."""
-    shown = hidden(settings.tracking)
+    shown = place(settings.tracking)
     if not settings.tracking.startswith(("http://", "https://")):
         yield Finding("mlflow", "ok", f"{version_of('mlflow') or 'not installed'}, tracking in {shown}")
         return
     try:
         answer = httpx.get(settings.tracking.rstrip("/") + "/health", timeout=3.0, trust_env=False)
         status = "" if answer.status_code == 200 else f"answers {answer.status_code}"
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         status = f"does not answer: {type(error).__name__}"
     hint = (
         "`acclimate mlflow` runs one; rounds go on without it, and are written there once it answers" if status else ""

@@ -1,23 +1,29 @@
-"""What must not be read by others, taken out of text that is printed or logged.
+"""What must not be read by others, taken out of what is printed or logged.
 
-The second line: whoever prints or logs leaves secrets out in the first place. Known are passwords in URLs and connection strings,
-API tokens, invitations, Authorization headers, age identities and private keys. The lengths have bounds, as the time would grow with their
-square: who writes what is logged may be a stranger.
+Two ways. A place that is known to be a URL or a folder, such as a setting, is taken apart, and only what may be read is put together again
+(`place`). Free text is the second line, as whoever prints or logs leaves secrets out in the first place: there known forms are found
+(`hidden`): logins in URLs, passwords in connection strings and in JSON, API tokens, invitations, Authorization headers, age identities and
+private keys. It takes more than is needed rather than less, in time that grows with the text's length: a stranger may have written it.
 """
 
 import re
+from urllib.parse import unquote, urlsplit
 
 _MARK = "…"
+_OPEN = frozenset(
+    {"sslmode", "application_name", "connect_timeout", "target_session_attrs", "charset", "timeout", "mode"}
+)
+"""Parameters of a URL's query whose values may be read."""
+_FILES = ("sqlite", "file")
+_SECRET = re.compile(
+    r"passw(?:or)?d|passphrase|pwd|secret|token|credential|api_?key|access_?key|private_?key", re.IGNORECASE
+)
+_KEY = re.compile(r"(?<![\w%])([\w%]++)(?:\s*+=\s*+|\\?['\"]\s*+[:=]\s*+)")
+_VALUE = re.compile(r"(?:\\?'(?:\\.|[^'\\])*+'?|\\?\"(?:\\.|[^\"\\])*+\"?)?(?:(?!&[\w%]+=)\S)*+", re.DOTALL)
+_ESCAPED = re.compile(r"(passw(?:or)?d|pwd|secret|token|credential)(\w{0,40}+%3D)(?:(?!%3B|&)\S)*+", re.IGNORECASE)
+_WORD = re.compile(r"\S++")
+_UNQUOTED_PASSWORD = re.compile(r"://[^\s/@:]*+:(?!\d+(?:\W|$))")
 _RULES = (
-    # scheme://USER:PASSWORD@HOST; to the last @, as a password may hold one that nobody escaped.
-    (re.compile(r"(\b[a-z][a-z0-9+.-]{0,40}:/{1,3}[^\s:/@?#'\"]{0,200}):[^\s'\"]{0,300}@", re.IGNORECASE), rf"\1:{_MARK}@"),
-    # The same without a scheme, such as USER:PASSWORD@HOST.
-    (re.compile(r"(?<!\w)([\w.+-]{1,200}):(?!//)[^\s'\"@]{1,300}@(?=[\w.\[-])"), rf"\1:{_MARK}@"),
-    # password=…, in queries and connection strings.
-    (
-        re.compile(r"\b(\w*(?:passw(?:or)?d|secret|token|credential)\w*)(\s*=\s*)('[^']*'|\"[^\"]*\"|[^\s&;'\"]+)", re.IGNORECASE),
-        rf"\1\2{_MARK}",
-    ),
     (re.compile(r"\b(Bearer|Basic)\s+[^\s'\"]+", re.IGNORECASE), rf"\1 {_MARK}"),
     (re.compile(r"\b(acc|inv)_[A-Za-z0-9_-]{8,}"), rf"\1_{_MARK}"),
     (re.compile(r"\bAGE-SECRET-KEY-1[0-9A-Z]+", re.IGNORECASE), _MARK),
@@ -25,8 +31,84 @@ _RULES = (
 )  # fmt: skip
 
 
+def place(text: str) -> str:
+    """A folder, or a URL's scheme, host, port and path, with "…" for its login and for the values of its query; more where in doubt."""
+    scheme, mark, _ = text.partition("://")
+    if not mark:
+        return hidden(text)
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
+        return _MARK
+    nothing = f"{scheme}://{_MARK}"
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return nothing
+    rest = "".join((parts.path, parts.query, parts.fragment))
+    if "@" in rest and scheme not in _FILES or re.search(r"\s", parts.netloc):
+        # A password that holds a character which nobody escaped: where it ends can't be told.
+        return nothing
+    login, _, host = parts.netloc.rpartition("@")
+    shown = f"{scheme}://{f'{_MARK}@' if login else ''}{host}{parts.path}"
+    if port is None and ":" in host and not host.endswith("]"):
+        return nothing
+    if parts.query:
+        shown += "?" + "&".join(_parameter(one) for one in parts.query.split("&"))
+    return shown + (f"#{_MARK}" if parts.fragment else "")
+
+
+def holds_login(text: str) -> bool:
+    """Whether there is something in a place that others must not read."""
+    return place(text) != text
+
+
+def _parameter(text: str) -> str:
+    name, mark, value = text.partition("=")
+    if name in _OPEN and re.fullmatch(r"[\w.-]{0,40}", value):
+        return text
+    return f"{name}={_MARK}" if mark and re.fullmatch(r"\w{1,40}", name) else _MARK
+
+
 def hidden(text: str) -> str:
     """The text with "…" in the place of every secret that is recognized."""
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    return text
+    return _without_logins(_ESCAPED.sub(rf"\1\2{_MARK}", _without_values(text)))
+
+
+def _without_values(text: str) -> str:
+    """Without the values of what is named password, secret, token, …: `name=value`, "name": "value"."""
+    found, done, at = [], 0, 0
+    while key := _KEY.search(text, at):
+        at = key.end()
+        if not _SECRET.search(unquote(key[1])):
+            continue
+        value = _VALUE.match(text, at)
+        assert value is not None
+        if value[0]:
+            found += [text[done:at], _MARK]
+            done = at = value.end()
+    return "".join([*found, text[done:]])
+
+
+def _without_logins(text: str) -> str:
+    """Without USER:PASSWORD and TOKEN before an @, with a scheme or without; to the last @, as a password may hold one."""
+    words = list(_WORD.finditer(text))
+    found, done, opened = [], 0, -1
+    for word in words:
+        here = word[0]
+        if opened >= 0 and "\n" in text[done : word.start()]:
+            opened = -1
+        last = here.rfind("@")
+        scheme = here.find("://")
+        if last > 0 and (opened >= 0 or 0 <= scheme < last or 0 <= here.find(":") < last):
+            first = scheme + 3 if 0 <= scheme < last else here.find(":") + 1 if 0 <= here.find(":") < last else 0
+            start = opened if opened >= 0 else word.start() + first
+            if start < word.start() + last:
+                found += [text[done:start], _MARK]
+                done = word.start() + last
+            opened = -1
+        elif last < 0 and (password := _UNQUOTED_PASSWORD.search(here)):
+            # The password may hold a space, and the @ comes later.
+            opened = word.start() + password.start() + 3
+    return "".join([*found, text[done:]])

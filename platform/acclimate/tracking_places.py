@@ -2,7 +2,7 @@
 
 import httpx
 
-from acclimate.redaction import hidden
+from acclimate.redaction import place
 from acclimate_competitions.errors import Refusal
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -33,7 +33,7 @@ def reach(uri: str) -> None:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise Refusal(
             "server_unreachable",
-            f"the MLflow server {hidden(uri)} does not answer: {error}",
+            f"the MLflow server {place(uri)} does not answer: {type(error).__name__}",
             hint="is `acclimate mlflow` running there? `acclimate up` prints its address",
         ) from error
 

@@ -17,6 +17,8 @@ from acclimate.api import problems
 from acclimate.metrics import Metrics
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}")
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,119}")
+_ROUND = 100
 _PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 NOWHERE = "(none)"
 """The route of an address that there isn't."""
@@ -79,7 +81,9 @@ class Requests:
             "ms": round(seconds * 1000, 1),
             **bytes_,
             "account": account.id if account is not None else None,
-            "round": scope.get("path_params", {}).get("round_id"),
+            "round": given[:_ROUND]
+            if _ID.fullmatch(given := str(scope.get("path_params", {}).get("round_id", "")))
+            else None,
         }
         level = logging.DEBUG if route in _PROBES and status < 400 else logging.INFO
         _log.log(level, "request", extra={"facts": facts})

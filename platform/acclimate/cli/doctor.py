@@ -17,7 +17,7 @@ def doctor(
 ) -> None:
     """Say what this machine has and lacks for running a server with these settings, and what to do.
 
-    Nothing is changed. Takes up to 15 s; exit code 1 if something is missing that is needed.
+    Nothing is changed: a small blob is written and removed again. Takes up to 15 s; exit code 1 if something is missing that is needed.
 
     Example: acclimate doctor --data /srv/acclimate
     """

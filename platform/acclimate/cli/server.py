@@ -10,7 +10,7 @@ import typer
 
 from acclimate.cli.options import AsJson, Blobs, ConfigFile, Database, DataFolder, need
 from acclimate.cli.output import emit, say
-from acclimate.redaction import hidden
+from acclimate.redaction import place
 from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def mlflow(
     if tracking_places.is_server(settings.tracking):
         raise Refusal(
             "config_invalid",
-            f"the results are at another MLflow server, {hidden(settings.tracking)}",
+            f"the results are at another MLflow server, {place(settings.tracking)}",
             hint="open that one; or set tracking to the database that this one is to serve",
         )
     _made(settings, shared="tracking")

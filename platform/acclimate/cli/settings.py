@@ -37,14 +37,12 @@ def config(
 
 def effective(settings: "Settings") -> dict[str, dict[str, Any]]:
     """Setting -> its value as it may be shown, and its origin."""
-    from acclimate.config import SETTINGS
-    from acclimate.redaction import hidden
+    from acclimate.config import SETTINGS, shown
 
     found: dict[str, dict[str, Any]] = {}
     for name in ("data", *SETTINGS):
         value = settings.data if name == "data" else settings.value(name)
-        shown = value if isinstance(value, int) else "" if value is None else hidden(str(value))
-        found[name] = {"value": shown, "from": settings.origins[name]}
+        found[name] = {"value": shown(name, value), "from": settings.origins[name]}
     return found
 
 

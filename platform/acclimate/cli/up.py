@@ -127,12 +127,12 @@ def _invitation(settings: "Settings") -> str | None:
 
 
 def _document(settings: "Settings", addresses: "Addresses", invitation: str | None) -> dict[str, Any]:
-    from acclimate.redaction import hidden
+    from acclimate.redaction import place
 
     return {
         "api": addresses.api,
         "mlflow": addresses.mlflow,
-        "tracking": hidden(addresses.tracking),
+        "tracking": place(addresses.tracking),
         "data": str(settings.data),
         "logs": str(settings.data / "logs"),
         "log_key": addresses.log_key,
@@ -144,10 +144,10 @@ def _document(settings: "Settings", addresses: "Addresses", invitation: str | No
 def _page(settings: "Settings", addresses: "Addresses", invitation: str | None) -> list[str]:
     """The addresses, and for each role what to do first."""
     from acclimate.ports import EVERYWHERE
-    from acclimate.redaction import hidden
+    from acclimate.redaction import place
     from acclimate.supervision import shown
 
-    url, tracking = addresses.api, hidden(addresses.tracking)
+    url, tracking = addresses.api, place(addresses.tracking)
     invite = shown("invite", "--data", str(settings.data), "--role")
     lines = [
         "",

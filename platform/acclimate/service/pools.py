@@ -13,7 +13,7 @@ _NAME = "dispatch"
 
 
 def pool(store: Store, account: Account | None) -> dict[str, Any]:
-    """The pool with its age and whether a dispatcher leads; only an organizer is told what the machines are called."""
+    """The pool with its age and whether a dispatcher leads; only an organizer is told the machines' names and labels."""
     with store.snapshot() as tx:
         row = tx.execute(select(pools).where(pools.c.name == _NAME)).first()
         expires = tx.execute(select(leases.c.expires).where(leases.c.name == _NAME)).scalar()
@@ -33,7 +33,10 @@ def pool(store: Store, account: Account | None) -> dict[str, Any]:
         }
     machines = [dict(machine) for machine in row.machines]
     if account is None or account.role != "organizer":
-        machines = [{**machine, "name": f"machine-{place}"} for place, machine in enumerate(machines, start=1)]
+        machines = [
+            {**machine, "name": f"machine-{place}", **({"labels": {}} if "labels" in machine else {})}
+            for place, machine in enumerate(machines, start=1)
+        ]
     return {
         "leads": leads,
         "runner": row.runner,

@@ -1,0 +1,77 @@
+"""No form of a login is shown, by the settings or in free text, and taking it out takes time that grows with the length only."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from acclimate import config, tracking_places
+from acclimate.redaction import hidden, holds_login
+from acclimate_competitions.errors import Refusal
+
+SECRET = "geheim"
+LOGINS = [
+    "postgresql://u:ge'geheim@db/d",
+    'postgresql://u:ge"geheim@db/d',
+    f"postgresql://u:{'geheim' * 60}@db/d",
+    "postgresql://h/d?user=u&password=x;geheim",
+    "postgresql://h/d?user=u&password=x'geheim",
+    "postgresql://h/d?user=u&password=x@geheim",
+    "host=h password=x&geheim",
+    r"host=h password='x\'geheim' dbname=d",
+    "mssql+pyodbc:///?odbc_connect=DRIVER%3DX%3BUID%3Du%3BPWD%3Dgeheim",
+    "mysql://h/d?user=u&pwd=geheim",
+    "mysql://h/d?user=u&passwd=geheim",
+    '{"password": "geheim"}',
+    "{'aws_secret_access_key': 'geheim'}",
+    "AWS_SECRET_ACCESS_KEY=geheim",
+    "postgresql://h/d?user=u&pass%77ord=geheim",
+    "postgresql://u:x geheim@h/d",
+    "postgresql://u@h/d?sslpassword=geheim",
+    "postgresql://a/b:geheim@h/d",
+    "postgresql://ada@corp:geheim@h/d",
+    "http://geheim@mlflow:5000",
+    "http://u:gehe@geheim@h/",
+    "http://u:geheim/x@h:5000",
+    "http://u:geheim?x@h:5000",
+    "http://u:x#geheim@h:5000",
+]
+
+
+@pytest.mark.parametrize("text", LOGINS)
+def test_no_form_of_a_login_is_shown(tmp_path: Path, text: str) -> None:
+    assert SECRET not in hidden(text) and SECRET not in hidden(f"failed: {text} (again)")
+    for name in ("database", "tracking", "artifacts"):
+        try:
+            settings = config.load(tmp_path, environ={f"ACCLIMATE_{name.upper()}": text})
+        except Refusal as refusal:
+            assert SECRET not in json.dumps(refusal.document())
+        else:
+            assert SECRET not in config.shown(name, settings.value(name))
+            assert holds_login(settings.value(name))
+
+
+@pytest.mark.parametrize(
+    "part", ["password", "%3D", "a:/", "x@", "&a", "passwordtoken_", "%", "password='", "http://a:b "]
+)
+def test_the_time_of_redaction_grows_with_the_length_only(part: str) -> None:
+    def seconds(length: int) -> float:
+        text, began = part * (length // len(part)), time.perf_counter()
+        hidden(text)
+        return time.perf_counter() - began
+
+    # Ten times the length: a square would be a hundred times as long.
+    assert min(seconds(40_000) for _ in range(3)) < 60 * max(seconds(4_000), 0.001)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://ada:geheim/x@127.0.0.1:5999", "http://ada:geheim?x@127.0.0.1:5999", "http://:80", "http://h:x"]
+)
+def test_an_mlflow_address_that_cannot_be_read_is_refused_and_nothing_of_it_printed(tmp_path: Path, url: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        config.load(tmp_path, environ={"ACCLIMATE_TRACKING": url})
+    assert caught.value.code == "config_invalid" and SECRET not in json.dumps(caught.value.document())
+    with pytest.raises(Refusal) as caught:
+        tracking_places.reach(url)
+    assert caught.value.code == "server_unreachable" and SECRET not in json.dumps(caught.value.document())
