@@ -1,5 +1,6 @@
 """What this server has lost is nobody else's fault; and what downloads take of it."""
 
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -9,7 +10,10 @@ import live
 import pytest
 from sqlalchemy import select
 
+from acclimate import sweeping
 from acclimate.api import downloads
+from acclimate.client import entrant
+from acclimate.client.connection import Client
 from acclimate.store import submissions
 from acclimate_competitions import digests
 
@@ -51,6 +55,20 @@ def test_a_lost_file_is_asked_for_again_and_refuses_nobody(
     assert ada.post(f"{address}/complete").json()["state"] == "checking"
     with server.store.snapshot() as tx:
         assert tx.execute(select(submissions.c.reason)).scalars().all() == [""]
+
+
+def test_the_client_sends_what_was_lost_again(server: live.Live, tmp_path: Path) -> None:
+    staged = live.open_round(server, tmp_path)
+    ada = live.enter(staged, server.actor("ada"))
+    made, files = live.commit(staged, ada, seed=1)
+    live.send_files(ada, made, files)
+    spoil(server, digests.of_file(files["model.safetensors"]), how="corrupt")
+    document = live.manifest(staged, "ada", files)
+    mine = entrant.Submission(staged.round, "ada", server.url, document, "", "", submission=made["submission"])
+    folder = files["config.json"].parent
+    with Client(server.url, token=ada.token) as client:
+        outcome = entrant._sent(client, mine, folder, missing=[], progress=None)
+    assert outcome["state"] == "checking"
 
 
 def test_a_seal_that_was_spoilt_here_is_not_its_organizers_fault(server: live.Live, tmp_path: Path) -> None:
@@ -104,3 +122,28 @@ def test_so_many_downloads_at_once_and_an_idle_one_is_ended(
     assert len(answer.content) == 32 << 20
     for connection in idle:
         connection.close()
+
+
+def test_the_leader_sweeps_at_once_and_then_hourly(server: live.Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs, sweeper = server.store.blobs, sweeping.Sweeper(server.store.blobs)
+
+    def left() -> Path:
+        path = blobs.scratch / "left"
+        path.write_bytes(b"")
+        os.utime(path, (0, 0))
+        return path
+
+    def gone(path: Path, *, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while path.exists() and time.monotonic() < until:
+            sweeper.step()
+            time.sleep(0.01)
+        return not path.exists()
+
+    assert gone(left(), seconds=10)
+    assert not gone(left(), seconds=0.2)
+    now = time.monotonic
+    monkeypatch.setattr("acclimate.sweeping.time.monotonic", lambda: now() + sweeping.EVERY_SECONDS)
+    sweeper.step()
+    monkeypatch.undo()
+    assert gone(blobs.scratch / "left", seconds=10)
