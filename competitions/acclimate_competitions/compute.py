@@ -12,7 +12,8 @@ from acclimate_competitions.fields import Table
 
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _LABEL_PART = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-LABEL_KEY = re.compile(rf"({_LABEL_PART}(\.{_LABEL_PART})*/)?{LABEL_VALUE.pattern}")
+LABEL_KEY = re.compile(rf"((?=[^/]{{1,253}}/){_LABEL_PART}(\.{_LABEL_PART})*/)?{LABEL_VALUE.pattern}")
+"""As schedulers take it: Ray as Kubernetes bounds a prefix, too."""
 _LABEL_MEANING = (
     "at most 63 letters, digits, dots, hyphens and underscores, beginning and ending with a letter or digit"
 )

@@ -189,6 +189,7 @@ CASES = [
     ("max_gpu_hours = 0", 'max_gpu_hours = 0\nlabels = ["H100"]', "compute.labels must be a table"),
     ("max_gpu_hours = 0", "max_gpu_hours = 0\nlabels = { zone = 3 }", "compute.labels.zone must be text, not 3"),
     ("max_gpu_hours = 0", 'max_gpu_hours = 0\nlabels = { zone = "in(a,b)" }', "compute.labels.zone = 'in(a,b)': must be at most 63"),
+    ("max_gpu_hours = 0", f'max_gpu_hours = 0\nlabels = {{ "{"a." * 126}aa/x" = "a" }}', "/x is not a name that is allowed here"),
     ("max_gpu_hours = 0", 'max_gpu_hours = 0\nlabels = { "-x" = "a" }', "compute.labels.-x is not a name that is allowed here: at most 63"),
 ]  # fmt: skip
 
