@@ -18,7 +18,13 @@ from acclimate.client import Client
 from acclimate.lease import Lease
 from acclimate.store import pools, timestamp
 
-GPUS = {"name": "gpu-1.internal", "cpus": 8.0, "gpus": 2.0, "memory": 64 << 30, "labels": {"accelerator": "A100"}}
+GPUS = {
+    "name": "gpu-1.internal",
+    "cpus": 8.0,
+    "gpus": 2.0,
+    "memory": 64 << 30,
+    "labels": {"accelerator": "A100", "zone": "gpu-1", "rack": "r7.internal"},
+}
 PLAIN = {"name": "plain.internal", "cpus": 4.0, "gpus": 0.0, "memory": 16 << 30, "labels": {}}
 
 
@@ -83,6 +89,8 @@ def test_a_plan_of_a_folder_against_a_server_s_pool(served: Live, tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert "one attempt   2 CPUs and 1 GPU" in done.stdout and "at once       2 attempts" in done.stdout
     assert "no dispatcher leads now" in done.stdout and "accelerator=A100" in done.stdout
+    # The rest of its labels may tell what it is called.
+    assert "gpu-1" not in done.stdout and "r7" not in done.stdout
     found = json.loads(acclimate("plan", folder, "--server", served.url, "--entries", 5, "--json").stdout)
     assert (found["at_once"], found["attempts"], found["preparations"]) == (2, 10, 5 * 2 * 3)
     # Three waves to prepare five entries two at a time, three to evaluate them, of five minutes at most.

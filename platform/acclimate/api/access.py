@@ -62,7 +62,7 @@ ACCESS: dict[tuple[str, str], Access] = {
     ("GET", "/metrics"): _all("where the setting metrics is on", probe=True),
     ("GET", "/v1/openapi.json"): _all(),
     ("GET", "/v1/server"): _all(),
-    ("GET", "/v1/pool"): _all("only an organizer is told the machines' names and labels"),
+    ("GET", "/v1/pool"): _all("only an organizer is told the machines' names, and labels that may tell one"),
     ("POST", "/v1/accounts"): _all("roles other than entrant need an invitation"),
     ("PUT", "/v1/blobs/{digest}"): _only("organizer"),
     ("POST", "/v1/rounds"): _only("organizer", blobs=True),

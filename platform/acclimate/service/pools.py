@@ -1,5 +1,7 @@
 """The pool as the leading dispatcher last saw it, for whoever asks."""
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import select
@@ -10,10 +12,12 @@ from acclimate.store import Store, leases, pools, timestamp
 from acclimate_competitions.records import parse_time
 
 _NAME = "dispatch"
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_HOST = re.compile(r"host|node|address|\bip\b", re.IGNORECASE)
 
 
 def pool(store: Store, account: Account | None) -> dict[str, Any]:
-    """The pool with its age and whether a dispatcher leads; only an organizer is told the machines' names and labels."""
+    """The pool with its age and whether a dispatcher leads; only an organizer is told the machines' names, and labels that may tell one."""
     with store.snapshot() as tx:
         row = tx.execute(select(pools).where(pools.c.name == _NAME)).first()
         expires = tx.execute(select(leases.c.expires).where(leases.c.name == _NAME)).scalar()
@@ -34,7 +38,7 @@ def pool(store: Store, account: Account | None) -> dict[str, Any]:
     machines = [dict(machine) for machine in row.machines]
     if account is None or account.role != "organizer":
         machines = [
-            {**machine, "name": f"machine-{place}", **({"labels": {}} if "labels" in machine else {})}
+            {**machine, "name": f"machine-{place}", "labels": _public(machine)}
             for place, machine in enumerate(machines, start=1)
         ]
     return {
@@ -46,6 +50,17 @@ def pool(store: Store, account: Account | None) -> dict[str, Any]:
         "at": row.at,
         "age": max(0.0, (parse_time(now) - parse_time(row.at)).total_seconds()),
         "now": now,
+    }
+
+
+def _public(machine: Mapping[str, Any]) -> dict[str, str]:
+    """The labels by which anybody may plan, such as accelerator=A100: none that looks like a host, an address or the machine's name."""
+    name = str(machine["name"]).partition(".")[0].lower()
+    labels = {str(label): str(value) for label, value in dict(machine.get("labels", {})).items()}
+    return {
+        label: value
+        for label, value in labels.items()
+        if _PLAIN.fullmatch(value) and not _HOST.search(label) and name not in value.lower()
     }
 
 
