@@ -199,7 +199,7 @@ def _database(value: Any, folder: Path) -> str:
     if re.fullmatch(r"sqlite:///(?!:memory:)[^?\s].*", text) and ":memory:" not in text:
         return _sqlite(text, folder)
     _one_at(text)
-    if not re.fullmatch(r"postgresql\+psycopg://[^\s/]*/[^\s/]+", text):
+    if not re.fullmatch(r"postgresql\+psycopg://[^\s/]*/[^\s/?]+(\?\S+)?", text):
         raise ValueError("must be sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
     return text
 
@@ -469,7 +469,7 @@ def _taken(settings: Settings, part: str, who: str) -> Refusal:
 
 def unusable(data: Path, error: OSError) -> Refusal:
     """The refusal of a data folder in which something can't be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return Refusal(
             "no_space", f"no space is left for the data folder {data}", hint="free some space, or choose another folder"
         )

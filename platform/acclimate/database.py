@@ -119,7 +119,7 @@ def refusing() -> Iterator[None]:
 
 def is_full(error: OSError) -> bool:
     """Whether a file could not be written because the disk is full."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _json(value: Any) -> str:

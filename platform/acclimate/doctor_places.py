@@ -130,13 +130,15 @@ def ports_(settings: Settings) -> Iterator[Finding]:
     for name, port in wanted.items():
         if port == 0:
             continue
+        # `up` shows MLflow's pages to this machine only.
+        host = "127.0.0.1" if name == "mlflow_port" else settings.host
         try:
-            taken = ports.is_taken(settings.host, port)
+            taken = ports.is_taken(host, port)
         except OSError as error:
-            found = f"can't listen on {ports.name(settings.host, port)}: {error.strerror or error}"
+            found = f"can't listen on {ports.name(host, port)}: {error.strerror or error}"
             yield Finding(f"port {port}", "missing", found, f"correct `host` or `{name}`")
             continue
-        who = ports.who_answers(settings.host, port) if taken else ""
+        who = ports.who_answers(host, port) if taken else ""
         if not taken:
             yield Finding(f"port {port}", "ok", f"free ({name})")
         elif running:
