@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes every secret of the compose file, each in its own file of infra/compose/secrets; what is there already is kept.
-# As root, the keys become those of the images' user; else do that yourself before the first start, as it says at its end.
+# As root, the two keys become those of the images' user, and all else of whoever called sudo, since `docker compose` reads files here too.
+# Not as root, give the keys to that user yourself before compose's first start, as it says at its end; for Kubernetes that isn't needed.
 set -euo pipefail
 umask 077
 out="${1:-$(cd "$(dirname "$0")" && pwd)/secrets}"
@@ -51,8 +52,9 @@ ENV
 # The two keys are refused by their readers where others may read them.
 chmod 0444 ./*_password ray_token s3_identities.json
 if [[ "$(id -u)" = 0 ]]; then
+  chown "${SUDO_UID:-0}:${SUDO_GID:-0}" . ./*
   chown 10001:10001 log.pem evaluator.pem
 else
-  echo "left to do, as root: chown 10001:10001 $out/log.pem $out/evaluator.pem" >&2
+  echo "for compose, left to do as root: chown 10001:10001 $out/log.pem $out/evaluator.pem" >&2
 fi
 echo "secrets are in $out; back up log.pem and evaluator.pem: without them nobody can go on with this installation"

@@ -206,12 +206,13 @@ def main(descriptor: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     words = Connection(descriptor)
     workdir, address, resources, namespace = words.recv()
-    from acclimate_runners import cluster
+    from acclimate_runners import cluster, pod
 
     cluster.prepare()
     words.send(("imported",))
     try:
         cluster.check(address)
+        pod.find_nodes_by_address(address)
         driver = cluster.Driver(Path(workdir), address, resources=resources, namespace=namespace)
         words.send(("connected", driver.machines()))
     except Exception as error:

@@ -18,6 +18,7 @@ from acclimate import keys
 FOLDER = Path(__file__).parents[2] / "infra" / "compose"
 ONCE = {"bucket", "migrate"}
 RAY_NODES = {"ray-head", "ray-worker"}
+BESIDE = "dispatcher-node"
 Read = Callable[..., dict[str, Any]]
 
 
@@ -74,7 +75,8 @@ def test_no_container_has_more_rights_than_it_needs(services: dict[str, dict[str
         assert "no-new-privileges:true" in service["security_opt"], name
         assert service["read_only"] is True, name
         assert not {"privileged", "devices", "pid", "ipc", "userns_mode"} & service.keys(), name
-        assert service.get("network_mode", "service:s3") == "service:s3", name
+        shared = {"bucket": "service:s3", BESIDE: "service:dispatcher"}
+        assert service.get("network_mode") == shared.get(name), name
         assert "docker.sock" not in str(service), name
         user = str(service.get("user", "10001:10001" if "build" in service else "root"))
         assert name == "s3" or user.split(":")[0] not in {"root", "0"}, name
@@ -91,7 +93,9 @@ def test_each_container_has_limits_and_shows_its_health(services: dict[str, dict
             assert service["restart"] == "unless-stopped", name
             assert service["healthcheck"]["test"][0] == "CMD", name
         for other, how in service.get("depends_on", {}).items():
-            assert how["condition"] == ("service_completed_successfully" if other in ONCE else "service_healthy"), name
+            wanted = "service_completed_successfully" if other in ONCE else "service_healthy"
+            # The dispatcher is healthy only with its node, which lives in its network.
+            assert how["condition"] == ("service_started" if name == BESIDE and other == "dispatcher" else wanted), name
 
 
 def reaches(services: dict[str, dict[str, Any]]) -> set[tuple[str, str]]:
@@ -125,10 +129,35 @@ def test_each_process_has_its_own_secrets_only(services: dict[str, dict[str, Any
 
     assert held("api") == {"log_key"}
     assert held("dispatcher") == {"evaluator_key", "ray_token"}
-    assert held("ray-head") == held("ray-worker") == {"ray_token"}
+    assert held("ray-head") == held("ray-worker") == held(BESIDE) == {"ray_token"}
     assert held("mlflow") == set()
     assert held("migrate") == {"log_key", "evaluator_key"}
     assert {n for n, s in services.items() if "secrets/worker.env" in s.get("env_file", ())} == {"ray-worker"}
+
+
+def test_who_has_rays_token_finds_nothing_of_the_dispatchers_in_its_node(
+    document: dict[str, Any], services: dict[str, dict[str, Any]]
+) -> None:
+    node, dispatcher = services[BESIDE], services["dispatcher"]
+    assert node["environment"].keys() == {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"} and "env_file" not in node
+    assert not {"pid", "ipc", "volumes_from", "configs"} & (node.keys() | dispatcher.keys())
+    shared = {v for v in node["volumes"] if v in dispatcher["volumes"] and ":" in v}
+    assert shared == {"sessions:/tmp/ray"}
+    assert document["volumes"]["sessions"]["driver_opts"]["o"] == "uid=10001,gid=10001,mode=0700,size=1g"
+    # It ends with Ray's head, and is started again; so is the dispatcher, whose command starts no Ray.
+    assert node["command"] == ["ray-node", "beside", "ray-head:6379"] and node["restart"] == "unless-stopped"
+    assert "ray-node" not in dispatcher["command"] and dispatcher["deploy"]["replicas"] == 1
+
+
+def test_the_images_hold_a_folder_of_their_user_for_each_volume(services: dict[str, dict[str, Any]]) -> None:
+    """A new volume takes over owner and mode from the image; without a folder there it is root's, and nothing can be written."""
+    dockerfile = (FOLDER.parent / "Dockerfile").read_text("utf-8")
+    made = re.search(r"install -d -o 10001 -g 10001 -m 0700 (.*)$", dockerfile, re.M)
+    assert made
+    targets = {
+        v.split(":")[1] if ":" in v else v for s in services.values() if "build" in s for v in s.get("volumes", ())
+    }
+    assert targets == set(made[1].split())
 
 
 def test_every_variable_is_a_setting_and_none_a_password(
@@ -149,12 +178,21 @@ def test_every_command_line_is_one_of_ours(
         if "build" not in service:
             continue
         command = service["command"]
-        if command[0] == "ray-node" and "acclimate" in command:
-            command = command[command.index("acclimate") + 1 :]
+        command = command[1:] if command[0] == "acclimate" else command
         if command[0] != "ray-node":
             parses(command)
             seen.append(command[0])
     assert sorted(seen) == ["api", "db", "dispatch", "mlflow"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_by_sudo_all_but_the_keys_is_of_who_called(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    caller = os.environ | {"SUDO_UID": "4711", "SUDO_GID": "4712"}
+    subprocess.run([FOLDER / "secrets.sh", folder], check=True, capture_output=True, env=caller)
+    assert (folder.stat().st_uid, folder.stat().st_gid) == (4711, 4712)
+    for path in folder.iterdir():
+        assert path.stat().st_uid == (10001 if path.suffix == ".pem" else 4711), path.name
 
 
 def test_the_secrets_are_made_once_and_are_what_the_file_names(tmp_path: Path, document: dict[str, Any]) -> None:

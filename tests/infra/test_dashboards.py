@@ -14,6 +14,7 @@ from live import Live, commit, enter, open_round, send_files, serve
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import insert
 
+from acclimate.api.access import ACCESS
 from acclimate.dispatch_health import HealthServer, Vitals
 from acclimate.store import pools, stages, timestamp
 
@@ -136,6 +137,31 @@ def test_rules_say_how_urgent_they_are_and_what_to_do() -> None:
         assert rule["labels"]["severity"] in {"page", "ticket"}
         assert rule["annotations"].keys() == {"summary", "description"}
         assert len(rule["annotations"]["description"]) > 40
+
+
+def test_nobody_answering_and_nobody_known_are_both_told(exported: Exported) -> None:
+    """count() of an empty vector is empty, so that a comparison of it is never true; absent() of one is 1."""
+    (down,) = [rule["expr"] for rule in alerts() if rule["alert"] == "AcclimateApiDown"]
+    parsed = promql_parser.parse(down)
+    assert isinstance(parsed, promql_parser.Call) and parsed.func.name == "absent"
+    assert down == 'absent(up{job="acclimate-api"} == 1)'
+    # No rule compares a count, or a sum by nothing, with less than something: that is how an alert stays silent on nothing.
+    for rule in alerts():
+        assert not re.search(r"\bcount\b", rule["expr"]), rule["alert"]
+        if re.search(r"(<=?|== 0)", rule["expr"]):
+            assert re.search(r"absent\(|\b(max|min)\b", rule["expr"]), rule["alert"]
+    # How long a download takes is up to who downloads.
+    (slow,) = [rule["expr"] for rule in alerts() if rule["alert"] == "AcclimateSlow"]
+    (pattern,) = [
+        m.value for s in selectors(promql_parser.parse(slow)) for m in s.matchers.matchers if m.name == "route"
+    ]
+    left_out = {route for _, route in ACCESS if re.fullmatch(pattern, route)}
+    assert left_out == {
+        "/v1/rounds/{round_id}/files/{name:path}",
+        "/v1/submissions/{submission}/files/{digest}",
+        "/v1/rounds/{round_id}/bundle",
+        "/v1/rounds/{round_id}/report",
+    }
 
 
 def test_the_dashboard_is_whole() -> None:

@@ -142,6 +142,7 @@ def test_the_cluster_asks_for_a_token_and_is_of_the_locked_version(objects: Obje
     assert f"\nray=={spec['rayVersion']} " in (ROOT / "infra/requirements/worker.txt").read_text("utf-8")
     assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     assert "enableInTreeAutoscaling" not in spec
+    assert spec["upgradeStrategy"] == {"type": "Recreate"}
 
 
 def test_the_gpu_pool_has_a_group_with_whole_gpus_and_a_label(rendered: dict[str, Objects]) -> None:
@@ -191,6 +192,8 @@ def test_containers_have_resources_and_probes(objects: Objects) -> None:
         for part in ("requests", "limits"):
             assert {"cpu", "memory"} <= container["resources"][part].keys(), name
     for name, container in containers(objects, first=False):
+        # A limit alone would be the request too, and no machine has that much to give away.
+        assert container["resources"]["requests"].get("ephemeral-storage"), name
         if not name.startswith("Job/"):
             assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys(), name
             ports = {p["name"]: p["containerPort"] for p in container.get("ports", ())}
@@ -201,6 +204,9 @@ def test_containers_have_resources_and_probes(objects: Objects) -> None:
                 assert not isinstance(port, str) or port in ports, name
     api = one(objects, "Deployment", "api")["spec"]["template"]["spec"]["containers"][0]
     assert api["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    pod = one(objects, "Deployment", "api")["spec"]["template"]["spec"]
+    (drain,) = [int(e["value"]) for e in api["env"] if e["name"] == "ACCLIMATE_DRAIN"]
+    assert drain == 5 and pod["terminationGracePeriodSeconds"] >= drain + 15
     # A database that is gone must not restart the API.
     assert api["livenessProbe"]["httpGet"]["path"] == "/healthz"
 
@@ -263,7 +269,9 @@ def test_every_command_line_is_one_of_ours(objects: Objects, parses: Callable[[l
     for _, container in containers(objects, first=False):
         words = [*container.get("command", ()), *container.get("args", ())]
         if "acclimate-" in container["image"] and words:
-            command = words[words.index("acclimate") + 1 :] if "acclimate" in words else words
+            if words[0] == "ray-node":
+                continue
+            command = words[1:] if words[0] == "acclimate" else words
             parses(command)
             seen.add(command[0])
     assert seen == {"api", "dispatch", "mlflow", "db"}
@@ -288,6 +296,30 @@ def test_secrets_go_where_they_are_needed(objects: Objects) -> None:
         expected["acclimate-mlflow-database"].add("postgres")
         expected["s3-identities"] = {"s3"}
     assert holders == expected
+
+
+def test_who_has_rays_token_finds_nothing_of_the_dispatchers_in_its_node(objects: Objects) -> None:
+    pod = one(objects, "Deployment", "dispatcher")["spec"]["template"]["spec"]
+    dispatcher, node = pod["containers"]
+    assert node["command"][:2] == ["ray-node", "beside"] and "ray-node" not in dispatcher["command"]
+    assert {e["name"] for e in node["env"]} == {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} and "envFrom" not in node
+    assert not {"shareProcessNamespace", "hostPID"} & pod.keys()
+    mounts = [{m["name"]: m["mountPath"] for m in c["volumeMounts"]} for c in (dispatcher, node)]
+    assert mounts[0].items() & mounts[1].items() == {("sessions", "/tmp/ray")}
+    assert mounts[0].keys() & mounts[1].keys() == {"sessions"}
+    (sessions,) = [v for v in pod["volumes"] if v["name"] == "sessions"]
+    assert "emptyDir" in sessions and pod.get("restartPolicy", "Always") == "Always"
+
+
+def test_the_job_is_gone_by_itself_and_stores_are_trusted_by_the_images_own_authorities(
+    rendered: dict[str, Objects],
+) -> None:
+    for objects in rendered.values():
+        # Long enough for who waits for its end.
+        assert one(objects, "Job", "installation")["spec"]["ttlSecondsAfterFinished"] == 3600
+    # `system` is where libpq's OpenSSL looks, and the one in psycopg's wheel looks elsewhere than Debian's.
+    found = re.findall(r"sslrootcert=([^&'\"\s]+)", str(rendered["gpu-pool"]))
+    assert len(found) == 2 and set(found) == {"/etc/ssl/certs/ca-certificates.crt"}
 
 
 def allowed(objects: Objects) -> set[tuple[str, str, str]]:

@@ -32,6 +32,7 @@ from acclimate_competitions import records
 INFRA = Path(__file__).parents[2] / "infra"
 BIN = Path(sys.executable).parent
 PATIENCE = 400.0
+NODES = {"ray-head", "ray-worker", "dispatcher-node"}
 Read = Callable[..., dict[str, Any]]
 
 
@@ -106,7 +107,7 @@ class Machine:
         found = dict(zip(found, self.words(service, list(found.values()), replica), strict=True))
         if hosts is not None:
             found["MLFLOW_SERVER_ALLOWED_HOSTS"] = hosts
-        node = {"ray-head": "node-head", "ray-worker": "node-worker", "dispatcher": "node-dispatcher"}.get(service)
+        node = {"ray-head": "node-head", "ray-worker": "node-worker", "dispatcher-node": "node-dispatcher"}.get(service)
         if node:
             (self.short / service[-3:]).mkdir(exist_ok=True)
             found["RAY_TMPDIR"] = str(self.short / service[-3:])
@@ -167,13 +168,12 @@ class Machine:
             if self.running[service + replica].poll() is not None:
                 # As an engine does where a service is to run unless it was stopped. On a busy machine Ray's servers give up: they wait
                 # 15 s for each other.
-                restarts = service.startswith("ray-") or "Failed to get node info" in self.said(service)
-                assert restarts and starts < 8, self.said(service, replica)
+                assert service in NODES and starts < 8, self.said(service, replica)
                 starts += 1
                 self._sweep(self.short / service[-3:])
                 self.start(service, replica)
             # The check of a Ray node sees its port, which is there a little before the node is.
-            started = not service.startswith("ray-") or "Ray runtime started" in self.said(service)
+            started = service not in NODES or "Ray runtime started" in self.said(service)
             if (
                 started
                 and not subprocess.run(test, env=self.environment(service, replica), capture_output=True).returncode
@@ -346,14 +346,14 @@ def test_a_ray_node_refuses_to_start_without_a_token() -> None:
         ({"RAY_AUTH_MODE": "token"}, "there is no token for Ray"),
         ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/nowhere"}, "there is no token for Ray"),
     ):
-        for role in (["head"], ["worker", "127.0.0.1:1"], ["beside", "127.0.0.1:1", "true"]):
+        for role in (["head"], ["worker", "127.0.0.1:1"], ["beside", "127.0.0.1:1"]):
             ran = subprocess.run([node, *role], env=path | variables, capture_output=True, text=True)
             assert ran.returncode == 1 and said in ran.stderr and "hint: " in ran.stderr
-    for wrong in ([], ["chief"], ["beside", "127.0.0.1:1"]):
+    for wrong in ([], ["chief"]):
         ran = subprocess.run(
             [node, *wrong], env=path | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "x"}, capture_output=True, text=True
         )
-        assert ran.returncode == 1 and "beside HEAD:PORT" in ran.stderr
+        assert ran.returncode == 1 and "beside HEAD:PORT |" in ran.stderr
 
 
 def test_the_ray_options_of_the_manifests_are_options_of_ray_start() -> None:
@@ -378,14 +378,17 @@ def test_the_manifests_run_the_same_command_lines_as_the_compose_file(read: Read
     for path in (INFRA / "kubernetes").rglob("*.yaml"):
         for thing in yaml.safe_load_all(path.read_text("utf-8")):
             if isinstance(thing, dict) and thing.get("kind") in {"Deployment", "StatefulSet", "Job"}:
-                (container,) = thing["spec"]["template"]["spec"]["containers"]
-                found[thing["metadata"]["name"]] = [*container.get("command", ()), *container.get("args", ())]
+                for container in thing["spec"]["template"]["spec"]["containers"]:
+                    name = "dispatcher-node" if container["name"] == "node" else thing["metadata"]["name"]
+                    assert name not in found
+                    found[name] = [*container.get("command", ()), *container.get("args", ())]
     pairs = {"api": "api", "mlflow": "mlflow", "installation": "migrate", "postgres": "postgres"}
     for name, service in pairs.items():
         assert found[name] == services[service]["command"]
     assert found["s3"] == ["/usr/bin/weed", *services["s3"]["command"]]
     head = {"acclimate-head-svc:6379": "ray-head:6379"}
-    assert [head.get(word, word) for word in found["dispatcher"]] == services["dispatcher"]["command"]
+    for name in ("dispatcher", "dispatcher-node"):
+        assert [head.get(word, word) for word in found[name]] == services[name]["command"]
 
 
 def test_the_gpu_smoke_test_refuses_a_machine_without_one() -> None:
@@ -416,6 +419,54 @@ def leads(machine: Machine) -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
+def head_restarts(machine: Machine) -> None:
+    """Ray's head is killed: its nodes end, an engine starts them again, and the same dispatcher has a pool again."""
+    dispatcher = machine.running["dispatcher"].pid
+    machine._sweep(machine.short / "ead")
+    machine.running["ray-head"].wait(60)
+    machine.start("ray-head")
+    machine.healthy("ray-head")
+    for node in ("ray-worker", "dispatcher-node"):
+        machine.running[node].wait(PATIENCE)
+        machine._sweep(machine.short / node[-3:])
+        machine.start(node)
+        machine.healthy(node)
+    until = time.monotonic() + PATIENCE
+    while leads(machine).get("acclimate_dispatcher_slots") != 2:
+        assert time.monotonic() < until, machine.said("dispatcher")
+        time.sleep(0.5)
+    assert machine.running["dispatcher"].pid == dispatcher and machine.running["dispatcher"].poll() is None
+
+
+def may_hide_processes() -> bool:
+    tried = subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True)
+    return tried.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not may_hide_processes(), reason="no right to a namespace of processes here")
+def test_a_driver_finds_its_node_in_another_container(machine: Machine) -> None:
+    for node in ("ray-head", "dispatcher-node", "ray-worker"):
+        machine.start(node)
+        machine.healthy(node)
+    program = (
+        "import pathlib, sys; from acclimate_runners.cluster import RayRunner;"
+        "runner = RayRunner(pathlib.Path(sys.argv[1]), sys.argv[2]);"
+        "print([m.cpus for m in runner.machines()]); runner.close()"
+    )
+    address = f"127.0.0.1:{machine.ports['head']}"
+    hidden = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    ran = subprocess.run(
+        [*hidden, sys.executable, "-c", program, str(machine.folder / "work"), address],
+        env=machine.environment("dispatcher-node"),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert ran.stdout.strip() == "[2.0]", ran.stdout + ran.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_whole_compose_file_starts_serves_and_stops(machine: Machine) -> None:
@@ -436,6 +487,8 @@ def test_the_whole_compose_file_starts_serves_and_stops(machine: Machine) -> Non
     for replica in ("-1", "-2"):
         machine.healthy("api", replica)
     machine.start("dispatcher")
+    machine.start("dispatcher-node")
+    machine.healthy("dispatcher-node")
     machine.healthy("dispatcher")
     # One installation, made of the keys that secrets.sh made; no process has a key that isn't its own, or made one.
     said = [
@@ -452,11 +505,12 @@ def test_the_whole_compose_file_starts_serves_and_stops(machine: Machine) -> Non
         assert time.monotonic() < until, machine.said("dispatcher")
         time.sleep(0.5)
     assert numbers["acclimate_dispatcher_leader"] == 1 and numbers["acclimate_dispatcher_slots"] == 2
+    head_restarts(machine)
     # MLflow answers to its names and to no others.
     address = f"http://127.0.0.1:{machine.ports['mlflow']}/api/2.0/mlflow/experiments/search?max_results=1"
     for host, status in (("mlflow:5000", 200), ("localhost:5000", 200), ("attacker.example", 403)):
         assert httpx.get(address, headers={"Host": host}, trust_env=False).status_code == status, host
     for name in ("dispatcher", "api-1", "api-2", "mlflow"):
         assert machine.stop(name) == 0, name
-    for name in ("ray-worker", "ray-head", "s3", "postgres"):
+    for name in ("dispatcher-node", "ray-worker", "ray-head", "s3", "postgres"):
         machine.stop(name)
