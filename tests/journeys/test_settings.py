@@ -23,7 +23,7 @@ from acclimate_competitions.errors import Refusal
         "acclimate:geheim@db/acclimate",
     ],
 )
-@pytest.mark.parametrize("name", ["database", "tracking", "blobs_endpoint", "ray_address", "host"])
+@pytest.mark.parametrize("name", ["database", "tracking", "artifacts", "blobs_endpoint", "ray_address", "host"])
 def test_no_refusal_of_a_setting_prints_a_password(tmp_path: Path, url: str, name: str) -> None:
     file = tmp_path / "acclimate.toml"
     file.write_text(f"{name} = '{url}'\n", "utf-8")
@@ -50,7 +50,7 @@ def test_the_settings_in_force_are_shown_with_their_origin_and_without_passwords
     assert found["file"] == str(file)
     rows = found["settings"]
     assert set(rows) == {"data", *config.SETTINGS}
-    assert rows["database"] == {"value": "postgresql+psycopg://a:…@db/a", "from": "argument"}
+    assert rows["database"] == {"value": "postgresql+psycopg://…@db/a", "from": "argument"}
     assert rows["port"] == {"value": 9000, "from": "environment ACCLIMATE_PORT"}
     assert rows["runner"] == {"value": "local", "from": f"file {file}, line 2"}
     assert rows["host"] == {"value": "127.0.0.1", "from": "default"}
@@ -115,7 +115,7 @@ def test_no_space_for_a_data_folder_is_told_as_that(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("postgresql://u:p@ss/w@h:5432/d?sslmode=require", "postgresql://u:…@h:5432/d?sslmode=require"),
+        ("postgresql://u:p@ss/w@h:5432/d?sslmode=require", "postgresql://…@h:5432/d?sslmode=require"),
         ("postgresql://h/d?user=u&password=geheim&x=1", "postgresql://h/d?user=u&password=…&x=1"),
         ("host=h password='ge heim' dbname=d", "host=h password=… dbname=d"),
         ("Authorization: Bearer acc_0123456789", "Authorization: Bearer …"),
