@@ -287,6 +287,9 @@ class ActorHandle:
                 return self._status
             try:
                 self._ask()
+            except self._ray.exceptions.ActorUnavailableError:
+                # The way there is cut for now; once Ray knows the actor or its machine to be gone, it says so.
+                self._asked = None
             except self._ray.exceptions.RayError as error:
                 self._status = Status("failed", reason=f"its Ray actor is gone: {_cause(error)}", code="runner_failed")
             if self._status.state != "running":
