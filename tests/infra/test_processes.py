@@ -424,11 +424,11 @@ def head_restarts(machine: Machine) -> None:
     dispatcher = machine.running["dispatcher"].pid
     machine._sweep(machine.short / "ead")
     machine.running["ray-head"].wait(60)
-    machine.start("ray-head")
-    machine.healthy("ray-head")
+    # Without containers a head doesn't start where it sees nodes of its address, so they end before it is there again.
     for node in ("ray-worker", "dispatcher-node"):
         machine.running[node].wait(PATIENCE)
         machine._sweep(machine.short / node[-3:])
+    for node in ("ray-head", "ray-worker", "dispatcher-node"):
         machine.start(node)
         machine.healthy(node)
     until = time.monotonic() + PATIENCE
