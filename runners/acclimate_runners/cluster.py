@@ -195,8 +195,14 @@ class Driver:
                     **cpus,
                     **own,
                 )
-            except BaseException:
+            except BaseException as error:
                 _end_remains(before)
+                if address == "local" and isinstance(error, Exception):
+                    said = " ".join(str(error).split())[:200]
+                    hint = (
+                        "is the machine busy? the dispatcher tries again by itself; other commands can be given again"
+                    )
+                    raise Refusal("runner_failed", f"Ray did not start here: {said}", hint=hint) from error
                 raise
         self._ray: Any = ray
         self._workdir = workdir

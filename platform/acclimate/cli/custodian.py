@@ -194,6 +194,11 @@ def _make_backup(path: Path) -> str:
 
     if path.exists():
         raise Refusal("key_refused", f"{path} exists already; a key is never overwritten", hint="name another file")
+    if not path.absolute().parent.is_dir():
+        # Made here, it would lie on the very disk that it is to be a backup of.
+        raise Refusal(
+            "file_unreadable", f"there is no folder {path.parent}", hint="is the stick plugged in? nothing was made"
+        )
     identity = pyrage.x25519.Identity.generate()
     recipient = str(identity.to_public())
     folder.write(path, f"# public key: {recipient}\n{identity}\n".encode())

@@ -304,9 +304,9 @@ def ranking_lines(document: dict[str, Any]) -> list[str]:
         (
             "-",
             "-",
-            f"{row['entrant']} (baseline)",
+            f"{row['entrant']} ({_beside(row['entrant'], document)})",
             _number(row["score"]),
-            "-",
+            _number(row["se"]),
             _number(row["direct_score"]),
             "-",
             row["seeds"],
@@ -314,6 +314,11 @@ def ranking_lines(document: dict[str, Any]) -> list[str]:
         for row in document["baselines"]
     ]
     return table(header, rows, right=tuple(name for name in header if name != "entrant"))
+
+
+def _beside(name: str, document: dict[str, Any]) -> str:
+    """Why somebody stands below the ranking, without a rank."""
+    return "baseline" if name in document["policy"]["baselines"] else "unranked: conflict declared"
 
 
 def _number(value: float | None) -> str:

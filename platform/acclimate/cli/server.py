@@ -212,6 +212,14 @@ def _made(settings: "Settings", *, shared: str = "database") -> "Settings":
             hint="name it with --data or ACCLIMATE_DATA; `acclimate up --data DIR` makes one on first use, "
             f"and so does this command where the setting {shared} names one for several",
         )
+    own = settings.data / "acclimate.db"
+    if there and shared == "database" and settings.origins[shared] == "default" and not own.exists():
+        # Opening it would make an empty one, of no installation.
+        raise Refusal(
+            "config_invalid",
+            f"the data folder {settings.data} has no database of its own",
+            hint="give --database (or ACCLIMATE_DATABASE), and --blobs, as `acclimate up` or `acclimate api` was given them",
+        )
     config.claim(settings)
     return settings
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from acclimate.config import Settings
     from acclimate.parts import Addresses
 
+_SOON = "  (its pages take up to a minute to start)"
+_ELSEWHERE = [
+    "`acclimate invite` needs --database and --blobs, or ACCLIMATE_DATABASE and ACCLIMATE_BLOBS, as they were given here."
+]
 _REACH = " on this machine; others use its name in the network in place of this address"
 
 
@@ -153,13 +157,14 @@ def _page(settings: "Settings", addresses: "Addresses", invitation: str | None) 
         "",
         "Acclimate is up.",
         f"  API     {url}" + (_REACH if settings.host in EVERYWHERE else ""),
-        f"  MLflow  {addresses.mlflow or 'none here; results: ' + tracking}",
+        f"  MLflow  {addresses.mlflow + _SOON if addresses.mlflow else 'none here; results: ' + tracking}",
         f"  data    {settings.data}",
         f"  logs    {settings.data / 'logs'}",
         f"  log key {addresses.log_key}",
         "          (publish it where others find it without this server: it is what an auditor checks with)",
         "",
         "First steps. Everybody makes keys of their own, on their own machine: a key folder is secret.",
+        *(_ELSEWHERE if settings.origins["database"] != "default" else []),
         "",
         "Organizer (docs/organizers.md):",
     ]

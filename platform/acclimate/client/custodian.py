@@ -397,7 +397,7 @@ def _included(history: History, state: Round, pin: Pin) -> Iterator[Check]:
                 raise Refusal(
                     "too_early",
                     f"the log has no {kind} of {pin.round} yet; the round is {state.phase}",
-                    hint=f"acclimate status {pin.round} --watch shows when it has",
+                    hint=f"acclimate status {pin.round} --keys DIR --watch shows when it has",
                 )
         index, record = at[kind]
         yield Check(kind, "ok", f"log entry {index}, {records.format_time(record.at)}, count {record['count']}")
