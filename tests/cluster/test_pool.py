@@ -85,6 +85,7 @@ def test_the_pool_is_told_with_its_labels_and_gpus(runner: RayRunner) -> None:
     assert not any("ray.io/node" in name for machine in machines for name in machine.labels)
 
 
+@pytest.mark.slow
 def test_six_gpus_take_six_at_once_and_a_seventh_waits(runner: RayRunner, stuck) -> None:
     blobs, job = stuck
     handles = [runner.start(f"six-{number}/1", job, blobs, demand=GPU) for number in range(6)]
@@ -122,6 +123,7 @@ def test_labels_and_whole_gpus_are_obeyed(runner: RayRunner, stuck) -> None:
         handle.cancel()
 
 
+@pytest.mark.slow
 def test_a_child_sees_the_gpus_it_was_given_and_no_other(runner: RayRunner, work, tmp_path: Path) -> None:
     blobs, job = work
     with_gpu = runner.start("with/1", job, blobs, demand=GPU)
@@ -190,6 +192,7 @@ def test_what_goes_on_after_a_close_is_adopted_by_its_name_and_ended_by_its_next
         each.close()
 
 
+@pytest.mark.slow
 def test_a_machine_of_other_code_or_without_a_folder_says_so(cluster, with_token, work, tmp_path: Path) -> None:
     blobs, job = work
     for package in (acclimate_competitions, acclimate_runners):
@@ -223,6 +226,7 @@ def test_a_machine_of_other_code_or_without_a_folder_says_so(cluster, with_token
         cluster.remove(3)
 
 
+@pytest.mark.slow
 def test_an_attempt_whose_machine_goes_away_starts_elsewhere(runner: RayRunner, cluster, work, stuck) -> None:
     blobs, job = work
     lost = runner.start("lost/1", job, stuck[0], demand=Demand(gpus=1, labels={"pool": "b"}))
@@ -296,6 +300,7 @@ def test_something_else_at_the_address_is_not_waited_for_without_end(with_token,
     assert refusal.code == "runner_failed" and "no answer from a Ray cluster" in refusal.sentence
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_open_to_everyone_is_joined_only_where_that_is_meant(
     ray_clusters, with_token, monkeypatch, tmp_path: Path
 ) -> None:

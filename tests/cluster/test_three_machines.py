@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from sites import again, busy, up
 
-from acclimate_competitions.phases import Phase
-
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow, pytest.mark.usefixtures("with_token")]
 
 
@@ -26,17 +24,7 @@ def test_three_machines_with_gpus_give_the_ranking_of_one_machine(tmp_path: Path
         up(tmp_path / "three", "--runner", "ray", ACCLIMATE_RAY_ADDRESS=cluster.address) as made,
         made.players(compute=compute) as players,
     ):
-        players.gather()
-        players.create(window=timedelta(seconds=30))
-        players.seal()
-        players.acknowledge()
-        players.wait(Phase.OPEN)
-        players.submit()
-        players.wait(Phase.CLOSED)
+        players.send(window=timedelta(seconds=30))
         busy(players, "prepare")
         again(made, signal.SIGKILL)
-        players.wait(Phase.PREPARED)
-        players.release()
-        players.wait(Phase.EVALUATED)
-        players.publish()
-        assert players.ranking() == undisturbed
+        assert players.finish() == undisturbed

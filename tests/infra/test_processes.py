@@ -280,6 +280,7 @@ def start_postgres(machine: Machine) -> None:
     machine.healthy("postgres")
 
 
+@pytest.mark.slow
 def test_s3_gives_each_login_its_bucket_and_strangers_nothing(machine: Machine) -> None:
     import boto3
     import botocore.exceptions

@@ -134,12 +134,21 @@ class Players:
 
     def play(self) -> str:
         """The whole round; the digest of its ranking."""
+        self.send()
+        return self.finish()
+
+    def send(self, *, window: timedelta = WINDOW) -> None:
+        """From nothing to a round that everybody has sent a model to, and that is closed."""
         self.gather()
-        self.create()
+        self.create(window=window)
         self.seal()
         self.acknowledge()
         self.wait(Phase.OPEN)
         self.submit()
+        self.wait(Phase.CLOSED)
+
+    def finish(self) -> str:
+        """From a closed round to the published ranking; its digest."""
         self.wait(Phase.PREPARED)
         self.release()
         self.wait(Phase.EVALUATED)

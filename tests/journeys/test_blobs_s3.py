@@ -415,6 +415,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@pytest.mark.slow
 def test_200_mb_take_no_more_memory_than_40(s3_place: Place, tmp_path: Path) -> None:
     peaks = []
     for size in (40, 200):

@@ -71,20 +71,10 @@ def test_up_on_postgresql_and_s3_killed_in_the_midst_of_a_preparation_gives_the_
         # What asks for invitations is not told by `up`.
         made.environment |= {"ACCLIMATE_DATABASE": postgresql_url, "ACCLIMATE_BLOBS": s3_place.blobs}
         with made.players() as players:
-            players.gather()
-            players.create(window=timedelta(seconds=30))
-            players.seal()
-            players.acknowledge()
-            players.wait(Phase.OPEN)
-            players.submit()
-            players.wait(Phase.CLOSED)
+            players.send(window=timedelta(seconds=30))
             busy(players, "prepare")
             again(made, signal.SIGKILL)
-            players.wait(Phase.PREPARED)
-            players.release()
-            players.wait(Phase.EVALUATED)
-            players.publish()
-            assert players.ranking() == undisturbed
+            assert players.finish() == undisturbed
             assert verify.verify(players.bundle()).failed == ()
         # Nothing of it lies in the data folder.
         assert not (made.data / "acclimate.db").exists() and not (made.data / "blobs").exists()
@@ -97,22 +87,12 @@ def test_two_apis_and_two_dispatchers_on_postgresql_and_s3_give_the_same_ranking
     with site(tmp_path, urls=2, **environment) as made:
         beside(made, apis=2, dispatchers=2, runner="local")
         with made.players() as players:
-            players.gather()
-            players.create(window=timedelta(seconds=30))
-            players.seal()
-            players.acknowledge()
-            players.wait(Phase.OPEN)
-            players.submit()
-            players.wait(Phase.CLOSED)
+            players.send(window=timedelta(seconds=30))
             busy(players, "prepare")
             name = leading(made)
             made.parts.pop(name).end(signal.SIGKILL)  # the other takes over
             made.parts["api-1"].end(signal.SIGKILL)
             made.parts["api-1"].start()
             made.ready()
-            players.wait(Phase.PREPARED)
-            players.release()
-            players.wait(Phase.EVALUATED)
-            players.publish()
-            assert players.ranking() == undisturbed
+            assert players.finish() == undisturbed
             assert verify.verify(players.bundle()).failed == ()
