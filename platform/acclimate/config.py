@@ -24,6 +24,7 @@ from acclimate_competitions.errors import Refusal
 
 DATA_VERSION = "1"
 PREFIX = "ACCLIMATE_"
+_LARGEST_FILE = 1 << 20
 LEVELS = ("debug", "info", "warning", "error")
 _ORIGIN = re.compile(r"[A-Za-z0-9.:-]+(/[A-Za-z0-9._-]+)*")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
@@ -304,7 +305,7 @@ def load(
     origins: dict[str, str] = {"data": "argument"}
     if data is None:
         data, origins["data"] = _folder(layers, problems)
-    data = data.expanduser().absolute()
+    data = _data_folder(data, origins["data"], problems)
     values: dict[str, Any] = {}
     for name, setting in SETTINGS.items():
         layer = next((layer for layer in layers if name in layer.values), None)
@@ -375,14 +376,30 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
     return found
 
 
+def _data_folder(data: Path, origin: str, problems: list[str]) -> Path:
+    """The data folder's whole path; the default database's URL is made of it, in which a ? would begin a query."""
+    try:
+        found = data.expanduser().absolute()
+    except RuntimeError as error:
+        problems.append(f"data ({origin}): {str(data)!r}: {error}")
+        return data.absolute()
+    if "?" in str(found) or "\0" in str(found):
+        problems.append(f"data ({origin}): {str(data)!r} must not hold a question mark or a NUL")
+    return found
+
+
 def _from_file(file: Path, problems: list[str]) -> _Layer:
     try:
-        text = file.read_text("utf-8")
+        with file.open("rb") as stream:
+            data = stream.read(_LARGEST_FILE + 1)
+        if len(data) > _LARGEST_FILE:
+            raise ValueError(f"is longer than {_LARGEST_FILE} bytes, too long for a file of settings")
+        text = data.decode("utf-8")
         values = tomllib.loads(text)
     except OSError as error:
         problems.append(f"{file}: {error.strerror or error}")
         return _Layer({}, str)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problems.append(f"{file}: {hidden(str(error))}")
         return _Layer({}, str)
     lines: dict[str, int] = {}

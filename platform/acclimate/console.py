@@ -118,6 +118,14 @@ def formatted(record: logging.LogRecord) -> str:
     return line(record.getMessage(), level=level, at=record.created, logger=record.name, **facts)
 
 
+def _may_be_a_log(path: Path) -> bool:
+    """Whether a file is missing, empty, or begins as our lines do: a key or a database must never get lines, nor be turned away."""
+    if not path.exists():
+        return True
+    with path.open("rb") as file:
+        return file.read(1) in (b"", b"{")
+
+
 class RotatingFile:
     """A file of lines that begins anew when it is full; its owner's alone. A full disk loses lines, never more.
 
@@ -135,6 +143,12 @@ class RotatingFile:
         self._path, self._size, self._keep = path, size, keep
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if alone and not _may_be_a_log(path):
+                raise Refusal(
+                    "config_invalid",
+                    f"{path} holds something else than a log; nothing is written to it",
+                    hint="name another with log_file or ACCLIMATE_LOG_FILE, or leave it out",
+                )
             # Two processes that turn one file would lose each other's lines.
             self._held = locks.take(path.with_name(f"{path.name}.lock")) if alone else None
             if self._held is not None or not alone:

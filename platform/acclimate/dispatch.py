@@ -415,7 +415,7 @@ def names_of(data: Path) -> tuple[str, tuple[str, ...]]:
     """
     path = data / "dispatcher.id"
     try:
-        tokens = path.read_text("utf-8").split() if path.exists() else []
+        tokens = path.read_text("ascii", "replace").split() if path.is_file() else []
         tokens = [*tokens[1 - _NAMES :], secrets.token_hex(16)]
         temporary = path.with_name(f".dispatcher.id.{os.getpid()}")
         temporary.write_text("\n".join(tokens) + "\n", "utf-8")

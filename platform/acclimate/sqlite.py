@@ -75,4 +75,10 @@ def refusal(error: sqlite3.Error) -> Refusal | None:
             "the database's file is not one of SQLite",
             hint="name another file in the setting `database`, or restore it from a backup",
         )
+    if code == sqlite3.SQLITE_CORRUPT:
+        return Refusal(
+            "data_version",
+            f"the database's file is damaged: {error}",
+            hint="restore it from a backup; nothing was changed",
+        )
     return None

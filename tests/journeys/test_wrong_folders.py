@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from acclimate import config, demo_servers
+from acclimate import config, console, demo_servers
 from acclimate.cli.rounds import ranking_lines
+from acclimate.dispatch import names_of
+from acclimate.store import Store
+from acclimate_competitions.errors import Refusal
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -33,6 +36,50 @@ def test_a_backup_key_goes_to_no_folder_that_is_not_there(tmp_path: Path) -> Non
         "custodian", "keygen", "--name", "custodian-a", "--keys", str(tmp_path / "keys"), "--make-backup", str(stick)
     )
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("name", ["q?mark", "~nobody-of-this-name/x", "nul\0"])
+def test_a_data_folder_that_no_path_can_name_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(Refusal) as caught:
+        config.load(Path(name) if name.startswith("~") else tmp_path / name, environ={})
+    assert caught.value.code == "config_invalid" and "data (argument)" in caught.value.sentence
+
+
+def test_a_file_of_settings_has_an_end(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="too long for a file of settings"):
+        config.load(tmp_path, file=Path("/dev/zero"), environ={})
+    deep = tmp_path / "deep.toml"
+    deep.write_text("a=" + "[" * 20_000, "utf-8")
+    with pytest.raises(Refusal, match="deep.toml"):
+        config.load(tmp_path, file=deep, environ={})
+
+
+@pytest.mark.parametrize("content", ["-----BEGIN PRIVATE KEY-----\n", "SQLite format 3\0"])
+def test_a_log_is_written_to_no_file_that_is_something_else(content: str, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text(content, "utf-8")
+    with pytest.raises(Refusal, match="something else than a log"):
+        console.RotatingFile(other, alone=True)
+    assert other.read_text("utf-8") == content
+
+
+def test_a_dispatchers_names_that_were_damaged_are_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / "dispatcher.id").write_bytes(bytes(range(128, 256)))
+    name, _ = names_of(tmp_path)
+    assert name and names_of(tmp_path)[0] != name
+
+
+def test_a_damaged_database_is_told_in_a_sentence(tmp_path: Path) -> None:
+    settings = config.load(tmp_path / "data", environ={})
+    Store.open(settings).close()
+    database = settings.data / "acclimate.db"
+    whole = database.read_bytes()
+    database.write_bytes(whole[:4096] + b"\xff" * 8192 + whole[12288:])
+    with pytest.raises(Refusal) as caught:
+        opened = Store.open(settings)
+        with opened.snapshot() as tx:
+            tx.size()
+    assert caught.value.code == "data_version" and "damaged" in caught.value.sentence
 
 
 @pytest.mark.parametrize(("name", "words"), [("majority", "baseline"), ("bob", "unranked: conflict declared")])
