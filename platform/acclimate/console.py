@@ -86,15 +86,25 @@ def _text(value: Any) -> str:
     return str(_safe(str(value)))
 
 
+_ASYNCIO_EVERY = 60.0
+
+
 class Handler(logging.Handler):
     """Python's logging as lines of this log, on standard error or in a file."""
 
     def __init__(self, file: "RotatingFile | None" = None) -> None:
         super().__init__()
         self._file = file
+        self._said: dict[object, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record."""
+        """Write one record; of what the event loop says over and over (no open file is left, say), one a minute."""
+        if record.name == "asyncio":
+            if record.created - self._said.get(record.msg, 0.0) < _ASYNCIO_EVERY:
+                return
+            if len(self._said) > 100:
+                self._said.clear()
+            self._said[record.msg] = record.created
         try:
             self.write(formatted(record))
         except Exception:

@@ -119,3 +119,16 @@ def test_what_libraries_warn_of_and_what_ends_a_thread_is_one_line_too(tmp_path:
     ours = next(line for line in lines if line["event"] == "ours")
     assert ours == {"at": ours["at"], "level": "info", "event": "ours", "id": "x"}
     assert "ZeroDivisionError" in next(line for line in lines if "worker" in line["event"])["traceback"]
+
+
+def test_what_the_event_loop_repeats_fills_no_log(tmp_path: Path) -> None:
+    file = console.RotatingFile(tmp_path / "log")
+    handler = console.Handler(file)
+    for moment in (0.0, 1.0, 59.0, 61.0):
+        record = logging.LogRecord(
+            "asyncio", logging.ERROR, "", 0, "socket.accept() out of system resource", None, None
+        )
+        record.created = 1e9 + moment
+        handler.emit(record)
+    file.close()
+    assert (tmp_path / "log").read_text("utf-8").count("out of system resource") == 2
