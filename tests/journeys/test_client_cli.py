@@ -325,6 +325,7 @@ def test_what_a_server_writes_does_not_steer_the_terminal(acclimate: Callable[..
 
 def test_a_custodians_keys_are_safe_and_its_document_is_complete(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
     folder, backup = tmp_path / "a", tmp_path / "stick" / "backup.txt"
+    backup.parent.mkdir()
     ran = acclimate("custodian", "keygen", "--name", "custodian-a", "--keys", folder, "--make-backup", backup, "--json")
     assert ran.code == 0, ran.err
     document = ran.json
