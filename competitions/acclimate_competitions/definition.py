@@ -51,7 +51,13 @@ class Task:
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """`[round]`: dates are None where `acclimate round create` gives them."""
+    """`[round]`: dates are None where `acclimate round create` gives them.
+
+    Attributes:
+        audits: how many preparations the auditor draws and makes again before the release.
+        audit_tolerance: how far a validation nll may be from the first one where bytes can't be equal (other hardware).
+        auditor: name of the second operator; needed for audits, and where the holdout stays private.
+    """
 
     name: str
     opens: datetime | None
@@ -63,6 +69,8 @@ class RoundSettings:
     publish: Literal["manual", "auto"]
     holdout_after: Literal["public", "private"]
     audits: int
+    audit_tolerance: float
+    auditor: str | None
 
 
 @dataclass(frozen=True)
@@ -222,6 +230,8 @@ def parse(raw: bytes) -> Competition:
         entrants_see=_logs(root.table("logs")),
         origins=document.origins,
     )
+    if competition.round.auditor in competition.custody.custodians:
+        document.problem(("round", "auditor"), f'round.auditor = "{competition.round.auditor}" is a custodian, too')
     root.finish()
     if document.problems:
         raise _invalid(document)
@@ -290,11 +300,16 @@ def _round(table: Table) -> RoundSettings:
         release_by=table.moment("release_by"),
         objection_window=table.duration("objection_window", timedelta(0)),
         publish=table.word("publish", ("manual",), default="manual", designed=("auto",)),
-        holdout_after=table.word("holdout_after", ("public",), default="public", designed=("private",)),
-        audits=table.integer("audits", 0),
+        holdout_after=table.word("holdout_after", ("public", "private"), default="public"),
+        audits=table.integer("audits", 0, most=10_000),
+        audit_tolerance=table.number("audit_tolerance", 0.0),
+        auditor=table.text("auditor", _NONE, pattern=NAME, form=NAME_MEANING),
     )
-    if settings.audits > 0:
-        table.problem("audits", f"= {settings.audits}: this version carries only 0")
+    if settings.auditor is None and table.good("audits", "holdout_after", "auditor"):
+        if settings.audits > 0:
+            table.problem("audits", f"= {settings.audits}: needs `auditor`, the name of a second operator")
+        elif settings.holdout_after == "private":
+            table.problem("holdout_after", '= "private": needs `auditor`, the name of somebody who looks at it for all')
     dates = {name: getattr(settings, name) for name in ("opens", "closes", "closes_latest", "release_by")}
     known = [(name, value) for name, value in dates.items() if value is not None and table.good(name)]
     # Neighbours only, so that one wrong date is one problem; closes_latest may equal closes.

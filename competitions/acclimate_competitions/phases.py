@@ -84,9 +84,13 @@ class Round:
         preparations: every preparation that must end in a ModelPrepared record, known from RoundClosed; the values say nothing.
         bases: submission -> digest of the model that its preparations started from.
         models: every evaluation to be made -> digest of the model that it must use; known from PreparationFinished.
+        finished: the PreparationFinished record.
         prepared, evaluated: the terminal records by key, in log order.
+        drawn: the preparations that the second operator must make again; None before AuditDrawn.
+        audited: what came of each of them: PreparationAudited, in log order.
         released: share index -> digest of the share document.
         rankings: (ranking digest, reason), the newest last.
+        reports: what the round's auditor said of the whole bundle: RoundAudited, the newest last.
     """
 
     id: str
@@ -106,10 +110,14 @@ class Round:
     bases: Mapping[int, str] = field(default_factory=dict)
     prepared: Ledger[PreparationKey, Record] = field(default_factory=Ledger)
     models: Mapping[EvaluationKey, str] = field(default_factory=dict)
+    finished: Record | None = None
+    drawn: tuple[PreparationKey, ...] | None = None
+    audited: Mapping[PreparationKey, Record] = field(default_factory=dict)
     released: Mapping[int, str] = field(default_factory=dict)
     opened: Record | None = None
     evaluated: Ledger[EvaluationKey, Record] = field(default_factory=Ledger)
     rankings: tuple[tuple[str, str], ...] = ()
+    reports: tuple[Record, ...] = ()
     phases: tuple[tuple[Phase, datetime], ...] = ()
 
     @property
@@ -126,6 +134,22 @@ class Round:
     def threshold(self) -> int:
         """k: shares that open the seal."""
         return int(self.defined["k"])
+
+    @property
+    def auditor(self) -> Mapping[str, Any] | None:
+        """{name, ed25519, draw} of the second operator whom the round names, or None."""
+        found: Mapping[str, Any] | None = self.defined.fields.get("auditor")
+        return found
+
+    @property
+    def private(self) -> bool:
+        """Whether the holdout stays secret after the round."""
+        return self.competition.round.holdout_after == "private"
+
+    @property
+    def audits_due(self) -> int:
+        """How many preparations are to be drawn and made again: as the definition says, all where there are fewer."""
+        return min(self.competition.round.audits, len(self.preparations))
 
     @property
     def outstanding(self) -> tuple[str, ...]:

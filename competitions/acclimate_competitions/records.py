@@ -1,6 +1,6 @@
 r"""The records of the log: their fields, their bytes, their signatures.
 
-A record is canonical JSON with `v` (1), `type`, `round` (absent in RoundDefined, whose id is made from its own content), `at`
+A record is canonical JSON with `v` (1), `type`, `round` (absent in RoundDefined, whose id is made from its own content, and in LogKeyRotated), `at`
 (receipt time by the database's clock, RFC 3339, UTC, microseconds) and the fields of its type. A signed record also has
 `by` (the signer's Ed25519 public key, base64) and `sig`, the signature over
 
@@ -34,7 +34,7 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
             "RoundDefined",
             "competition name definition files recipe scorer policy code opens closes closes_latest grace release_by"
             " k custodians log witnesses quorum organizer evaluators",
-            "predecessor",
+            "predecessor auditor",
             True,
         ),
         ("HoldoutSealed", "seal format size ciphertext block_root rows row_root shares", "", True),
@@ -54,17 +54,22 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
             True,
         ),
         ("PreparationFinished", "count root", "", False),
-        ("PreparationAudited", "job agrees tolerance", "", True),
+        ("AuditDrawn", "secret", "", True),
+        ("PreparationAudited", "submission task seed prepared agrees tolerance hardware reason", "", True),
         ("ShareReleased", "seal index document", "", True),
         ("HoldoutOpened", "key plaintext row_root", "", False),
         ("ModelEvaluated", "submission task seed protocol prepared predictions count", "", True),
         ("EvaluationFinished", "count root", "", False),
         ("RankingPublished", "ranking policy reason", "", True),
         ("RankingRevised", "ranking policy reason", "", True),
+        ("RoundAudited", "bundle ranking checks", "", True),
         ("RoundVoided", "reason", "predecessor approvals", True),
+        ("LogKeyRotated", "old new reason approvals", "", True),
     ]
 }
 
+ROUNDLESS = frozenset({"RoundDefined", "LogKeyRotated"})
+"""Types without a field `round`: one makes the round's id, the other is about the log."""
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 _UNSIGNED = ("at", "sig", "approvals")
 LONGEST_REASON = 2000
@@ -76,6 +81,16 @@ def _form(value: object, form: str) -> bool:
     match form:
         case "digest":
             return digests.is_digest(value)
+        case "digest or null":
+            return value is None or digests.is_digest(value)
+        case "boolean":
+            return isinstance(value, bool)
+        case "amount":
+            return _form(value, "measure") and value is not None and value >= 0  # type: ignore[operator]
+        case "auditor":
+            return _object(value, name="text", ed25519="text", draw="digest")
+        case "checks":
+            return _object(value, ok="number", failed="number", not_checked="number")
         case "time":
             return isinstance(value, str) and _TIME.fullmatch(value) is not None
         case "number":
@@ -124,11 +139,11 @@ _FORMS: dict[str, str] = {
     name: form
     for form, names in {
         "digest": "definition recipe scorer policy seal ciphertext block_root row_root commitment document entries_root root key"
-        " plaintext predictions ranking prepared base code",
+        " plaintext predictions ranking prepared base code bundle",
         "time": "opens closes closes_latest release_by",
         "number": "k quorum grace size rows index submission count",
         "number or null": "seed",
-        "text": "competition name log entrant ed25519 task protocol reason format",
+        "text": "competition name log entrant ed25519 task protocol reason format secret old new",
         "texts": "witnesses evaluators conflicts",
         "object": "files organizer cost",
         "words": "hardware diverged",
@@ -136,6 +151,10 @@ _FORMS: dict[str, str] = {
         "failure": "failed",
         "choice or null": "selected",
         "candidates": "candidates",
+        "boolean": "agrees",
+        "amount": "tolerance",
+        "auditor": "auditor",
+        "checks": "checks",
         "name age ed25519 backup": "custodians",
         "index to commitment envelope": "shares",
         "by sig": "approvals",
@@ -143,7 +162,11 @@ _FORMS: dict[str, str] = {
     for name in names.split()
 }
 # A field that holds something else in one type of record than in the others.
-_FORMS_OF: dict[tuple[str, str], str] = {("SubmissionRefused", "reason"): "reason"}
+_FORMS_OF: dict[tuple[str, str], str] = {
+    ("SubmissionRefused", "reason"): "reason",
+    ("PreparationAudited", "prepared"): "digest or null",
+    ("LogKeyRotated", "reason"): "reason",
+}
 
 
 @dataclass(frozen=True)
@@ -152,7 +175,7 @@ class Record:
 
     Attributes:
         type: a key of FIELDS.
-        round: the round's id; for RoundDefined the id that follows from its content.
+        round: the round's id; for RoundDefined the id that follows from its content; empty where a record is of no round.
         at: receipt time, UTC.
         fields: the fields of its type.
         by: signer's public key, base64, or None.
@@ -191,7 +214,7 @@ class Record:
 def assemble(kind: str, round_id: str, fields: Mapping[str, Any], *, by: str | None) -> dict[str, Any]:
     """The record's document without `at` and `sig`."""
     document: dict[str, Any] = {"v": 1, "type": kind, **fields}
-    if kind != "RoundDefined":
+    if kind not in ROUNDLESS:
         document["round"] = round_id
     if by is not None:
         document["by"] = by
@@ -243,18 +266,18 @@ def parse(data: bytes) -> Record:
     kind = document.get("type")
     if not isinstance(kind, str) or kind not in FIELDS:
         raise Refusal("record_invalid", f"unknown record type {kind!r}")
-    known = {"v", "type", "at", "by", "sig"} | (set() if kind == "RoundDefined" else {"round"})
+    known = {"v", "type", "at", "by", "sig"} | (set() if kind in ROUNDLESS else {"round"})
     fields = {name: value for name, value in document.items() if name not in known}
     signed = FIELDS[kind][2]
     check_fields(kind, fields, signed=signed)
     for name in ("by", "sig"):
         if isinstance(document.get(name), str) != signed or (name in document) != signed:
             raise Refusal("record_invalid", f"{kind}: field {name!r} must be {'text' if signed else 'absent'}")
-    if kind != "RoundDefined" and not isinstance(document.get("round"), str):
+    if kind not in ROUNDLESS and not isinstance(document.get("round"), str):
         raise Refusal("record_invalid", f"{kind}: field 'round' must be text")
     return Record(
         type=kind,
-        round=round_id_of(fields) if kind == "RoundDefined" else document["round"],
+        round=round_id_of(fields) if kind == "RoundDefined" else document.get("round", ""),
         at=parse_time(document.get("at")),
         fields=fields,
         by=document.get("by"),
@@ -285,6 +308,11 @@ def check_fields(kind: str, fields: Mapping[str, Any], *, signed: bool) -> None:
 def _expected(form: str) -> str:
     known = {
         "digest": "a digest (sha256: and 64 hex digits)",
+        "digest or null": "a digest (sha256: and 64 hex digits), or null",
+        "boolean": "true or false",
+        "amount": "a number from 0",
+        "auditor": "an object of name, ed25519 and draw (a digest)",
+        "checks": "an object of ok, failed and not_checked (whole numbers from 0)",
         "time": "a time such as 2027-03-01T00:00:00.000000Z",
         "number": "a whole number from 0",
         "number or null": "a whole number from 0, or null",

@@ -12,66 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from acclimate_competitions import digests, records
-from acclimate_competitions.definition import ROUND_NAME, ROUND_NAME_MEANING, Competition
+from acclimate_competitions import digests, drawing, records
+from acclimate_competitions.defining import begin, scorer_digest
+from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.guards import require, secret_of
 from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.phases import Phase, Round, Submission, entries_root
 from acclimate_competitions.records import Record, parse_time
 
-
-def scorer_digest(competition: Competition) -> str:
-    """Digest of what scores a prediction: each task's kind, choices and metric."""
-    return digests.of_json(
-        [{"task": t.name, "kind": t.kind, "choices": list(t.choices), "metric": t.metric} for t in competition.tasks]
-    )
-
-
-def begin(record: Record, competition: Competition) -> Round:
-    """The draft round of a RoundDefined record.
-
-    Raises:
-        Refusal: record_invalid, signature_invalid, guard_failed.
-    """
-    _require(record.type == "RoundDefined", f"a round begins with RoundDefined, not {record.type}")
-    records.verify(record)
-    _require(
-        record.by == record["organizer"]["ed25519"],
-        "RoundDefined is not signed by the organizer it names",
-        "signature_invalid",
-    )
-    _require(record["definition"] == competition.digest, "RoundDefined names another definition")
-    _require(record["competition"] == competition.slug, "RoundDefined names another competition")
-    _require(record["recipe"] == competition.preparation.digest, "RoundDefined names another recipe")
-    _require(record["policy"] == competition.ranking.digest, "RoundDefined names another ranking policy")
-    _require(record["scorer"] == scorer_digest(competition), "RoundDefined names another scorer")
-    _require(
-        isinstance(record["name"], str) and ROUND_NAME.fullmatch(record["name"]) is not None,
-        f"round name {record['name']!r}: {ROUND_NAME_MEANING}",
-        "name_invalid",
-    )
-    dates = {name: record[name] for name in ("opens", "closes", "closes_latest", "release_by")}
-    opens, closes, latest, by = map(parse_time, dates.values())
-    _require(
-        opens < closes <= latest < by,
-        "dates must satisfy opens < closes ≤ closes_latest < release_by; given are "
-        + ", ".join(f"{name} {text}" for name, text in dates.items()),
-    )
-    custodians = record["custodians"]
-    _require(
-        [c["name"] for c in custodians] == list(competition.custody.custodians),
-        "custodians differ from the definition's",
-    )
-    _require(record["k"] == competition.custody.threshold, "k differs from the definition's threshold")
-    _require(record["grace"] == int(competition.round.grace.total_seconds()), "grace differs from the definition's")
-    keys = [c["ed25519"] for c in custodians] + [record["organizer"]["ed25519"], *record["evaluators"]]
-    for key in keys:
-        records.public_key(key)
-    _require(len(set(keys)) == len(keys), "organizer, custodians and evaluators must have different keys")
-    _require(bool(record["evaluators"]), "RoundDefined names no evaluator")
-    recipients = [text for c in custodians for text in (c["age"], c["backup"]) if text is not None]
-    _require(len(set(recipients)) == len(recipients), "custodians' age recipients, backups included, must be different")
-    return Round(record.round, competition, record, Phase.DRAFT, closes, phases=((Phase.DRAFT, record.at),))
+__all__ = ["TABLE", "allowed", "apply", "audits_missing", "begin", "fold", "scorer_digest"]
 
 
 def fold(numbered: Iterable[tuple[int, Record]], competition: Competition) -> Round:
@@ -102,7 +52,7 @@ def apply(state: Round, record: Record, *, index: int) -> Round:
     Raises:
         Refusal: phase_wrong, too_early, round_closed, signature_invalid, guard_failed, seal_mismatch, share_false, …
     """
-    _require(record.round == state.id, f"the record is of round {record.round}, not {state.id}")
+    require(record.round == state.id, f"the record is of round {record.round}, not {state.id}")
     if record.type not in TABLE or state.phase not in TABLE[record.type][0]:
         if record.type in _SUBMITTING and state.phase in _AFTER_OPEN:
             raise _too_late(state, record)
@@ -135,27 +85,25 @@ def allowed(phase: Phase) -> list[str]:
 def _seal(state: Round, record: Record, index: int) -> Round:
     names = [custodian["name"] for custodian in state.defined["custodians"]]
     shares = record["shares"]
-    _require(
+    require(
         [s["index"] for s in shares] == list(range(1, len(names) + 1)),
         "the seal must have one share a custodian, in order",
     )
-    _require([s["to"] for s in shares] == names, "the seal's shares go to others than the custodians")
+    require([s["to"] for s in shares] == names, "the seal's shares go to others than the custodians")
     return replace(state, phase=Phase.SEALED, seal=record)
 
 
 def _acknowledge(state: Round, record: Record, index: int) -> Round:
     share = _own_share(state, record)
-    _require(
-        record["commitment"] == share["commitment"], "the acknowledged commitment is not the seal's", "share_false"
-    )
+    require(record["commitment"] == share["commitment"], "the acknowledged commitment is not the seal's", "share_false")
     return replace(state, acknowledged=state.acknowledged | {share["index"]})
 
 
 def _open(state: Round, record: Record, index: int) -> Round:
     assert state.seal is not None
-    _require(record["seal"] == state.seal["seal"], "RoundOpened names another seal", "seal_mismatch")
+    require(record["seal"] == state.seal["seal"], "RoundOpened names another seal", "seal_mismatch")
     have, need = len(state.acknowledged), state.acknowledgements_needed
-    _require(have >= need, f"{have} custodians acknowledged their share, {need} must")
+    require(have >= need, f"{have} custodians acknowledged their share, {need} must")
     if record.at < state.opens:
         raise Refusal("too_early", f"the round opens {state.defined['opens']}, it is {records.format_time(record.at)}")
     return replace(state, phase=Phase.OPEN)
@@ -165,8 +113,8 @@ def _extend(state: Round, record: Record, index: int) -> Round:
     _before_close(state, record)
     closes = parse_time(record["closes"])
     latest = state.defined["closes_latest"]
-    _require(closes > state.closes, f"the closing time may only move later than {records.format_time(state.closes)}")
-    _require(closes <= parse_time(latest), f"the closing time may not move beyond closes_latest, {latest}")
+    require(closes > state.closes, f"the closing time may only move later than {records.format_time(state.closes)}")
+    require(closes <= parse_time(latest), f"the closing time may not move beyond closes_latest, {latest}")
     return replace(state, closes=closes)
 
 
@@ -174,17 +122,17 @@ def _register(state: Round, record: Record, index: int) -> Round:
     _before_close(state, record)
     name, key = record["entrant"], record["ed25519"]
     records.public_key(key)
-    _require(name not in state.entrants, f"entrant {name!r} is registered already", "conflict")
-    _require(key not in state.entrants.values(), "this key is registered by another entrant", "conflict")
+    require(name not in state.entrants, f"entrant {name!r} is registered already", "conflict")
+    require(key not in state.entrants.values(), "this key is registered by another entrant", "conflict")
     organizer = record.by == state.defined["organizer"]["ed25519"]
-    _require(name != MAJORITY, f"{MAJORITY!r} is the null predictor, which has no model", "name_taken")
+    require(name != MAJORITY, f"{MAJORITY!r} is the null predictor, which has no model", "name_taken")
     baseline = "baseline" in record["conflicts"]
-    _require(
+    require(
         baseline == (name in state.competition.ranking.baselines),
         f"{name!r}: a baseline is one that the definition names",
     )
-    _require(baseline == organizer, "baselines, and only they, are registered by the organizer")
-    _require(baseline or record.by == key, "an entrant registers its own key", "signature_invalid")
+    require(baseline == organizer, "baselines, and only they, are registered by the organizer")
+    require(baseline or record.by == key, "an entrant registers its own key", "signature_invalid")
     return replace(
         state,
         entrants={**state.entrants, name: key},
@@ -196,8 +144,8 @@ def _register(state: Round, record: Record, index: int) -> Round:
 def _commit(state: Round, record: Record, index: int) -> Round:
     _before_close(state, record)
     commitment = record["commitment"]
-    _require(digests.is_digest(commitment), "a commitment is a sha256 digest", "record_invalid")
-    _require(commitment not in state.submissions, "this commitment is in the log already", "conflict")
+    require(digests.is_digest(commitment), "a commitment is a sha256 digest", "record_invalid")
+    require(commitment not in state.submissions, "this commitment is in the log already", "conflict")
     submission = Submission(record["entrant"], commitment, index)
     return replace(state, submissions={**state.submissions, commitment: submission})
 
@@ -210,10 +158,10 @@ def _accept(state: Round, record: Record, index: int) -> Round:
         submission = Submission(record["entrant"], commitment, None)
     elif record.at >= state.last_acceptance:
         raise _too_late(state, record)
-    _require(
+    require(
         submission.entrant == record["entrant"], "another entrant committed to this submission", "signature_invalid"
     )
-    _require(
+    require(
         submission.accepted is None and not submission.ended,
         "this submission was accepted, refused or withdrawn before",
         "conflict",
@@ -228,7 +176,7 @@ def _refuse(state: Round, record: Record, index: int) -> Round:
     submission = state.submissions.get(record["commitment"])
     if submission is None or submission.entrant != record["entrant"]:
         raise Refusal("submission_unknown", f"entrant {record['entrant']!r} has no submission with this commitment")
-    _require(
+    require(
         submission.accepted is None and not submission.ended,
         "this submission was accepted, refused or withdrawn before",
         "conflict",
@@ -241,7 +189,7 @@ def _withdraw(state: Round, record: Record, index: int) -> Round:
     submission = state.submissions.get(record["commitment"])
     if submission is None or submission.entrant != record["entrant"]:
         raise Refusal("submission_unknown", "the entrant has no submission with this commitment")
-    _require(not submission.ended, "this submission was refused or withdrawn before", "conflict")
+    require(not submission.ended, "this submission was refused or withdrawn before", "conflict")
     return replace(state, submissions={**state.submissions, submission.commitment: replace(submission, withdrawn=True)})
 
 
@@ -252,11 +200,11 @@ def _close(state: Round, record: Record, index: int) -> Round:
             "too_early", f"the round closes {records.format_time(earliest)}, it is {records.format_time(record.at)}"
         )
     entries = state.frozen_entries()
-    _require(
+    require(
         record["count"] == len(entries), f"RoundClosed counts {record['count']} entries, the log has {len(entries)}"
     )
-    _require(record["entries_root"] == entries_root(entries), "RoundClosed has another root of the entries")
-    _require(
+    require(record["entries_root"] == entries_root(entries), "RoundClosed has another root of the entries")
+    require(
         record["forfeited"] == state.forfeited(), "RoundClosed has another count or root of the forfeited commitments"
     )
     preparations = state.planned_preparations(entries)
@@ -265,39 +213,63 @@ def _close(state: Round, record: Record, index: int) -> Round:
 
 def _prepare(state: Round, record: Record, index: int) -> Round:
     key = (record["submission"], record["task"], record["seed"])
-    _require(key in state.preparations, f"the plan has no preparation {key}")
-    _require(key not in state.prepared, f"preparation {key} is in the log already", "conflict")
-    _require(record["recipe"] == state.defined["recipe"], "prepared by another recipe")
-    _require(record["code"] == state.defined["code"], "prepared by other code")
+    require(key in state.preparations, f"the plan has no preparation {key}")
+    require(key not in state.prepared, f"preparation {key} is in the log already", "conflict")
+    require(record["recipe"] == state.defined["recipe"], "prepared by another recipe")
+    require(record["code"] == state.defined["code"], "prepared by other code")
     given = {"prepared", "candidates", "selected"} & set(record.fields)
-    _require(
+    require(
         len(given) == (0 if "failed" in record.fields else 3),
         "either failed, or prepared, candidates and selected",
         "record_invalid",
     )
-    _require(
+    require(
         "failed" not in record.fields or "diverged" not in record.fields,
         "a preparation that failed gave no model: `diverged` says why the base counts as prepared",
         "record_invalid",
     )
     base = state.bases.get(key[0])
-    _require(base in (None, record["base"]), "one entry was prepared from two models")
+    require(base in (None, record["base"]), "one entry was prepared from two models")
     bases = state.bases if base is not None else {**state.bases, key[0]: record["base"]}
     return replace(state, prepared=state.prepared.plus(key, record), bases=bases)
 
 
 def _finish_preparation(state: Round, record: Record, index: int) -> Round:
     left = len(state.preparations) - len(state.prepared)
-    _require(left == 0, f"{left} preparations have no outcome yet")
+    require(left == 0, f"{left} preparations have no outcome yet")
     _check_count_and_root(record, state.prepared_leaves)
     if state.prepared:
         window_ends = max(r.at for r in state.prepared.values()) + state.competition.round.objection_window
         if record.at < window_ends:
             raise Refusal("too_early", f"the objection window ends {records.format_time(window_ends)}")
-    return replace(state, phase=Phase.PREPARED, models=state.planned_evaluations())
+    return replace(state, phase=Phase.PREPARED, finished=record, models=state.planned_evaluations())
+
+
+def _draw(state: Round, record: Record, index: int) -> Round:
+    assert state.auditor is not None
+    assert state.finished is not None
+    require(state.drawn is None, "the jobs were drawn before", "conflict")
+    secret = secret_of(record["secret"])
+    require(digests.of_bytes(secret) == state.auditor["draw"], "the secret is not the one that RoundDefined commits to")
+    plan = state.preparation_plan()
+    seed = drawing.job_seed(secret, state.finished.encode())
+    chosen = drawing.numbers(seed, count=state.competition.round.audits, of=len(plan))
+    return replace(state, drawn=tuple(plan[number] for number in chosen))
+
+
+def _audit(state: Round, record: Record, index: int) -> Round:
+    key = (record["submission"], record["task"], record["seed"])
+    require(state.drawn is not None and key in state.drawn, f"preparation {key} was not drawn for a re-run")
+    require(key not in state.audited, f"preparation {key} was audited before", "conflict")
+    declared = state.competition.round.audit_tolerance
+    require(record["tolerance"] <= declared, f"tolerance {record['tolerance']} is above the declared {declared}")
+    return replace(state, audited={**state.audited, key: record})
 
 
 def _release(state: Round, record: Record, index: int) -> Round:
+    # A round without audits has none due, and its drawn jobs are none.
+    missing = audits_missing(state)
+    require(not missing, f"no share before the audits: {missing}")
     share = _own_share(state, record)
     if record["document"] != share["commitment"]:
         raise Refusal("share_false", f"the share of {share['to']} does not match its commitment in the seal")
@@ -307,7 +279,7 @@ def _release(state: Round, record: Record, index: int) -> Round:
 
 def _open_holdout(state: Round, record: Record, index: int) -> Round:
     assert state.seal is not None
-    _require(
+    require(
         record["row_root"] == state.seal["row_root"],
         "what was opened has other rows than what was sealed",
         "seal_mismatch",
@@ -317,31 +289,36 @@ def _open_holdout(state: Round, record: Record, index: int) -> Round:
 
 def _evaluate(state: Round, record: Record, index: int) -> Round:
     key = (record["submission"], record["task"], record["seed"], record["protocol"])
-    _require(key in state.models, f"the plan has no evaluation {key}")
-    _require(key not in state.evaluated, f"evaluation {key} is in the log already", "conflict")
-    _require(record["prepared"] == state.models[key], f"evaluation {key} used another model than the one prepared")
+    require(key in state.models, f"the plan has no evaluation {key}")
+    require(key not in state.evaluated, f"evaluation {key} is in the log already", "conflict")
+    require(record["prepared"] == state.models[key], f"evaluation {key} used another model than the one prepared")
     return replace(state, evaluated=state.evaluated.plus(key, record))
 
 
 def _finish_evaluation(state: Round, record: Record, index: int) -> Round:
     left = len(state.models) - len(state.evaluated)
-    _require(left == 0, f"{left} evaluations have no outcome yet")
+    require(left == 0, f"{left} evaluations have no outcome yet")
     _check_count_and_root(record, state.evaluated_leaves)
     return replace(state, phase=Phase.EVALUATED)
 
 
 def _publish(state: Round, record: Record, index: int) -> Round:
-    _require(record["policy"] == state.defined["policy"], "the ranking was made by another policy than the round's")
+    require(record["policy"] == state.defined["policy"], "the ranking was made by another policy than the round's")
     return replace(state, phase=Phase.PUBLISHED, rankings=(*state.rankings, (record["ranking"], record["reason"])))
 
 
 def _revise(state: Round, record: Record, index: int) -> Round:
-    _require(bool(record["reason"]), "a revision gives its reason")
+    require(bool(record["reason"]), "a revision gives its reason")
     return _publish(state, record, index)
 
 
+def _report(state: Round, record: Record, index: int) -> Round:
+    require(record["ranking"] == state.rankings[-1][0], "the report is of another ranking than the newest")
+    return replace(state, reports=(*state.reports, record))
+
+
 def _void(state: Round, record: Record, index: int) -> Round:
-    _require(bool(record["reason"]), "voiding a round gives its reason")
+    require(bool(record["reason"]), "voiding a round gives its reason")
     # Only here do the custodians keep the round waiting; before, the organizer would be the one who waits.
     custody_failure = state.phase is Phase.PREPARED and record.at >= parse_time(state.defined["release_by"])
     # The close counts, not RoundClosed: between the two stands the grace, and the organizer may know who submitted.
@@ -355,19 +332,30 @@ def _void(state: Round, record: Record, index: int) -> Round:
             records.check_signature(approval["by"], approval["sig"], covered, what="an approval of RoundVoided")
             agreed.add(state.custodian_index(approval["by"]))
         count = len(agreed - {None})
-        _require(
+        require(
             count >= state.threshold,
             f"after the close {state.threshold} custodians must approve a voiding, {count} did",
         )
     return replace(state, phase=Phase.VOIDED)
 
 
+def audits_missing(state: Round) -> str:
+    """What still stands between the drawn re-runs and the release, in words; empty where nothing does.
+
+    A re-run that does not agree is not outvoted by another: only a voiding leads on from it.
+    """
+    due = state.audits_due
+    if not due:
+        return ""
+    if state.drawn is None:
+        return f"the auditor has not drawn the {due} preparations to make again"
+    if wrong := [key for key, record in state.audited.items() if not record["agrees"]]:
+        return f"the re-run of preparation {wrong[0]} does not agree"
+    left = len(state.drawn) - len(state.audited)
+    return f"{left} of the {due} drawn re-runs have no outcome yet" if left else ""
+
+
 # ---- shared conditions ---------------------------------------------------------------------------------------------
-
-
-def _require(condition: bool, sentence: str, code: str = "guard_failed") -> None:
-    if not condition:
-        raise Refusal(code, sentence)
 
 
 def _before_close(state: Round, record: Record) -> None:
@@ -384,16 +372,20 @@ def _too_late(state: Round, record: Record) -> Refusal:
 
 def _own_share(state: Round, record: Record) -> Mapping[str, Any]:
     assert state.seal is not None
-    _require(record["seal"] == state.seal["seal"], f"{record.type} names another seal", "seal_mismatch")
+    require(record["seal"] == state.seal["seal"], f"{record.type} names another seal", "seal_mismatch")
     index = state.custodian_index(record.by)
-    _require(record["index"] == index, f"share {record['index']} is not this custodian's", "signature_invalid")
+    require(record["index"] == index, f"share {record['index']} is not this custodian's", "signature_invalid")
     share: Mapping[str, Any] = state.seal["shares"][record["index"] - 1]
     return share
 
 
 def _check_count_and_root(record: Record, leaves: tuple[bytes, ...]) -> None:
-    _require(record["count"] == len(leaves), f"{record.type} counts {record['count']}, the log has {len(leaves)}")
-    _require(record["root"] == digests.root_of_leaves(leaves), f"{record.type} has another root than its records")
+    require(record["count"] == len(leaves), f"{record.type} counts {record['count']}, the log has {len(leaves)}")
+    require(record["root"] == digests.root_of_leaves(leaves), f"{record.type} has another root than its records")
+
+
+def _auditor(state: Round, record: Record) -> set[str]:
+    return {state.auditor["ed25519"]} if state.auditor is not None else set()
 
 
 def _organizer(state: Round, record: Record) -> set[str]:
@@ -426,11 +418,11 @@ _NEXT = {
     Phase.SEALED: "custodians acknowledge their shares and rehearse; then the round opens",
     Phase.OPEN: "entrants submit until the round closes",
     Phase.CLOSED: "the entries are prepared; then custodians release their shares",
-    Phase.PREPARED: "custodians release their shares; then the holdout is opened and the entries are evaluated",
+    Phase.PREPARED: "the auditor, where one is named, makes drawn preparations again; custodians release their shares; then the holdout is opened and the entries are evaluated",
     Phase.RELEASED: "the holdout is opened; then the entries are evaluated",
     Phase.OPENED: "the entries are evaluated; then the organizer publishes the ranking",
     Phase.EVALUATED: "the organizer publishes the ranking next",
-    Phase.PUBLISHED: "the ranking is published; only its organizer may revise it, with a reason",
+    Phase.PUBLISHED: "the ranking is published; its organizer may revise it, with a reason, and the round's auditor report on it",
     Phase.VOIDED: "nothing follows: the round is void",
 }
 _BEFORE_PUBLISHED = frozenset(Phase) - {Phase.PUBLISHED, Phase.VOIDED}
@@ -439,7 +431,6 @@ _SUBMITTING = frozenset(
     "EntrantRegistered SubmissionCommitted SubmissionAccepted SubmissionRefused SubmissionWithdrawn ClosingExtended".split()
 )
 
-# PreparationAudited has a form (records.py) and no place here: what it would guard, drawn re-runs, no definition can ask for yet.
 # record type -> (phases that take it, who may sign it (None: RoundDefined authorized it), what it does)
 TABLE: dict[str, tuple[frozenset[Phase], _Signers | None, _Change]] = {
     "HoldoutSealed": (frozenset({Phase.DRAFT}), _organizer, _seal),
@@ -454,11 +445,14 @@ TABLE: dict[str, tuple[frozenset[Phase], _Signers | None, _Change]] = {
     "RoundClosed": (frozenset({Phase.OPEN}), None, _close),
     "ModelPrepared": (frozenset({Phase.CLOSED}), _evaluators, _prepare),
     "PreparationFinished": (frozenset({Phase.CLOSED}), None, _finish_preparation),
+    "AuditDrawn": (frozenset({Phase.PREPARED}), _auditor, _draw),
+    "PreparationAudited": (frozenset({Phase.PREPARED}), _auditor, _audit),
     "ShareReleased": (frozenset({Phase.PREPARED}), _custodians, _release),
     "HoldoutOpened": (frozenset({Phase.RELEASED}), None, _open_holdout),
     "ModelEvaluated": (frozenset({Phase.OPENED}), _evaluators, _evaluate),
     "EvaluationFinished": (frozenset({Phase.OPENED}), None, _finish_evaluation),
     "RankingPublished": (frozenset({Phase.EVALUATED}), _organizer, _publish),
     "RankingRevised": (frozenset({Phase.PUBLISHED}), _organizer, _revise),
+    "RoundAudited": (frozenset({Phase.PUBLISHED}), _auditor, _report),
     "RoundVoided": (_BEFORE_PUBLISHED, _organizer, _void),
 }

@@ -1,5 +1,6 @@
 """A round told record by record, with made-up digests: what the tests of the rules stand on."""
 
+import base64
 import functools
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -15,6 +16,7 @@ OPENS, CLOSES, LATEST = (START + timedelta(days=days) for days in (1, 30, 40))
 RELEASE_BY = START + timedelta(days=60)
 GRACE = timedelta(seconds=60)
 CUSTODIANS = ("custodian-a", "custodian-b", "custodian-c")
+SECRET = b"the auditor's secret: 32 bytes.."
 TICK = timedelta(microseconds=1)
 SUBMITTING = {
     "EntrantRegistered",
@@ -38,7 +40,7 @@ key = functools.cache(rounds_made.key)
 def competition(**changes: str) -> definition.Competition:
     text = DEFINITION
     for old, new in changes.items():
-        text = text.replace({"window": 'objection_window = "0s"'}[old], new)
+        text = text.replace({"window": 'objection_window = "0s"', "audits": "audits = 0"}[old], new)
     return definition.parse(text.encode())
 
 
@@ -47,7 +49,10 @@ def custodian(name: str, **changes: object) -> dict:
 
 
 def defined(rules: definition.Competition, **changes: object) -> dict:
+    named = rules.round.auditor
+    auditor = {"auditor": {"name": named, "ed25519": public(named), "draw": digests.of_bytes(SECRET)}} if named else {}
     return {
+        **auditor,
         "competition": rules.slug,
         "name": "2027-1",
         "definition": rules.digest,
@@ -163,6 +168,21 @@ class Story:
     def finish(self, kind: str, **changes: object) -> "Story":
         leaves = self.state.prepared_leaves if kind == "PreparationFinished" else self.state.evaluated_leaves
         return self.tell(kind, {"count": len(leaves), "root": digests.root_of_leaves(leaves), **changes})
+
+    def draw(self, **changes: object) -> "Story":
+        fields = {"secret": base64.b64encode(SECRET).decode(), **changes}
+        return self.tell("AuditDrawn", fields, by=self.state.auditor["name"])
+
+    def audit(self, plan_key: tuple, *, by: str = "", **changes: object) -> "Story":
+        submission, task, seed = plan_key
+        fields = {"submission": submission, "task": task, "seed": seed, "prepared": digest(f"{plan_key}")}
+        fields |= {"agrees": True, "tolerance": 0, "hardware": "cpu", "reason": "the same bytes", **changes}
+        return self.tell("PreparationAudited", fields, by=by or self.state.auditor["name"])
+
+    def audit_all(self) -> "Story":
+        for plan_key in self.draw().state.drawn or ():
+            self.audit(plan_key)
+        return self
 
     def release(self, index: int, /, **changes: object) -> "Story":
         fields = {"seal": SEAL["seal"], "index": index, "document": digest(f"share {index}"), **changes}

@@ -88,11 +88,11 @@ def test_the_table_takes_what_the_protocol_says_and_nothing_else():
         Phase.SEALED: {"ShareAcknowledged", "RoundOpened", "RoundVoided"},
         Phase.OPEN: {*SUBMITTING, "ShareAcknowledged", "RoundClosed", "RoundVoided"},
         Phase.CLOSED: {"ModelPrepared", "PreparationFinished", "RoundVoided"},
-        Phase.PREPARED: {"ShareReleased", "RoundVoided"},
+        Phase.PREPARED: {"AuditDrawn", "PreparationAudited", "ShareReleased", "RoundVoided"},
         Phase.RELEASED: {"HoldoutOpened", "RoundVoided"},
         Phase.OPENED: {"ModelEvaluated", "EvaluationFinished", "RoundVoided"},
         Phase.EVALUATED: {"RankingPublished", "RoundVoided"},
-        Phase.PUBLISHED: {"RankingRevised"},
+        Phase.PUBLISHED: {"RankingRevised", "RoundAudited"},
         Phase.VOIDED: set(),
     }
 
@@ -460,12 +460,6 @@ def test_a_release_is_of_the_own_committed_share():
     story.release(1).release(1)
     assert story.state.phase is Phase.PREPARED and story.state.released == {1: digest("share 1")}
     assert story.release(2).state.phase is Phase.RELEASED
-
-
-def test_no_phase_takes_an_audit_as_no_definition_can_ask_for_one():
-    fields = {"job": digest("job"), "agrees": True, "tolerance": "0"}
-    for phase in Phase:
-        refuses("phase_wrong", until(phase).tell, "PreparationAudited", fields, by="auditor")
 
 
 def test_what_is_opened_is_what_was_sealed():

@@ -6,8 +6,11 @@ looked at, or raises `Failed` with the first bad place, or `NotChecked` with the
     files.py    a bundle, folder or ZIP; MANIFEST
     history.py  the log: checkpoint, entries, records, receipts
     order.py    the round: definition, public files, the rules that every record obeyed, submissions
+    witnesses.py one history, and when it was there
     seal.py     ciphertext, shares, key, opening, holdout
+    private.py  what stands in for a holdout that stays private
     scores.py   preparations, predictions, scores, ranking
+    audits.py   preparations made again: by a second operator, by the auditor
     report.py   what is said; audit.py: what is known so far; parquet.py: where two tables differ
 
 What a bundle can't show is said in a line of its own, NOT CHECKED, and never counted as ok:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from acclimate.log import parse_vkey
-from acclimate.verify import files, history, order, scores, seal
+from acclimate.verify import audits, files, history, order, private, scores, seal, witnesses
 from acclimate.verify.audit import Audit
-from acclimate.verify.report import Check, Failed, NotChecked, Report
+from acclimate.verify.report import Beside, Check, Failed, NotChecked, Report
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.ranking import Ranking
 
-LEVELS = ("log", "seal", "scores")
+LEVELS = ("log", "seal", "scores", "rerun")
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Rule:
         run: does it; returns how much was looked at.
         rests: names of further checks that must be ok before this one can be. It is made without them, because it may name
             the bad place that they only know the neighbourhood of.
+        secret: whether it reads what the public bundle of a private holdout withholds.
     """
 
     name: str
@@ -38,19 +39,7 @@ class Rule:
     needs: tuple[str, ...]
     run: Callable[[Audit], str]
     rests: tuple[str, ...] = ()
-
-
-def _unaudited(audit: Audit) -> str:
-    raise NotChecked(
-        "the round declared no drawn re-runs (audits = 0), so no second operator prepared a model again; that each entry was"
-        " prepared by the recipe, and by nothing else, is the evaluator's word"
-    )
-
-
-def _not_rerun(audit: Audit) -> str:
-    raise NotChecked(
-        "the bundle holds no weights; that the logged models gave the logged predictions is the evaluator's word"
-    )
+    secret: bool = False
 
 
 _LOG = (
@@ -86,7 +75,13 @@ _LOG = (
     ),
     Rule("records", "log", "each entry is a record in its one form, and times follow the order", (), history.parsed),
     Rule("round", "log", "the log has the round that this bundle is about", ("records",), order.find),
-    Rule("time, split view", "log", "witnesses cosigned this history", ("round",), history.witnessed),
+    Rule(
+        "split view",
+        "log",
+        "a quorum of witnesses cosigned this history, so everybody is shown the same",
+        ("round", "entries"),
+        witnesses.split_view,
+    ),
     Rule("keys", "log", "keys.json says what the organizer signed before the round opened", ("round",), order.keys),
     Rule(
         "definition",
@@ -111,6 +106,13 @@ _LOG = (
         ("definition",),
         order.fold,
         rests=("entries", "keys"),
+    ),
+    Rule(
+        "time",
+        "log",
+        "a quorum of witnesses saw the commitment of every entry by the close",
+        ("rules",),
+        witnesses.time,
     ),
     Rule(
         "receipts",
@@ -141,6 +143,7 @@ _SEAL = (
         "the released shares are those that custodians acknowledged before the round opened",
         ("rules",),
         seal.shares,
+        secret=True,
     ),
     Rule(
         "key", "seal", "any other custodians in the required number would have opened the same", ("shares",), seal.key
@@ -152,6 +155,13 @@ _SEAL = (
         "the published holdout is what was opened, one file a task and no other",
         ("opening",),
         seal.holdout,
+    ),
+    Rule(
+        "opened rows",
+        "seal",
+        "the rows that a draw chose are, each with its salt and path, rows of the sealed holdout",
+        ("rules", "entries"),
+        private.rows,
     ),
     Rule(
         "unseen",
@@ -209,10 +219,17 @@ _SCORES = (
         scores.rank,
     ),
     Rule("published", "scores", "the organizer signed this ranking", ("ranking",), scores.published),
-    Rule("honest preparation", "scores", "a second operator's re-runs agree", ("rules",), _unaudited),
-    Rule("re-run", "scores", "preparing and evaluating again gives the same", ("rules",), _not_rerun),
+    Rule(
+        "auditor's report",
+        "scores",
+        "the auditor whom the round names verified the whole bundle, and nothing FAILED",
+        ("rules",),
+        private.reported,
+    ),
+    Rule("honest preparation", "scores", "a second operator's drawn re-runs agree", ("rules",), audits.honest),
 )
-CHECKS: tuple[Rule, ...] = (*_LOG, *_SEAL, *_SCORES)
+_RERUN = (Rule("re-run", "rerun", "preparing and evaluating again gives the same", ("submissions",), audits.rerun),)
+CHECKS: tuple[Rule, ...] = (*_LOG, *_SEAL, *_SCORES, *_RERUN)
 
 
 def verify(
@@ -308,7 +325,10 @@ def _go_through(audit: Audit, rules: Sequence[Rule]) -> list[Check]:
     checks: list[Check] = []
     for rule in rules:
         broken = [need for need in rule.needs if not _ok(checks, need)]
-        check = None if broken else _carry_out(rule, numbers[rule.name], audit)
+        try:
+            check = None if broken else _carry_out(rule, numbers[rule.name], audit)
+        except Beside:
+            continue
         if check is not None and check.status == "ok":
             broken = [ground for ground in rule.rests if not _ok(checks, ground)]
         if check is None or broken:
@@ -320,7 +340,11 @@ def _go_through(audit: Audit, rules: Sequence[Rule]) -> list[Check]:
 
 def _carry_out(rule: Rule, number: int, audit: Audit) -> Check:
     try:
+        if rule.secret and private.withheld(audit):
+            raise NotChecked("the holdout stays private, so this bundle has nothing to check it with")
         return Check(number, rule.name, "ok", rule.claim, rule.run(audit))
+    except Beside:
+        raise
     except NotChecked as unknown:
         return Check(number, rule.name, "NOT CHECKED", unknown.reason)
     except Failed as failed:

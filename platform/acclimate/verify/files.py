@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*){0,7}")
 _ALONE = frozenset(
     "MANIFEST definition.toml keys.json checkpoint entries.jsonl submissions.jsonl holdout.sealed shares.json prepared.json"
-    " ranking.json".split()
+    " ranking.json rows.jsonl".split()
 )
 _FOLDERS = frozenset("public checkpoints receipts holdout predictions scores".split())
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")

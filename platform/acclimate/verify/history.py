@@ -2,11 +2,12 @@
 
 1. checkpoint: the last checkpoint is signed by the log that keys.json names.
 2. whose log: that is the log which the auditor knows from elsewhere.
-3. time, split view: who else has seen this history, and when.
-4. entries: the bytes in entries.jsonl have the checkpoint's size and root.
-5. earlier checkpoints: each is signed and is the root of the same entries' beginning.
-6. records: each entry is a record in canonical form, in the order of time.
-7. receipts: each accepted submission has one, and it leads to the same entries.
+3. entries: the bytes in entries.jsonl have the checkpoint's size and root.
+4. earlier checkpoints: each is signed and is the root of the same entries' beginning.
+5. records: each entry is a record in canonical form, in the order of time.
+6. receipts: each accepted submission has one, and it leads to the same entries.
+
+Who else has seen this history, and when, is in witnesses.py.
 
 A root alone says that something was changed, not what. The earlier checkpoints narrow it down to a few entries, and
 check `rules` names the record where a signature or a guard no longer holds.
@@ -51,16 +52,6 @@ def whose(audit: Audit) -> str:
     if audit.log_key != audit.log.text():
         raise Failed("keys.json, log", f"it is {audit.log.text()}, the key given is {audit.log_key}")
     return audit.log_key
-
-
-def witnessed(audit: Audit) -> str:
-    """Witnesses have cosigned this history, so there is no second one, and its times are not the log's word alone."""
-    if audit.records[audit.first]["quorum"] == 0:
-        raise NotChecked(
-            "the round declared no witnesses (quorum 0); that everybody is shown this one history,"
-            " and that records came when it says, is the word of the log's operator"
-        )
-    raise NotChecked("this version does not verify the cosignatures of witnesses")
 
 
 def entries(audit: Audit) -> str:

@@ -33,6 +33,10 @@ class NotChecked(Exception):
         self.reason = reason
 
 
+class Beside(Exception):
+    """The claim is not one of this round, and nothing is said of it."""
+
+
 @dataclass(frozen=True)
 class Check:
     """One line of the report.

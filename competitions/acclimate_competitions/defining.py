@@ -1,0 +1,71 @@
+"""How a round begins: the guards of RoundDefined, which commits to everything that can change a number."""
+
+from acclimate_competitions import digests, records
+from acclimate_competitions.definition import ROUND_NAME, ROUND_NAME_MEANING, Competition
+from acclimate_competitions.guards import require
+from acclimate_competitions.phases import Phase, Round
+from acclimate_competitions.records import Record, parse_time
+
+
+def scorer_digest(competition: Competition) -> str:
+    """Digest of what scores a prediction: each task's kind, choices and metric."""
+    return digests.of_json(
+        [{"task": t.name, "kind": t.kind, "choices": list(t.choices), "metric": t.metric} for t in competition.tasks]
+    )
+
+
+def begin(record: Record, competition: Competition) -> Round:
+    """The draft round of a RoundDefined record.
+
+    Raises:
+        Refusal: record_invalid, signature_invalid, guard_failed.
+    """
+    require(record.type == "RoundDefined", f"a round begins with RoundDefined, not {record.type}")
+    records.verify(record)
+    require(
+        record.by == record["organizer"]["ed25519"],
+        "RoundDefined is not signed by the organizer it names",
+        "signature_invalid",
+    )
+    require(record["definition"] == competition.digest, "RoundDefined names another definition")
+    require(record["competition"] == competition.slug, "RoundDefined names another competition")
+    require(record["recipe"] == competition.preparation.digest, "RoundDefined names another recipe")
+    require(record["policy"] == competition.ranking.digest, "RoundDefined names another ranking policy")
+    require(record["scorer"] == scorer_digest(competition), "RoundDefined names another scorer")
+    require(
+        isinstance(record["name"], str) and ROUND_NAME.fullmatch(record["name"]) is not None,
+        f"round name {record['name']!r}: {ROUND_NAME_MEANING}",
+        "name_invalid",
+    )
+    dates = {name: record[name] for name in ("opens", "closes", "closes_latest", "release_by")}
+    opens, closes, latest, by = map(parse_time, dates.values())
+    require(
+        opens < closes <= latest < by,
+        "dates must satisfy opens < closes ≤ closes_latest < release_by; given are "
+        + ", ".join(f"{name} {text}" for name, text in dates.items()),
+    )
+    custodians = record["custodians"]
+    require(
+        [c["name"] for c in custodians] == list(competition.custody.custodians),
+        "custodians differ from the definition's",
+    )
+    require(record["k"] == competition.custody.threshold, "k differs from the definition's threshold")
+    require(record["grace"] == int(competition.round.grace.total_seconds()), "grace differs from the definition's")
+    auditor = record.fields.get("auditor")
+    require(
+        competition.round.auditor == (auditor["name"] if auditor is not None else None),
+        "RoundDefined names another auditor than the definition",
+    )
+    keys = [c["ed25519"] for c in custodians] + [record["organizer"]["ed25519"], *record["evaluators"]]
+    keys += [auditor["ed25519"]] if auditor is not None else []
+    for key in keys:
+        records.public_key(key)
+    require(len(set(keys)) == len(keys), "organizer, custodians, evaluators and auditor must have different keys")
+    require(bool(record["evaluators"]), "RoundDefined names no evaluator")
+    require(
+        len(set(record["witnesses"])) == len(record["witnesses"]) and record["quorum"] <= len(record["witnesses"]),
+        f"a quorum of {record['quorum']} needs as many different witnesses, there are {len(set(record['witnesses']))}",
+    )
+    recipients = [text for c in custodians for text in (c["age"], c["backup"]) if text is not None]
+    require(len(set(recipients)) == len(recipients), "custodians' age recipients, backups included, must be different")
+    return Round(record.round, competition, record, Phase.DRAFT, closes, phases=((Phase.DRAFT, record.at),))
