@@ -92,6 +92,7 @@ ACCESS: dict[tuple[str, str], Access] = {
     ("POST", "/v1/rounds/{round_id}/withdrawals"): _only("entrant", "organizer", note=_OWN_SUBMISSION),
     ("POST", "/v1/rounds/{round_id}/shares"): _only("custodian", note="a custodian of the round", blobs=True),
     ("POST", "/v1/rounds/{round_id}/ranking"): _only("organizer", note=_OWN_ROUND, blobs=True),
+    ("POST", "/v1/rounds/{round_id}/reports"): _only("auditor", note="the round's own auditor"),
     ("POST", "/v1/rounds/{round_id}/void"): _only("organizer", note=_OWN_ROUND),
     ("GET", "/v1/rounds/{round_id}/ranking"): _all(_RESULTS, blobs=True),
     ("GET", "/v1/rounds/{round_id}/bundle"): _all(_RESULTS, blobs=True),

@@ -48,7 +48,7 @@ class Registration(Strict):
     )
 
     name: Annotated[str, Field(max_length=200, description="the account's id for good")]
-    role: Literal["organizer", "entrant", "custodian", "analyst"]
+    role: Literal["organizer", "entrant", "custodian", "auditor", "analyst"]
     ed25519: Key
     proof: Annotated[Signature, Field(description='over "acclimate/account/v1\\n" and canonical {name, role, ed25519}')]
     invitation: Text | None = None
@@ -83,6 +83,14 @@ class Organizer(Strict):
     ed25519: Key
 
 
+class Auditor(Strict):
+    """The second operator in RoundDefined."""
+
+    name: Text
+    ed25519: Key
+    draw: DigestText
+
+
 class RoundFields(Strict):
     """Fields of RoundDefined."""
 
@@ -107,6 +115,7 @@ class RoundFields(Strict):
     organizer: Organizer
     evaluators: Annotated[list[Key], Field(min_length=1, max_length=20)]
     predecessor: Id | None = None
+    auditor: Auditor | None = None
 
 
 class RoundDefined(Signed[RoundFields]):
@@ -312,3 +321,25 @@ class RoundVoided(Signed[VoidFields]):
     """Void a round."""
 
     type: Literal["RoundVoided"]
+
+
+class CheckCounts(Strict):
+    """How many lines of an audit were ok, FAILED, NOT CHECKED."""
+
+    ok: Count
+    failed: Count
+    not_checked: Count
+
+
+class ReportFields(Strict):
+    """Fields of RoundAudited."""
+
+    bundle: DigestText
+    ranking: DigestText
+    checks: CheckCounts
+
+
+class RoundAudited(Signed[ReportFields]):
+    """What the round's auditor found in the whole bundle."""
+
+    type: Literal["RoundAudited"]

@@ -55,6 +55,26 @@ def require_owner(tx: Tx, round_id: str, account: Account | None) -> None:
         raise Refusal("role_missing", f"round {round_id} belongs to another organizer than {who}")
 
 
+def is_auditor(state: Round, account: Account | None) -> bool:
+    """Whether the account is the auditor whom the round names: role and key."""
+    named = state.auditor
+    return (
+        account is not None and account.role == "auditor" and named is not None and account.ed25519 == named["ed25519"]
+    )
+
+
+def require_auditor(state: Round, account: Account | None) -> None:
+    """Refuse anybody but the auditor whom the round names.
+
+    Raises:
+        Refusal: role_missing.
+    """
+    if not is_auditor(state, account):
+        who = "nobody" if account is None else f"{account.id} ({account.role})"
+        named = "no auditor" if state.auditor is None else f"{state.auditor['name']}, with another key,"
+        raise Refusal("role_missing", f"round {state.id} names {named} as its auditor: {who} is not it")
+
+
 def custodian_index(state: Round, account: Account) -> int:
     """The account's share index in the round.
 
