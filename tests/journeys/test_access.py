@@ -14,7 +14,7 @@ from acclimate.api import access
 from acclimate.api.app import create_app
 from acclimate.service import accounts
 
-ROLES = ("anonymous", "organizer", "entrant", "custodian", "analyst")
+ROLES = ("anonymous", "organizer", "entrant", "custodian", "auditor", "analyst")
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +29,14 @@ def stage(tmp_path_factory):
         served.actor("other-custodian", "custodian")
         served.actor("bea")
         served.actor("analyst", "analyst")
+        served.actor("other-auditor", "auditor")
         yield staged, made["submission"]
 
 
 def caller(staged, role):
-    names = {"organizer": "other-organizer", "custodian": "other-custodian", "entrant": "bea", "analyst": "analyst"}
+    names = {"entrant": "bea", "analyst": "analyst"} | {
+        other: f"other-{other}" for other in ("organizer", "custodian", "auditor")
+    }
     served = staged.live
     return served.stranger() if role == "anonymous" else served.actor(names[role], role)
 

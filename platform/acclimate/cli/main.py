@@ -9,6 +9,7 @@ import sys
 import typer
 
 from acclimate.cli import (
+    audit,
     competition,
     custodian,
     database,
@@ -64,6 +65,7 @@ app.add_typer(receipts.app, name="receipt")
 app.command("ranking")(rounds.ranking)
 app.add_typer(rounds.app, name="round")
 app.add_typer(custodian.app, name="custodian")
+app.add_typer(audit.app, name="audit")
 app.command("plan", short_help="Tell whether the pool can run a round, and how much at once.")(plan.plan)
 app.command("up", short_help="Run a whole installation on this machine.")(up.up)
 app.command("invite")(server.invite)

@@ -18,7 +18,7 @@ def register(
         Path,
         typer.Option("--keys", envvar="ACCLIMATE_KEYS", help="Key folder; made if it is not there.", metavar="DIR"),
     ],
-    role: Annotated[str, typer.Option("--role", help="entrant, organizer, custodian or analyst.")] = "entrant",
+    role: Annotated[str, typer.Option("--role", help="entrant, organizer, custodian, auditor or analyst.")] = "entrant",
     invitation: Annotated[
         str | None, typer.Option("--invitation", help="Needed for every role but entrant.", metavar="CODE")
     ] = None,

@@ -45,6 +45,12 @@ def create(
         str | None, typer.Option("--release-by", help="When custody has failed; else 14 days later.", metavar="WHEN")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="The round's name; else the definition's.")] = None,
+    auditor: Annotated[
+        Path | None,
+        typer.Option(
+            "--auditor", help="The second operator's public part, auditor.json, where one is named.", metavar="FILE"
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Define a round of a built competition; prints the round's id.
@@ -61,11 +67,14 @@ def create(
 
     client, opened = connect(keys)
     people = [read_json(path / "custodian.json" if path.is_dir() else path) for path in custodian or []]
+    second = read_json(auditor / "auditor.json" if auditor.is_dir() else auditor) if auditor is not None else None
     with client, bar("uploading definition and public files") as progress:
         now = parse_time(client.server()["now"])
         given = {"opens": opens, "closes": closes, "closes_latest": closes_latest, "release_by": release_by}
         dates = {label: moments.parse(text, now=now) for label, text in given.items() if text is not None}
-        created = actors.create_round(client, opened, folder, custodians=people, name=name, progress=progress, **dates)
+        created = actors.create_round(
+            client, opened, folder, custodians=people, auditor=second, name=name, progress=progress, **dates
+        )
         state = client.round(created)
     say(f"opens  {moments.show(parse_time(state['opens']), now=now)}")
     say(f"closes {moments.show(parse_time(state['closes']), now=now)}")

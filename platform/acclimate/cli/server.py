@@ -33,7 +33,9 @@ StopWithStdin = Annotated[
 
 
 def invite(
-    role: Annotated[str, typer.Option("--role", help="organizer, custodian, analyst or entrant; entrants need none.")],
+    role: Annotated[
+        str, typer.Option("--role", help="organizer, custodian, auditor, analyst or entrant; entrants need none.")
+    ],
     data: DataFolder = None,
     file: ConfigFile = None,
     database: Database = None,

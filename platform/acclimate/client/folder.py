@@ -34,7 +34,7 @@ class Account:
     Attributes:
         server: the server's address.
         id: the account's id there; for an entrant its name in every round, for good.
-        role: organizer | entrant | custodian | analyst.
+        role: organizer | entrant | custodian | auditor | analyst.
         token: the API token, a secret.
     """
 

@@ -31,6 +31,8 @@ RELEASE_AFTER = timedelta(days=14)
 
 Custodian = Mapping[str, Any]
 """{name, age, ed25519, backup}: what `acclimate custodian keygen` prints."""
+Auditor = Mapping[str, Any]
+"""{name, ed25519, draw}: what `acclimate audit keygen` prints."""
 
 
 def create_round(
@@ -44,6 +46,7 @@ def create_round(
     closes_latest: datetime | None = None,
     release_by: datetime | None = None,
     name: str | None = None,
+    auditor: Auditor | None = None,
     progress: Progress | None = None,
 ) -> str:
     """Define a round of a built competition; its id.
@@ -63,6 +66,7 @@ def create_round(
         closes_latest: how far the close may be moved; else not at all.
         release_by: when custody has failed; else RELEASE_AFTER later.
         name: the round's name; None: the definition's.
+        auditor: the second operator whom the definition names.
         progress: called while uploading with (bytes done, bytes in all).
 
     Raises:
@@ -93,6 +97,7 @@ def create_round(
         "scorer": rounds.scorer_digest(competition),
         "policy": competition.ranking.digest,
         **dates,
+        **_second_operator(competition, auditor),
         "grace": int(competition.round.grace.total_seconds()),
         "k": competition.custody.threshold,
         "custodians": people,
@@ -276,6 +281,21 @@ def _plan(
     if refusals:
         raise refusals[0]
     return dates, people
+
+
+def _second_operator(competition: Competition, given: Auditor | None) -> dict[str, dict[str, Any]]:
+    """RoundDefined's auditor, as the definition names one; {} where it names none."""
+    wanted = competition.round.auditor
+    if given is None and wanted is None:
+        return {}
+    if given is None or not isinstance(given, Mapping) or given.get("name") != wanted:
+        named = given.get("name") if isinstance(given, Mapping) else None
+        raise Refusal(
+            "definition_invalid",
+            f"the definition names the auditor {wanted or 'none'}; given was {named or 'none'}",
+            hint="the auditor makes keys with `acclimate audit keygen` and sends you its auditor.json: --auditor FILE",
+        )
+    return {"auditor": {field: given.get(field) for field in ("name", "ed25519", "draw")}}
 
 
 def _dates(competition: Competition, given: Mapping[str, datetime | None], *, now: datetime) -> dict[str, str]:

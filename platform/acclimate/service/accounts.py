@@ -19,7 +19,7 @@ from acclimate.store import Store, Tx, accounts, invitations, timestamp
 from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 
-ROLES = ("organizer", "entrant", "custodian", "analyst")
+ROLES = ("organizer", "entrant", "custodian", "auditor", "analyst")
 OPEN_ROLES = frozenset({"entrant"})
 
 
