@@ -66,6 +66,11 @@ CODES: dict[str, Code] = {
     "log_inconsistent": Code(500, "The transparency log contradicts itself or a pinned checkpoint."),
     "proof_invalid": Code(422, "A receipt, checkpoint or proof does not parse or does not verify."),
     "entry_unknown": Code(404, "The log has no such entry yet."),
+    "witness_unreachable": Code(
+        503, "A witness of the log does not answer, or not with a cosignature that can be used."
+    ),
+    "witness_ahead": Code(409, "A witness has cosigned a newer checkpoint of the log than the one at hand."),
+    "witness_disagrees": Code(409, "A witness has seen another history of the log than the one at hand."),
     "bundle_invalid": Code(422, "The bundle is unreadable or lacks a file."),
     "scores_invalid": Code(422, "A score table has unknown columns, doubled keys or impossible values."),
     # machine

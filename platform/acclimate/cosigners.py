@@ -1,0 +1,258 @@
+"""A log's side of its witnesses: who they are, and asking one to cosign a checkpoint (C2SP tlog-witness, add-checkpoint).
+
+A witness keeps the newest checkpoint of a log that it cosigned, and cosigns another only where a consistency proof leads there. So it is
+told from which size the proof starts; where it has another, it says which (409), and is asked again from there. Nothing of an
+answer is believed before the cosignature verifies under the witness's known key and its time is near this machine's.
+"""
+
+import base64
+import hashlib
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import httpx
+
+from acclimate import notes
+from acclimate.log import Checkpoint, parse_checkpoint
+from acclimate_competitions.errors import Refusal
+
+CLOCK_TOLERANCE = 300
+"""Seconds by which a witness's clock may differ from this machine's."""
+_TRIES = 3
+_PATIENCE = 30.0  # seconds for a whole answer: a timeout of the connection starts again with every byte
+_LARGEST_ANSWER = 65_536
+_SIZE_TYPE = "text/x.tlog.size"
+_SIZE = re.compile(rb"(0|[1-9][0-9]{0,18})\n")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a witness listens, and the key by which it is known.
+
+    Attributes:
+        url: its submission prefix, without a slash at the end.
+        verifier: its key, of kind notes.COSIGNATURE.
+    """
+
+    url: str
+    verifier: notes.Verifier
+
+    def text(self) -> str:
+        """The text that parse_endpoint reads."""
+        return f"{self.url} {self.verifier.text()}"
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """A witness from `https://w.example.org/x NAME+hash+key`: its address, a blank, its verifier key.
+
+    Raises:
+        Refusal: config_invalid.
+    """
+    hint = "a witness is its address, a blank and its key: https://witness.example.org witness.example.org+hash+key"
+    parts = text.split() if isinstance(text, str) else []
+    if len(parts) != 2:
+        raise Refusal("config_invalid", f"witness {text!r}: {len(parts)} words, expected 2", hint=hint)
+    url, vkey = parts[0].rstrip("/"), parts[1]
+    try:
+        parsed = httpx.URL(url)
+        verifier = notes.parse_vkey(vkey)
+    except httpx.InvalidURL as error:
+        raise Refusal("config_invalid", f"witness {url!r}: {error}", hint=hint) from error
+    except Refusal as refusal:
+        raise Refusal("config_invalid", f"witness {url!r}: {refusal.sentence}", hint=hint) from refusal
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment or parsed.userinfo:
+        raise Refusal("config_invalid", f"witness {url!r} is not a plain http address", hint=hint)
+    if verifier.kind != notes.COSIGNATURE:
+        kinds = f"kind {verifier.kind:#04x}, expected {notes.COSIGNATURE:#04x}"
+        raise Refusal("config_invalid", f"witness {url!r}: the key {verifier.name} has {kinds}", hint=hint)
+    return Endpoint(url, verifier)
+
+
+def parse_endpoints(texts: Sequence[str]) -> tuple[Endpoint, ...]:
+    """Several witnesses, each with a key of its own: a cosignature does not cover its witness's name.
+
+    Raises:
+        Refusal: config_invalid.
+    """
+    endpoints = tuple(map(parse_endpoint, texts))
+    seen: dict[bytes, Endpoint] = {}
+    for endpoint in endpoints:
+        if (other := seen.setdefault(endpoint.verifier.public, endpoint)) is not endpoint:
+            names = f"{other.verifier.name} at {other.url} and {endpoint.verifier.name} at {endpoint.url}"
+            raise Refusal("config_invalid", f"two witnesses have one key: {names}", hint="name each witness once")
+    return endpoints
+
+
+def ask(
+    endpoint: Endpoint,
+    note: str,
+    *,
+    old: int,
+    proof_of: Callable[[int], list[bytes]],
+    client: httpx.Client,
+    clock: Callable[[], float] = time.time,
+) -> notes.Signature:
+    """A witness's cosignature of a log's checkpoint.
+
+    1. The witness is asked from the size that it is thought to have; where it has another, again from that one.
+    2. A size above the checkpoint's refuses: a newer checkpoint was cosigned already.
+    3. A proof that the witness does not accept refuses: it has seen another history.
+    4. The cosignature is the known key's, verifies over this checkpoint, and its time is near this machine's.
+
+    Args:
+        endpoint: the witness.
+        note: the checkpoint as signed by its log.
+        old: size of the newest checkpoint that this witness is known to have cosigned, 0 where none is known.
+        proof_of: the consistency proof from a size (0 < size ≤ the checkpoint's) to the checkpoint's.
+        client: how requests are sent; its timeouts hold, redirects are not followed.
+        clock: seconds since 1970.
+
+    Raises:
+        Refusal: witness_unreachable, where there is no answer or none that can be used; witness_ahead; witness_disagrees; entry_unknown or
+            whatever proof_of raises.
+    """
+    parsed = parse_checkpoint(notes.parse_note(note).text)
+    # 1
+    for _ in range(_TRIES):
+        old = min(old, parsed.size)
+        proof = proof_of(old) if 0 < old < parsed.size else []
+        status, kind, body = _send(endpoint, "POST", "add-checkpoint", client, request(note, old=old, proof=proof))
+        if status != 409:
+            break
+        has = _size_of(endpoint, kind, body)
+        # 2
+        if has > parsed.size:
+            raise Refusal(
+                "witness_ahead",
+                f"witness {endpoint.verifier.name} has cosigned {has} entries of {parsed.origin}; it was asked for {parsed.size}",
+                hint="ask for the newest checkpoint; where the log has no more entries than that, an older log was put back",
+            )
+        old = has
+    # 3
+    if status == 422:
+        _disagrees(endpoint, parsed, old, client)
+    if status != 200:
+        raise _unusable(endpoint, f"answers {status} {_words(body)}", _HINTS.get(status, "ask its operator"))
+    # 4
+    return _cosignature(endpoint, note, body, clock())
+
+
+def request(note: str, *, old: int, proof: Sequence[bytes]) -> bytes:
+    """The body of an add-checkpoint request."""
+    lines = (f"old {old}", *map(_base64, proof), "")
+    return ("".join(f"{line}\n" for line in lines) + note).encode()
+
+
+def latest(endpoint: Endpoint, origin: str, *, client: httpx.Client) -> str:
+    """The newest checkpoint of a log that a witness says it cosigned, as a note, unverified.
+
+    Raises:
+        Refusal: witness_unreachable.
+    """
+    path = f"{hashlib.sha256(origin.encode()).hexdigest()}/checkpoint"
+    status, _, body = _send(endpoint, "GET", path, client)
+    try:
+        if status == 200:
+            notes.parse_note(body)
+            return body.decode()
+    except Refusal as refusal:
+        raise _unusable(endpoint, f"shows no checkpoint: {refusal.sentence}") from refusal
+    raise _unusable(endpoint, f"shows no checkpoint of {origin}: {status} {_words(body)}")
+
+
+_HINTS = {
+    403: "the witness knows another key of this log; give its operator the log's key",
+    404: "the witness does not know this log, or its address is another; give its operator the log's key",
+    409: "other processes ask it at the same time; ask again",
+}
+
+
+def _send(
+    endpoint: Endpoint, method: str, path: str, client: httpx.Client, body: bytes = b""
+) -> tuple[int, str, bytes]:
+    """(status, media type, body) of the witness's answer, which is bounded in size and time."""
+    deadline, answer = time.monotonic() + _PATIENCE, b""
+    try:
+        headers = {"Content-Type": "text/plain; charset=utf-8"} if body else {}
+        with client.stream(
+            method, f"{endpoint.url}/{path}", content=body or None, headers=headers, follow_redirects=False
+        ) as response:
+            for chunk in response.iter_bytes():
+                answer += chunk
+                if len(answer) > _LARGEST_ANSWER:
+                    raise _unusable(endpoint, f"answers with more than {_LARGEST_ANSWER} bytes")
+                if time.monotonic() > deadline:
+                    raise _unusable(endpoint, f"has not finished its answer within {_PATIENCE:.0f} s")
+            media = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+            return response.status_code, media, answer
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise _unusable(endpoint, f"does not answer: {error or type(error).__name__}", "ask its operator") from error
+
+
+def _size_of(endpoint: Endpoint, kind: str, body: bytes) -> int:
+    if kind != _SIZE_TYPE or not _SIZE.fullmatch(body) or int(body) >= 2**63:
+        raise _unusable(
+            endpoint, f"answers 409 with {kind or 'no type'} {_words(body)}, expected {_SIZE_TYPE} and a size"
+        )
+    return int(body)
+
+
+def _cosignature(endpoint: Endpoint, note: str, body: bytes, now: float) -> notes.Signature:
+    known = endpoint.verifier
+    text = notes.parse_note(note).text
+    try:
+        found = notes.parse_note(f"{text}\n".encode() + body).signatures
+        mine = next((one for one in found if (one.name, one.key_id) == (known.name, known.key_id)), None)
+        if mine is None:
+            names = ", ".join(f"{one.name}+{one.key_id.hex()}" for one in found)
+            raise _unusable(
+                endpoint,
+                f"signed as {names}, expected {known.name}+{known.key_id.hex()}",
+                "another witness listens there, or it has a new key: ask its operator, elsewhere than there",
+            )
+        at = known.verify(text, mine.data) or 0
+    except Refusal as refusal:
+        if refusal.code != "proof_invalid":
+            raise
+        raise _unusable(endpoint, f"gave no valid cosignature: {refusal.sentence}") from refusal
+    if not abs(at - now) <= CLOCK_TOLERANCE:
+        raise _unusable(
+            endpoint,
+            f"cosigned with the time {at}, this machine's clock says {now:.0f}: {abs(at - now):.0f} s apart, at most"
+            f" {CLOCK_TOLERANCE} are allowed",
+            "one of the two clocks is wrong: compare both with a third",
+        )
+    return mine
+
+
+def _disagrees(endpoint: Endpoint, parsed: Checkpoint, old: int, client: httpx.Client) -> NoReturn:
+    """Refuse with both histories, as far as the witness shows its own."""
+    shown = f"{parsed.size} entries with root {_base64(parsed.root)}"
+    other = f"{old} entries with another root"
+    try:
+        kept = notes.open_note(latest(endpoint, parsed.origin, client=client), [endpoint.verifier])
+        its = parse_checkpoint(kept.text)
+        other = f"{its.size} entries with root {_base64(its.root)}"
+    except Refusal as refusal:
+        # The refusal stands without it: a witness need not show what it has.
+        other += f" (it doesn't show it: {refusal.sentence})"
+    raise Refusal(
+        "witness_disagrees",
+        f"witness {endpoint.verifier.name} has cosigned {other} of {parsed.origin}, to which {shown} is no continuation",
+        hint="keep both checkpoints: together they show that the log was changed, or shown differently to different people",
+    )
+
+
+def _unusable(endpoint: Endpoint, what: str, hint: str = "ask its operator") -> Refusal:
+    return Refusal("witness_unreachable", f"witness {endpoint.verifier.name} at {endpoint.url} {what}", hint=hint)
+
+
+def _words(body: bytes) -> str:
+    return repr(body[:200].decode("utf-8", "replace"))
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
