@@ -66,6 +66,9 @@ CODES: dict[str, Code] = {
     "log_inconsistent": Code(500, "The transparency log contradicts itself or a pinned checkpoint."),
     "proof_invalid": Code(422, "A receipt, checkpoint or proof does not parse or does not verify."),
     "entry_unknown": Code(404, "The log has no such entry yet."),
+    "quorum_missing": Code(
+        503, "Fewer witnesses than the quorum have cosigned what is asked for; the sentence names those that have not."
+    ),
     "witness_unreachable": Code(
         503, "A witness of the log does not answer, or not with a cosignature that can be used."
     ),
