@@ -134,9 +134,7 @@ def extract(pieces: Iterable[bytes], folder: Path) -> tuple[bytes, list[str]]:
     """
     source = _Source(pieces)
     # 1
-    if source.take(BLOCK) != header(ROW_KEY, 32):
-        raise _not_an_archive("it does not begin with row_key")
-    row_key = source.take(32)
+    key = _take_row_key(source)
     source.skip_padding(32)
     # 2, 3
     names: list[str] = []
@@ -165,7 +163,25 @@ def extract(pieces: Iterable[bytes], folder: Path) -> tuple[bytes, list[str]]:
     # 4
     if any(source.take(BLOCK)) or not source.at_end():
         raise _not_an_archive("something follows its end")
-    return row_key, names
+    return key, names
+
+
+def row_key(pieces: Iterable[bytes]) -> bytes:
+    """The row_key of an archive, from its beginning alone.
+
+    Args:
+        pieces: the archive's bytes, cut anywhere; no more of them are taken than are needed.
+
+    Raises:
+        Refusal: seal_mismatch, where it does not begin with one.
+    """
+    return _take_row_key(_Source(pieces))
+
+
+def _take_row_key(source: "_Source") -> bytes:
+    if source.take(BLOCK) != header(ROW_KEY, 32):
+        raise _not_an_archive("it does not begin with row_key")
+    return source.take(32)
 
 
 class _Source:

@@ -266,6 +266,16 @@ def check_ciphertext(
     return found
 
 
+def row_key(ciphertext: Path, secret: bytes, *, round_id: str, fields: Mapping[str, Any]) -> bytes:
+    """What salts the rows of a seal, read from the beginning of its ciphertext alone; arguments as open_.
+
+    Raises:
+        Refusal: seal_mismatch, where the secret does not decrypt it.
+    """
+    key, context = _cipher_key(secret, fields["seal"]), _context(round_id, fields["seal"])
+    return archive.row_key(_decrypt(ciphertext, key, context, state=hashlib.sha256()))
+
+
 def block_root(path: Path) -> str:
     """RFC 6962 root over a file in blocks of 1 MiB, as a digest."""
     return measure(path).block_root
