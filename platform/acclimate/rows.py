@@ -66,8 +66,7 @@ def commit(files: Mapping[str, Path], row_key: bytes) -> Commitment:
             continue
         before = tree.size
         for text in texts(files[name], named, name=name):
-            salt = hmac.digest(row_key, tree.size.to_bytes(8, "big"), "sha256")
-            tree.add(hashlib.sha256(b"\x00" + salt + text).digest())
+            tree.add(hashlib.sha256(b"\x00" + salt(row_key, tree.size) + text).digest())
         counts[name] = tree.size - before
     if not counts:
         raise Refusal("splits_invalid", "a holdout needs at least one Parquet file")
@@ -75,6 +74,11 @@ def commit(files: Mapping[str, Path], row_key: bytes) -> Commitment:
         raise Refusal("splits_invalid", f"there are no rows in {', '.join(counts)}")
     _check_blobs({name: path for name, path in files.items() if not name.endswith(SUFFIX)}, named)
     return Commitment("sha256:" + tree.root().hex(), tree.size, counts)
+
+
+def salt(row_key: bytes, index: int) -> bytes:
+    """What salts the row with this global index."""
+    return hmac.digest(row_key, index.to_bytes(8, "big"), "sha256")
 
 
 def texts(path: Path, named: dict[str, int] | None = None, *, name: str = "") -> Iterator[bytes]:
