@@ -3,6 +3,9 @@
 The content follows from the round's records and blobs alone: the log is cut at the first checkpoint that holds the round's last record,
 names are sorted, tables and JSON are written in one way. Written twice, a bundle is the same bytes; the log's other
 rounds may have gone on meanwhile.
+
+Where the holdout stays private there are two: the whole bundle, for organizer and auditor, and the public one, which has neither shares
+nor holdout, predictions and scores. Both open the drawn rows (drawn_rows.py).
 """
 
 import secrets
@@ -10,12 +13,13 @@ import shutil
 import time
 import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, select
 
-from acclimate import log, table_blobs
+from acclimate import drawn_rows, log, rows, table_blobs
 from acclimate.service import publish, release
 from acclimate.store import Store, Tx, log_checkpoints, submissions
 from acclimate_competitions import digests
@@ -33,20 +37,22 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SUBMITTING = frozenset({"SubmissionCommitted", "SubmissionAccepted"})
 
 
-def write(store: Store, blobs: Blobs, round_id: str, out: Path) -> Path:
-    """Write the bundle of an evaluated or published round as a folder, which is whole or not there.
+def write(store: Store, blobs: Blobs, round_id: str, out: Path, *, whole: bool = False) -> Path:
+    """Write the bundle of an evaluated or published round as a folder, which is complete or not there.
 
     Args:
         store: the log and what it does not hold: nonces, manifests, share documents.
         blobs: the files that records name.
         round_id: the round.
         out: the folder; an older bundle there is replaced.
+        whole: also what of a private holdout is for organizer and auditor only; of other rounds every bundle is whole.
 
     Returns:
         out.
 
     Raises:
-        Refusal: phase_wrong; busy, where the log's last records get no checkpoint in time; blob_unknown, blob_corrupt.
+        Refusal: phase_wrong; busy, where the log's last records get no checkpoint in time; blob_unknown, blob_corrupt;
+            seal_mismatch, where a private holdout is not what was sealed.
     """
     _await_checkpoint(store, round_id)
     draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}.draft")
@@ -56,14 +62,22 @@ def write(store: Store, blobs: Blobs, round_id: str, out: Path) -> Path:
             if state.phase not in (Phase.EVALUATED, Phase.PUBLISHED):
                 sentence = f"round {state.id} is {state.phase}: a bundle is made once it is evaluated"
                 raise Refusal("phase_wrong", sentence)
+            withhold = state.private and not whole
             writer = _Writer(draft, blobs)
             _write_log(writer, tx, state)
             _write_round(writer, tx, state)
-            _write_seal(writer, tx, state)
-            scores, holdout = publish.score_digests(tx, state), release.holdout_files(tx, state.id)
+            assert state.seal is not None
+            writer.blob("holdout.sealed", state.seal["ciphertext"])
+            holdout, documents = release.holdout_files(tx, state.id), release.released_documents(tx, state.seal["seal"])
+            scores, root = publish.score_digests(tx, state), _opening_root(tx, state) if state.private else b""
         # The database need not wait for the blobs: what they are named by is known, and can't change.
         writer.fetch()
-        _write_numbers(writer, store, state, scores, holdout=holdout)
+        if state.private:
+            _write_rows(writer, store, state, (root, documents), holdout=holdout)
+        if not withhold:
+            _write_opened(writer, state, documents, holdout)
+            _write_scores(writer, store, state, scores, holdout=holdout)
+        _write_outcome(writer, store, state)
         writer.finish()
         _put(draft, out)
     finally:
@@ -189,20 +203,50 @@ def _write_round(writer: _Writer, tx: Tx, state: Round) -> None:
     writer.lines("submissions.jsonl", [digests.canonical(line) for line in lines])
 
 
-def _write_seal(writer: _Writer, tx: Tx, state: Round) -> None:
-    assert state.seal is not None
-    writer.blob("holdout.sealed", state.seal["ciphertext"])
-    documents = [pair for pair in release.released_documents(tx, state.seal["seal"]) if pair[0] in state.released]
-    shares = [{"index": index, "document": digests.parse_canonical(document)} for index, document in documents]
+def _write_opened(
+    writer: _Writer, state: Round, documents: list[tuple[int, bytes]], holdout: Mapping[str, str]
+) -> None:
+    released = [pair for pair in documents if pair[0] in state.released]
+    shares = [{"index": index, "document": digests.parse_canonical(document)} for index, document in released]
     writer.json("shares.json", shares)
-    for name, digest in release.holdout_files(tx, state.id).items():
+    for name, digest in holdout.items():
         writer.blob(f"holdout/{name}", digest)
+
+
+# ---- a private holdout ---------------------------------------------------------------------------------------------
+
+
+def _opening_root(tx: Tx, state: Round) -> bytes:
+    """Root of the log up to and with HoldoutOpened."""
+    opened = next(index for index, record in tx.records(state.id) if record.type == "HoldoutOpened")
+    return log.Tree(map(log.leaf_hash, tx.entries(0, opened + 1))).root()
+
+
+def _write_rows(
+    writer: _Writer,
+    store: Store,
+    state: Round,
+    opening: tuple[bytes, list[tuple[int, bytes]]],
+    *,
+    holdout: Mapping[str, str],
+) -> None:
+    """Open the drawn rows; opening: the root that draws them, and the released share documents."""
+    assert state.seal is not None
+    root, documents = opening
+    row_key = release.row_key(store, state, documents)
+    with ExitStack() as stack:
+        files = {
+            name: stack.enter_context(store.blobs.local(digest))
+            for name, digest in holdout.items()
+            if name.endswith(rows.SUFFIX)
+        }
+        writer.lines("rows.jsonl", drawn_rows.lines(files, row_key, fields=state.seal.fields, root=root))
 
 
 # ---- the numbers ---------------------------------------------------------------------------------------------------
 
 
-def _write_numbers(
+def _write_scores(
     writer: _Writer,
     store: Store,
     state: Round,
@@ -213,7 +257,6 @@ def _write_numbers(
     from acclimate.verify import scores
     from acclimate_competitions import tables
 
-    writer.json("prepared.json", scores.prepared_document(state))
     for entrant, tasks in scores.plan(state).items():
         keys = [key for task in tasks.values() for key in task]
         for key in keys:
@@ -224,6 +267,13 @@ def _write_numbers(
     majority = publish.majority(store, state, holdout)
     if majority:
         writer.table(f"scores/{MAJORITY}.parquet", majority)
+    writer.fetch()
+
+
+def _write_outcome(writer: _Writer, store: Store, state: Round) -> None:
+    from acclimate.verify import scores
+
+    writer.json("prepared.json", scores.prepared_document(state))
     if state.rankings:
         writer.blob("ranking.json", state.rankings[-1][0])
     else:

@@ -228,6 +228,18 @@ def _open(
         raise
 
 
+def row_key(store: Store, state: Round, documents: list[tuple[int, bytes]]) -> bytes:
+    """What salts the rows of an opened round's seal.
+
+    Raises:
+        Refusal: seal_mismatch, blob_unknown, blob_corrupt.
+    """
+    assert state.seal is not None
+    secret = custody.recover([custody.parse_document(document, rehearsal=False) for _, document in documents])
+    with store.blobs.local(state.seal["ciphertext"]) as ciphertext:
+        return sealing.row_key(ciphertext, secret, round_id=state.id, fields=state.seal.fields)
+
+
 def _check_usable(store: Store, state: Round, files: Mapping[str, Path]) -> None:
     """Refuse an opened holdout that no evaluation could be made or scored with.
 
