@@ -3,6 +3,7 @@
 import base64
 
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.records import Record
 
 
 def require(condition: bool, sentence: str, code: str = "guard_failed") -> None:
@@ -31,3 +32,29 @@ def secret_of(text: str) -> bytes:
         "record_invalid",
     )
     return raw
+
+
+def check_audit(audited: Record, first: Record, *, declared: float) -> None:
+    """Refuse a PreparationAudited that claims an agreement which its own values deny.
+
+    Args:
+        audited: the second operator's record.
+        first: the ModelPrepared that was made again.
+        declared: the definition's audit_tolerance, in nats.
+
+    Raises:
+        Refusal: guard_failed.
+    """
+    require(audited["tolerance"] <= declared, f"tolerance {audited['tolerance']} is above the declared {declared}")
+    require(audited["agrees"] or bool(audited["reason"].strip()), "a re-run that does not agree gives its reason")
+    if not audited["agrees"]:
+        return
+    here, there = audited["prepared"], first.fields.get("prepared")
+    require(
+        (here is None) == (there is None),
+        f"a re-run agrees only with an outcome of its kind: here {here or 'it failed'}, first {there or 'it failed'}",
+    )
+    require(
+        here == there or audited["hardware"] != first["hardware"],
+        f"on the same hardware class, {first['hardware']}, only equal bytes agree: here {here}, first {there}",
+    )

@@ -16,7 +16,7 @@ from acclimate_competitions import digests, drawing, records
 from acclimate_competitions.defining import begin, scorer_digest
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.guards import require, secret_of
+from acclimate_competitions.guards import check_audit, require, secret_of
 from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.phases import Phase, Round, Submission, entries_root
 from acclimate_competitions.records import Record, parse_time
@@ -261,8 +261,7 @@ def _audit(state: Round, record: Record, index: int) -> Round:
     key = (record["submission"], record["task"], record["seed"])
     require(state.drawn is not None and key in state.drawn, f"preparation {key} was not drawn for a re-run")
     require(key not in state.audited, f"preparation {key} was audited before", "conflict")
-    declared = state.competition.round.audit_tolerance
-    require(record["tolerance"] <= declared, f"tolerance {record['tolerance']} is above the declared {declared}")
+    check_audit(record, state.prepared[key], declared=state.competition.round.audit_tolerance)
     return replace(state, audited={**state.audited, key: record})
 
 

@@ -73,6 +73,26 @@ def test_what_was_not_drawn_is_not_audited():
     assert "above the declared" in refuses("guard_failed", story.audit, story.state.drawn[0], tolerance=0.02).sentence
 
 
+def test_an_agreement_that_its_own_values_deny_is_none():
+    story = audited().draw()
+    first, second = story.state.drawn
+    said = refuses("guard_failed", story.audit, first, prepared=digest("other")).sentence
+    assert "only equal bytes agree" in said and digest("other") in said
+    assert "outcome of its kind" in refuses("guard_failed", story.audit, first, prepared=None).sentence
+    assert "gives its reason" in refuses("guard_failed", story.audit, first, agrees=False, reason=" ").sentence
+    story.audit(first, prepared=digest("other"), hardware="another class", tolerance=0.01)
+    assert story.audit(second).release(1).state.released
+
+
+def test_a_failed_preparation_is_agreed_with_by_failing():
+    story = until(Phase.CLOSED, competition(audits=AUDITS.replace("2", "10000")))
+    failing = story.state.preparation_plan()[0]
+    story.prepare(failing, drop="prepared candidates selected", failed={"reason": "no room", "log": digest("log")})
+    story.prepare_all().finish("PreparationFinished").draw()
+    assert "outcome of its kind" in refuses("guard_failed", story.audit, failing).sentence
+    assert story.audit(failing, prepared=None).state.audited[failing]["agrees"]
+
+
 @pytest.mark.parametrize("secret", ["", "AAAA", "x" * 44, "QUJD" * 11])
 def test_another_secret_than_the_committed_one_draws_nothing(secret):
     with pytest.raises(Refusal) as caught:
