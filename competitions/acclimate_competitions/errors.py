@@ -65,6 +65,7 @@ CODES: dict[str, Code] = {
     # log, bundle
     "log_inconsistent": Code(500, "The transparency log contradicts itself or a pinned checkpoint."),
     "proof_invalid": Code(422, "A receipt, checkpoint or proof does not parse or does not verify."),
+    "rotation_invalid": Code(422, "A record by which a log's key hands over to another is forged or out of order."),
     "entry_unknown": Code(404, "The log has no such entry yet."),
     "quorum_missing": Code(
         503, "Fewer witnesses than the quorum have cosigned what is asked for; the sentence names those that have not."

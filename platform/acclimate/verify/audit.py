@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from acclimate.log import Checkpoint, Tree, Verifier
+from acclimate.rotation import Chain
 from acclimate.verify.files import Bundle
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.digests import leaf_hash
@@ -35,7 +36,8 @@ class Audit:
     log_key: str | None
     witnesses: tuple[str, ...]
     work: Path
-    log: Verifier = field(init=False)  # checkpoint
+    log: Verifier = field(init=False)  # checkpoint: the key that keys.json names
+    chain: Chain = field(init=False)  # checkpoint: all keys of the log, by its hand-overs
     note: Checkpoint = field(init=False)  # checkpoint
     records: list[Record] = field(init=False)  # records: of each log entry
     first: int = field(init=False)  # round: log index of its RoundDefined

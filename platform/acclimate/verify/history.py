@@ -1,9 +1,10 @@
 """The log: one history, signed, in which every receipt of the round lies.
 
-1. checkpoint: the last checkpoint is signed by the log that keys.json names.
-2. whose log: that is the log which the auditor knows from elsewhere.
+1. checkpoint: the last checkpoint is signed by the log that keys.json names, under whichever of its keys was in force (rotation.py).
+2. whose log: that is the log which the auditor knows from elsewhere, by its key or by a witness's.
 3. entries: the bytes in entries.jsonl have the checkpoint's size and root.
-4. earlier checkpoints: each is signed and is the root of the same entries' beginning.
+4. earlier checkpoints: each is signed and is the root of the same entries' beginning; the first that holds a hand-over of the log's key is
+   there, signed by both keys.
 5. records: each entry is a record in canonical form, in the order of time.
 6. receipts: each accepted submission has one, and it leads to the same entries.
 
@@ -13,7 +14,10 @@ A root alone says that something was changed, not what. The earlier checkpoints 
 check `rules` names the record where a signature or a guard no longer holds.
 """
 
-from acclimate import log
+from collections.abc import Sequence
+
+from acclimate import log, rotation
+from acclimate.quorum import Quorum, parse_witness
 from acclimate.verify.audit import Audit
 from acclimate.verify.report import Failed, NotChecked
 from acclimate_competitions import records
@@ -21,7 +25,7 @@ from acclimate_competitions.errors import Refusal
 
 
 def checkpoint(audit: Audit) -> str:
-    """The last checkpoint is a signed note of the log that keys.json names."""
+    """The last checkpoint is a signed note of the log that keys.json names, under whichever of its keys was in force."""
     keys = audit.bundle.json("keys.json")
     vkey = keys.get("log") if isinstance(keys, dict) else None
     if not isinstance(vkey, str):
@@ -30,28 +34,57 @@ def checkpoint(audit: Audit) -> str:
         audit.log = log.parse_vkey(vkey)
     except Refusal as refusal:
         raise Failed("keys.json, log", refusal.sentence) from refusal
-    audit.note = _open(audit, "checkpoint")
-    return f"{audit.note.origin}, {audit.note.size} entries"
-
-
-def _open(audit: Audit, name: str) -> log.Checkpoint:
-    text = audit.bundle.text(name)
     try:
-        return log.open_checkpoint(text, audit.log).checkpoint
+        audit.chain = rotation.chain(audit.leaves, audit.log)
+    except Refusal as refusal:
+        raise Failed("entries.jsonl", refusal.sentence) from refusal
+    audit.note = _open(audit, "checkpoint")
+    turns = "".join(f", key rotated at log entry {turn.index}" for turn in audit.chain.turns)
+    return f"{audit.note.origin}, {audit.note.size} entries{turns}"
+
+
+def signed(audit: Audit, name: str, witnesses: Sequence[log.Verifier] = ()) -> log.SignedCheckpoint:
+    """The checkpoint in a file of the bundle, a receipt's included, with the cosignatures of these witnesses.
+
+    Raises:
+        Failed: the log did not sign it, or a witness's line does not verify.
+    """
+    try:
+        if name.startswith("receipts/"):
+            receipt = log.Receipt.parse(audit.bundle.read(name))
+            return receipt.open(audit.chain.of(receipt.checkpoint), witnesses)[1]
+        return audit.chain.open(audit.bundle.text(name), witnesses)
     except Refusal as refusal:
         raise Failed(name, refusal.sentence) from refusal
 
 
+def _open(audit: Audit, name: str) -> log.Checkpoint:
+    return signed(audit, name).checkpoint
+
+
 def whose(audit: Audit) -> str:
-    """The log's key is the one that the auditor got elsewhere."""
+    """The log's key is the one that the auditor got elsewhere, or a witness cosigned whose key they got elsewhere."""
     if audit.log_key is None:
+        known = [parse_witness(text) for text in audit.witnesses]
+        for name in ["checkpoint", *audit.bundle.under("checkpoints")] if known else []:
+            if cosigned := signed(audit, name, known).cosigned:
+                return f"{audit.log.text()}, cosigned by {', '.join(sorted(cosigned))}"
         raise NotChecked(
-            "no --log-key was given, so this may be anyone's log of the right form; get the key from a custodian or an entrant"
-            " whom you trust"
+            "no --log-key was given"
+            + (", and no witness whose key you gave has cosigned" if known else "")
+            + ", so this may be anyone's log of the right form; get the key from a custodian or an entrant whom you trust"
         )
-    if audit.log_key != audit.log.text():
+    # A later key speaks for the entries before it, too, where it signed the checkpoint over all of them.
+    if audit.log_key == audit.log.text() or audit.log_key == audit.chain.at(audit.note.size).text():
+        return audit.log_key
+    turns = audit.chain.between(audit.log_key, audit.log.text())
+    if turns is None:
         raise Failed("keys.json, log", f"it is {audit.log.text()}, the key given is {audit.log_key}")
-    return audit.log_key
+    for turn in turns:
+        # Signed by both keys: who knew the old one's log is shown its successor in that log.
+        begins(audit, _open(audit, f"checkpoints/{turn.index + 1}"), f"checkpoints/{turn.index + 1}")
+    told = "; ".join(f'at log entry {turn.index} to {turn.new.text()} ("{turn.reason}")' for turn in turns)
+    return f"{audit.log_key}, which handed over {told}"
 
 
 def entries(audit: Audit) -> str:
@@ -89,13 +122,17 @@ def earlier(audit: Audit) -> str:
         note = _open(audit, name)
         if name != f"checkpoints/{note.size}":
             raise Failed(name, f"it counts {note.size} entries")
-        _begins(audit, note, name)
+        begins(audit, note, name)
     if not names:
         raise Failed("checkpoints", "the bundle has none; one a phase is expected")
+    for turn in audit.chain.turns:
+        # Whose key was given up must have seen its successor in the log: `_open` wants both signatures here.
+        audit.bundle.path(f"checkpoints/{turn.index + 1}")
     return f"{len(names)} checkpoints"
 
 
-def _begins(audit: Audit, note: log.Checkpoint, name: str) -> None:
+def begins(audit: Audit, note: log.Checkpoint, name: str) -> None:
+    """Fail where a checkpoint is not the root of the entries' beginning."""
     if note.size > len(audit.leaves) or audit.tree.root(note.size) != note.root:
         raise Failed(
             name, f"its root is not that of the first {note.size} of {len(audit.leaves)} entries: another history"
@@ -119,19 +156,29 @@ def parsed(audit: Audit) -> str:
 
 def receipts(audit: Audit) -> str:
     """Each accepted submission has a receipt; each receipt is signed, and proves the entry that stands in the log."""
-    names = audit.bundle.under("receipts")
+    names, cosigned = audit.bundle.under("receipts"), 0
+    quorum = Quorum.of(audit.round.defined.fields)
+    accepted = {submission.accepted for submission in audit.round.submissions.values()} - {None}
     for name in names:
         try:
             receipt = log.Receipt.parse(audit.bundle.read(name))
-            signed = receipt.open(audit.log)[1]
         except Refusal as refusal:
             raise Failed(name, refusal.sentence) from refusal
+        checkpoint = signed(audit, name, quorum.witnesses)
         if name != f"receipts/{receipt.index}.tlog-proof":
             raise Failed(name, f"it is the receipt of log entry {receipt.index}")
         if audit.leaves[receipt.index : receipt.index + 1] != [receipt.entry]:
             raise Failed(name, f"it proves another entry than entry {receipt.index} of entries.jsonl")
-        _begins(audit, signed.checkpoint, name)
+        begins(audit, checkpoint.checkpoint, name)
+        if receipt.index not in accepted:
+            record = audit.records[receipt.index]
+            raise Failed(
+                name,
+                f"it is of {record.type} of {record.round}, the bundle's receipts are of accepted submissions of"
+                f" {audit.round.id}",
+            )
+        cosigned += quorum.reached(checkpoint)
     for submission in audit.round.submissions.values():
         if submission.accepted is not None:
             audit.bundle.path(f"receipts/{submission.accepted}.tlog-proof")
-    return f"{len(names)} receipts"
+    return f"{len(names)} receipts" + (f", {cosigned} cosigned by the quorum" if quorum.needed else "")
