@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyrage
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from acclimate import custody, log, sealing
+from acclimate import custody, log, notes, sealing
 from acclimate_competitions import definition, digests, metrics, ranking, records, rounds, tables
 from acclimate_competitions.records import Record, format_time
 
@@ -30,6 +30,8 @@ SKILL = {"ada": 2.0, "bea": 1.0, "untrained": 0.0}
 CONFLICTS: dict[str, list[str]] = {}
 FAILED = ("bea", "size", 13)
 ROWS = 12
+WITNESSES: tuple[str, ...] = ()
+QUORUM = 0
 
 DEFINITION = """\
 schema = 1
@@ -122,6 +124,19 @@ def public(name: str) -> str:
     return records.public_text(key(name).public_key())
 
 
+def witness(name: str) -> str:
+    """A witness's vkey."""
+    public_bytes = key(name).public_key().public_bytes_raw()
+    return notes.Verifier(name, notes.COSIGNATURE, public_bytes).text()
+
+
+def cosigned(note: str, *, at: datetime, by: tuple[str, ...] | None = None) -> str:
+    """A checkpoint with the cosignatures of these witnesses, else of all of WITNESSES."""
+    text, seconds = notes.parse_note(note).text, int(at.timestamp())
+    names = WITNESSES if by is None else by
+    return note + "".join(notes.cosign(text, name=name, key=key(name), time=seconds).line() for name in names)
+
+
 @dataclass
 class Made:
     """A played round: everything a bundle is made of."""
@@ -139,6 +154,8 @@ class Made:
     submissions: list[dict] = field(default_factory=list)
     receipts: dict[int, str] = field(default_factory=dict)
     prepared: list[dict] = field(default_factory=list)
+    identities: dict[str, str] = field(default_factory=dict)
+    envelopes: list[dict] = field(default_factory=list)
     holdout: dict[str, pa.Table] = field(default_factory=dict)
     predictions: dict[str, pa.Table] = field(default_factory=dict)
     scores: dict[str, pa.Table] = field(default_factory=dict)
@@ -156,7 +173,7 @@ class Made:
         self.entries.append(record.encode())
         size = len(self.entries)
         root = log.root([digests.leaf_hash(entry) for entry in self.entries])
-        self.notes[size] = log.sign_checkpoint(self.signer, size, root)
+        self.notes[size] = cosigned(log.sign_checkpoint(self.signer, size, root), at=self.now)
         if keep:
             self.kept.add(size)
         return size - 1
@@ -264,8 +281,8 @@ def defined_fields(made: Made) -> dict:
             for name in competition.custody.custodians
         ],
         "log": made.signer.vkey,
-        "witnesses": [],
-        "quorum": 0,
+        "witnesses": [witness(name) for name in WITNESSES],
+        "quorum": QUORUM,
         "organizer": {"ed25519": public("organizer")},
         "evaluators": [public("evaluator")],
     }
@@ -284,7 +301,8 @@ def seal_holdout(made: Made) -> None:
         k=2,
         random=made.random.randbytes,
     )
-    made.seal = sealed.fields
+    made.seal, made.envelopes = sealed.fields, sealed.envelopes
+    made.identities = {name: str(identity) for name, identity in identities.items()}
     made.signed("HoldoutSealed", sealed.fields, by="organizer", keep=True)
     for share, envelope in zip(sealed.fields["shares"], sealed.envelopes, strict=True):
         document = custody.open_envelope(envelope, str(identities[share["to"]]), share=share, seal=made.seal["seal"])
