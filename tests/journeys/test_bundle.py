@@ -4,16 +4,14 @@ import shutil
 import zipfile
 from pathlib import Path
 
-import pyarrow.compute as pc
 import pytest
 import rounds_made
-from sqlalchemy import insert
+from stored import fill
 
-from acclimate import bundle, config, store, verify
+from acclimate import bundle, config, verify
 from acclimate.store import Store
-from acclimate_competitions import definition, digests, records, tables
+from acclimate_competitions import definition, digests, records
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.records import format_time
 
 
 @pytest.fixture(scope="module")
@@ -27,71 +25,6 @@ def full(made: rounds_made.Made, tmp_path_factory: pytest.TempPathFactory) -> St
     fill(opened, made)
     yield opened
     opened.close()
-
-
-def fill(target: Store, made: rounds_made.Made, *, entries: int | None = None) -> None:
-    """Put a made round into a store, as if a server had taken it in."""
-    blobs = target.blobs
-    for path in [p for p in made.folder.rglob("*") if p.is_file()]:
-        blobs.put(path)
-    for data in (rounds_made.DEFINITION.encode(), digests.canonical(made.ranking)):
-        blobs.put_bytes(data)
-    parsed = [(index, data, records.parse(data)) for index, data in enumerate(made.entries[:entries])]
-    with target.transaction() as tx:
-
-        def add(table: object, **row: object) -> None:
-            tx.execute(insert(table), row)
-
-        for index, data, record in parsed:
-            add(store.log_entries, index=index, round=record.round, type=record.type, data=data)
-        for size, note in made.notes.items():
-            add(store.log_checkpoints, size=size, note=note, at=format_time(made.now))
-        now = format_time(made.now)
-        for name, role in (("organizer", "organizer"), *((entrant, "entrant") for entrant in rounds_made.SKILL)):
-            key = {"ed25519": rounds_made.public(name), "token_hash": digests.of_bytes(name.encode())}
-            add(store.accounts, id=name, role=role, created=now, **key)
-        defined = {"definition": digests.of_bytes(rounds_made.DEFINITION.encode()), "created": now}
-        add(store.rounds, id=made.round, competition="marbles", name="2027-1", owner="organizer", **defined)
-        seal = {"header": made.seal, "envelopes": [], "received": now}
-        add(store.seals, seal=made.seal["seal"], round=made.round, kind="real", **seal)
-        for index in (1, 3):
-            add(store.share_documents, seal=made.seal["seal"], index=index, document=made.documents[index])
-        files = {
-            f"{task}.parquet": digests.of_file(made.folder / "opened" / f"{task}.parquet") for task in rounds_made.TASKS
-        }
-        add(store.openings, round=made.round, files=files, at=now)
-        for row in made.submissions:
-            given = {name: row[name] for name in ("entrant", "nonce", "manifest", "commitment")}
-            indices = {"committed_index": row["committed"], "accepted_index": row["index"]}
-            rest = {"owner": row["entrant"], "acceptance": {}, "state": "accepted", "created": now}
-            add(store.submissions, id=str(row["index"]), round=made.round, **given, **indices, **rest)
-        evaluations(target, made, add)
-
-
-def evaluations(target: Store, made: rounds_made.Made, add: object) -> None:
-    """A stage and a result for each evaluation: its part of the score table."""
-    newest = {row["entrant"]: str(row["index"]) for row in made.submissions}
-    for name in made.predictions:
-        entrant, stage = name.removeprefix("predictions/").removesuffix(".parquet").split("/")
-        protocol, task, seed = stage.split("-")
-        table = made.scores[entrant]
-        mine = pc.and_(pc.equal(table["protocol"], protocol), pc.equal(table["task"], task))
-        if seed != "none":
-            mine = pc.and_(mine, pc.equal(table["seed"], int(seed)))
-        path = made.folder / "part.parquet"
-        tables.write(table.filter(mine), path)
-        place = {"task": task, "seed": None if seed == "none" else int(seed), "protocol": protocol}
-        key = digests.of_bytes(name.encode())
-        add(
-            store.stages,
-            key=key,
-            round=made.round,
-            kind="evaluate",
-            submission=newest[entrant],
-            state="committed",
-            **place,
-        )
-        add(store.results, stage=key, document={"scores": target.blobs.put(path)}, at=format_time(made.now))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

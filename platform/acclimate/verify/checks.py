@@ -218,7 +218,7 @@ _SCORES = (
         ("scores", "majority"),
         scores.rank,
     ),
-    Rule("published", "scores", "the organizer signed this ranking", ("ranking",), scores.published),
+    Rule("published", "scores", "the organizer signed this ranking", ("rules",), scores.published),
     Rule(
         "auditor's report",
         "scores",

@@ -334,7 +334,7 @@ def published(audit: Audit) -> str:
     """The last RankingPublished or RankingRevised, signed by the organizer, names the digest of ranking.json."""
     if not audit.round.rankings:
         raise NotChecked("the round is evaluated, not published yet: nobody has signed a ranking")
-    named, found = audit.round.rankings[-1][0], audit.ranking.digest
+    named, found = audit.round.rankings[-1][0], digests.of_json(audit.bundle.json("ranking.json"))
     if named != found:
         raise Failed("the log's last ranking record", f"it names {named}, ranking.json has {found}")
     return f"version {len(audit.round.rankings)}"
