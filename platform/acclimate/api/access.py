@@ -92,6 +92,12 @@ ACCESS: dict[tuple[str, str], Access] = {
     ("POST", "/v1/rounds/{round_id}/withdrawals"): _only("entrant", "organizer", note=_OWN_SUBMISSION),
     ("POST", "/v1/rounds/{round_id}/shares"): _only("custodian", note="a custodian of the round", blobs=True),
     ("POST", "/v1/rounds/{round_id}/ranking"): _only("organizer", note=_OWN_ROUND, blobs=True),
+    ("POST", "/v1/rounds/{round_id}/draw"): _only("auditor", note="the round's own auditor"),
+    ("GET", "/v1/rounds/{round_id}/audits"): _only("auditor", note="the round's own auditor, of drawn jobs"),
+    ("POST", "/v1/rounds/{round_id}/audits"): _only("auditor", note="the round's own auditor, of drawn jobs"),
+    ("GET", "/v1/rounds/{round_id}/audits/files/{digest}"): _only(
+        "auditor", note="the round's own auditor, files of drawn jobs", blobs=True
+    ),
     ("POST", "/v1/rounds/{round_id}/reports"): _only("auditor", note="the round's own auditor"),
     ("POST", "/v1/rounds/{round_id}/void"): _only("organizer", note=_OWN_ROUND),
     ("GET", "/v1/rounds/{round_id}/ranking"): _all(_RESULTS, blobs=True),

@@ -323,6 +323,37 @@ class RoundVoided(Signed[VoidFields]):
     type: Literal["RoundVoided"]
 
 
+class DrawFields(Strict):
+    """Fields of AuditDrawn."""
+
+    secret: Annotated[str, Field(max_length=44, description="base64 of 32 bytes; their digest is RoundDefined's draw")]
+
+
+class AuditDrawn(Signed[DrawFields]):
+    """Draw the preparations to make again."""
+
+    type: Literal["AuditDrawn"]
+
+
+class AuditFields(Strict):
+    """Fields of PreparationAudited."""
+
+    submission: Count
+    task: Text
+    seed: Count
+    prepared: DigestText | None
+    agrees: bool
+    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False, description="in nats; 0: equal bytes")]
+    hardware: Text
+    reason: Long
+
+
+class PreparationAudited(Signed[AuditFields]):
+    """What came of a drawn re-run."""
+
+    type: Literal["PreparationAudited"]
+
+
 class CheckCounts(Strict):
     """How many lines of an audit were ok, FAILED, NOT CHECKED."""
 

@@ -25,7 +25,7 @@ def define(store: Store, identity: Identity, account: Account, request: Mapping[
     1. The caller signed RoundDefined with the account's key.
     2. The definition and all public files are here, and they are those that the definition asks for.
     3. Log, evaluators, code and witnesses are this server's.
-    4. No other round of the competition has this name; the round can still open.
+    4. No other round of the competition has this name, none has the auditor's draw; the round can still open.
 
     Returns:
         {round, index, new}.
@@ -63,11 +63,25 @@ def define(store: Store, identity: Identity, account: Account, request: Mapping[
             )
         if known is None and parse_time(fields["closes"]) <= tx.now():
             raise Refusal("guard_failed", f"the round would close {fields['closes']}, it is {format_time(tx.now())}")
+        if known is None:
+            _check_draw(tx, fields.get("auditor"))
         index, record, new = tx.append_once(request)
         if new:
             row = {"id": record.round, "competition": competition.slug, "name": fields["name"], "owner": account.id}
             tx.execute(insert(rounds), {**row, "definition": competition.digest, "created": format_time(record.at)})
         return {"round": record.round, "index": index, "new": new}
+
+
+def _check_draw(tx: Tx, auditor: Mapping[str, Any] | None) -> None:
+    """Refuse the draw of another round: once its secret is told there, what is drawn here could be known in advance."""
+    for name in tx.execute(select(rounds.c.id)).scalars() if auditor is not None else ():
+        other = tx.round(name).auditor
+        if auditor is not None and other is not None and other["draw"] == auditor["draw"]:
+            raise Refusal(
+                "conflict",
+                f"the draw {auditor['draw']} of auditor {auditor['name']!r} is that of round {name}",
+                hint="a secret serves one round; the auditor makes a new one: acclimate audit keygen --again",
+            )
 
 
 def _check_files(store: Store, files: Mapping[str, str], competition: Competition) -> None:
@@ -95,8 +109,8 @@ def _check_server(identity: Identity, fields: Mapping[str, Any]) -> None:
         "log": identity.vkey,
         "evaluators": [identity.evaluator],
         "code": identity.code,
-        "witnesses": [],
-        "quorum": 0,
+        "witnesses": list(identity.witnesses),
+        "quorum": identity.quorum,
     }
     problems = [
         f"{name} is {fields[name]!r}, this server has {value!r}"

@@ -9,6 +9,7 @@ from acclimate import schedule
 from acclimate.service import clockwork, finding, release
 from acclimate.service.accounts import Account
 from acclimate.store import Store, Tx, log_entries, outbox, rounds, share_documents, stages, submissions
+from acclimate_competitions import rounds as rules
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import format_time, parse_time
@@ -69,6 +70,7 @@ def status(store: Store, account: Account | None, given: str) -> dict[str, Any]:
             "organizer": state.defined["organizer"],
             "custodians": _custodians(state),
             "threshold": state.threshold,
+            "auditor": _auditor(state),
             "baselines": list(state.competition.ranking.baselines),
             "rehearsal": _rehearsal(tx, state),
             "entries": len(state.entries) if state.closed is not None else None,
@@ -94,6 +96,20 @@ def _custodians(state: Round) -> list[dict[str, Any]]:
         }
         for index, custodian in enumerate(state.defined["custodians"], start=1)
     ]
+
+
+def _auditor(state: Round) -> dict[str, Any] | None:
+    if state.auditor is None:
+        return None
+    drawn, done = state.drawn or (), state.audited
+    return {
+        "name": state.auditor["name"],
+        "due": state.audits_due if state.closed is not None else state.competition.round.audits,
+        "drawn": state.drawn is not None,
+        "audited": len(done),
+        "agree": sum(done[key]["agrees"] for key in drawn if key in done),
+        "reports": len(state.reports),
+    }
 
 
 def _rehearsal(tx: Tx, state: Round) -> dict[str, Any] | None:
@@ -159,6 +175,8 @@ def _upcoming(tx: Tx, state: Round) -> dict[str, Any]:
         case Phase.CLOSED:
             done, plan = len(state.prepared), len(state.preparations)
             return found | {"text": f"entries are prepared: {done} of {plan} preparations have an outcome"}
+        case Phase.PREPARED if rules.audits_missing(state):
+            return found | _before_audits(state, now)
         case Phase.PREPARED:
             return found | _before_release(state, now)
         case Phase.RELEASED:
@@ -203,6 +221,26 @@ def _before_closing(state: Round, now: datetime) -> dict[str, Any]:
     at = format_time(state.closes)
     extra = f"; {count} committed submissions are still to be checked" if count else ""
     return {"text": f"the round closes {at}{extra}", "at": at}
+
+
+def _before_audits(state: Round, now: datetime) -> dict[str, Any]:
+    assert state.auditor is not None
+    missing, name = rules.audits_missing(state), state.auditor["name"]
+    by = parse_time(state.defined["release_by"])
+    wrong = not all(record["agrees"] for record in state.audited.values())
+    text = f"the auditor {name} makes drawn preparations again ({missing}): acclimate audit run {state.id}"
+    sentence = ""
+    if wrong:
+        text = "no share may be released: the organizer, with the custodians' approval, voids the round"
+        sentence = f"{missing}, by {name}'s signed record"
+    elif now >= by:
+        sentence = f"{missing}, after {format_time(by)}: the organizer may void the round as a custody failure"
+    return {
+        "text": text,
+        "at": format_time(by),
+        "waiting_for": [] if wrong else [f"the re-runs of {name}"],
+        "problem": {"code": "guard_failed", "sentence": sentence} if sentence else None,
+    }
 
 
 def _before_release(state: Round, now: datetime) -> dict[str, Any]:
