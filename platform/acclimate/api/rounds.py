@@ -19,6 +19,7 @@ from acclimate_competitions.errors import Refusal
 router = APIRouter(route_class=Guarded, tags=["rounds"])
 Start = Annotated[int, Query(ge=0, le=2**53 - 1)]
 Limit = Annotated[int | None, Query(ge=1, le=2**31 - 1)]
+Whole = Annotated[bool, Query(description="with what a private holdout's public bundle withholds")]
 _SUMMARY = {
     "round": "digits-2027-1-0123456789ab",
     "competition": "digits",
@@ -129,17 +130,22 @@ def ranking(round_id: RoundId, here: Here, account: AnyCaller) -> Response:
     summary="The bundle that an auditor verifies",
     responses=answers("…", media="application/zip", meaning="a ZIP for `acclimate verify`"),
 )
-def bundle(round_id: RoundId, here: Here, account: AnyCaller) -> FileResponse:
-    """Once published, to all; once evaluated, to the round's organizer."""
+def bundle(round_id: RoundId, here: Here, account: AnyCaller, whole: Whole = False) -> FileResponse:
+    """Once published, to all; once evaluated, to the round's organizer.
+
+    Where the holdout stays private, the public bundle has neither shares nor holdout, predictions and scores; with `whole` the round's
+    organizer and its auditor get them.
+    """
+    whole = whole and publish.admit_whole(here.store, account, round_id)
 
     def make(services: Services, name: str, out: Path) -> None:
         from acclimate import bundle as bundles
 
         with tempfile.TemporaryDirectory(dir=out.parent) as work:
-            folder = bundles.write(services.store, services.store.blobs, name, Path(work) / "bundle")
+            folder = bundles.write(services.store, services.store.blobs, name, Path(work) / "bundle", whole=whole)
             bundles.zip_(folder, out)
 
-    return _made(here, account, round_id, "bundle.zip", make, media="application/zip")
+    return _made(here, account, round_id, "whole-bundle.zip" if whole else "bundle.zip", make, media="application/zip")
 
 
 @router.get(

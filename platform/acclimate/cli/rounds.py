@@ -253,14 +253,24 @@ def files(
 
 @app.command()
 def bundle(
-    round_id: RoundId, out: Out, server: Server = None, keys: ReaderKeys = None, as_json: AsJson = False
+    round_id: RoundId,
+    out: Out,
+    server: Server = None,
+    keys: ReaderKeys = None,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole", help="Where the holdout stays private: all of it, for the round's organizer and auditor only."
+        ),
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Download a round's bundle, all that an auditor needs.
 
     Example: acclimate round bundle digits-2027-1 --out digits-2027-1.zip --server https://rounds.example.org
     """
     with reader(keys, server) as client, bar("downloading the bundle") as progress:
-        client.bundle(round_id, out, progress=progress)
+        client.bundle(round_id, out, whole=whole, progress=progress)
     say(f"check it: acclimate verify {out}")
     emit({"file": str(out), "size": out.stat().st_size}, as_json=as_json, text=f"{out}, {out.stat().st_size} bytes")
 

@@ -173,9 +173,9 @@ class Client:
         """ranking.json."""
         return self._object("GET", f"{_round(round_id)}/ranking")
 
-    def bundle(self, round_id: str, to: Path, *, progress: Progress | None = None) -> Path:
-        """Download the bundle as a ZIP."""
-        return self._download(f"{_round(round_id)}/bundle", to, progress)
+    def bundle(self, round_id: str, to: Path, *, whole: bool = False, progress: Progress | None = None) -> Path:
+        """Download the bundle as a ZIP; `whole`: with what only organizer and auditor get where the holdout stays private."""
+        return self._download(f"{_round(round_id)}/bundle{'?whole=true' if whole else ''}", to, progress)
 
     def report(self, round_id: str, to: Path) -> Path:
         """Download the report (HTML)."""

@@ -249,6 +249,28 @@ def document(store: Store, account: Account | None, given: str) -> bytes:
     return digests.canonical(ranking(store, state.id).document())
 
 
+def admit_whole(store: Store, account: Account | None, given: str) -> bool:
+    """Refuse the whole bundle of a private holdout to anybody but the round's organizer and its auditor.
+
+    Returns:
+        Whether it is another one than the public bundle.
+
+    Raises:
+        Refusal: role_missing, round_unknown.
+    """
+    with store.snapshot() as tx:
+        state = finding.find(tx, given)
+        owner = finding.is_owner(tx, state.id, account)
+    if state.private and not owner and not finding.is_auditor(state, account):
+        who = "nobody" if account is None else f"{account.id} ({account.role})"
+        raise Refusal(
+            "role_missing",
+            f"the holdout of round {state.id} stays private: its whole bundle is for its organizer and its auditor, not for {who}",
+            hint="without `whole` you get the public bundle: what it can't show, the auditor's report stands for",
+        )
+    return state.private
+
+
 def require_results(tx: Tx, state: Round, account: Account | None) -> None:
     """Refuse results to whoever may not see them in this phase: organizers from `evaluated`, all from `published`.
 
