@@ -58,7 +58,9 @@ _LOG = (
         lambda audit: files.known(audit.bundle),
     ),
     Rule("checkpoint", "log", "the log that keys.json names has signed its last checkpoint", (), history.checkpoint),
-    Rule("whose log", "log", "it is the log whose key you gave", ("checkpoint",), history.whose),
+    Rule(
+        "whose log", "log", "it is the log whose key, or whose witness's key, you gave", ("checkpoint",), history.whose
+    ),
     Rule(
         "entries",
         "log",

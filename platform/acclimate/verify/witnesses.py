@@ -2,26 +2,135 @@
 
 A witness signs a checkpoint with the time at which it saw it, and only if the log did nothing but grow since the last one it
 signed. With a quorum of the witnesses that RoundDefined names, whoever runs the log can't show two histories, nor move a record in time.
+
+The time of a checkpoint (quorum.py): it was there by the q-th smallest time of its cosignatures, q being the quorum, and was
+still the newest that the witnesses were shown at the q-th largest. So an entry's commitment
+
+- was in time, if the first such checkpoint that holds it was there by GRACE after the close;
+- was not, if a checkpoint without it still was the newest after that;
+- else it is not known: between the last checkpoint without it and the first one with it the witnesses saw none.
 """
 
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from acclimate.log import SignedCheckpoint
+from acclimate.quorum import Quorum
+from acclimate.verify import history
 from acclimate.verify.audit import Audit
-from acclimate.verify.report import NotChecked
+from acclimate.verify.report import Failed, NotChecked
+from acclimate_competitions.records import format_time, parse_time
+
+GRACE = timedelta(minutes=5)
+"""How long after the close the witnesses may see what was logged before it."""
 
 
 def split_view(audit: Audit) -> str:
-    """A quorum of the declared witnesses cosigned the last checkpoint: everybody who asks them is shown this one history."""
-    if audit.records[audit.first]["quorum"] == 0:
+    """A quorum of the declared witnesses cosigned all of the round's records: everybody who asks them is shown this one history.
+
+    1. Witnesses whose keys the auditor brought are among those that RoundDefined names.
+    2. No checkpoint of the bundle has a line of a declared witness that does not verify, or is of another history.
+    3. The newest checkpoint that a quorum cosigned holds the round's last record.
+    """
+    quorum = _quorum(audit)
+    # 1
+    if strange := sorted(set(audit.witnesses) - set(quorum.keys())):
+        named = ", ".join(quorum.keys()) or "none"
+        raise Failed(
+            f"log entry {audit.first}, witnesses",
+            f"the key given, {strange[0]}, is not among the round's witnesses: {named}",
+        )
+    # 2
+    seen = list(_seen(audit, quorum))
+    if quorum.needed == 0:
         raise NotChecked(
             "the round declared no witnesses (quorum 0); that everybody is shown this one history is the word of the log's"
             " operator"
         )
-    raise NotChecked("this version does not verify the cosignatures of witnesses")
+    # 3
+    round_id = audit.records[audit.first].round
+    last = max(index for index, record in enumerate(audit.records) if record.round == round_id)
+    enough = [signed for signed in seen if quorum.reached(signed)]
+    newest = max(enough, key=lambda signed: signed.checkpoint.size, default=None)
+    if newest is None or newest.checkpoint.size <= last:
+        most = max(seen, key=lambda signed: (signed.checkpoint.size, len(signed.cosigned)))
+        holds = f"the newest that they cosigned ends at entry {newest.checkpoint.size - 1}, " if newest else ""
+        raise NotChecked(
+            f"{holds}the round's last record is entry {last}; the last checkpoint has the cosignatures of"
+            f" {len(most.cosigned)} witnesses, the round asks for {quorum.needed} (not of {', '.join(quorum.missing(most))});"
+            " that everybody is shown this one history is the word of the log's operator"
+        )
+    names = ", ".join(sorted(vkey.partition("+")[0] for vkey in newest.cosigned))
+    by = quorum.by(newest)
+    assert by is not None
+    return f"{newest.checkpoint.size} entries, by {names}, {format_time(by)}"
 
 
 def time(audit: Audit) -> str:
-    """Every entry's commitment is in a checkpoint that a quorum cosigned within GRACE after the close."""
-    if audit.records[audit.first]["quorum"] == 0:
+    """Every entry's commitment, and every extension of the close, was seen by a quorum within GRACE of the close that it had to meet."""
+    quorum = _quorum(audit)
+    if quorum.needed == 0:
         raise NotChecked(
             "the round declared no witnesses (quorum 0); that records came when they say is the word of the log's operator"
         )
-    raise NotChecked("this version does not verify the cosignatures of witnesses")
+    seen = sorted(_seen(audit, quorum), key=lambda signed: signed.checkpoint.size)
+    enough = [signed for signed in seen if quorum.reached(signed)]
+    due = sorted(_due(audit))
+    unknown = ""
+    for index, deadline, what in due:
+        place = f"log entry {index}, {what}"
+        held = [quorum.by(signed) for signed in enough if signed.checkpoint.size > index]
+        first = min((moment for moment in held if moment is not None), default=None)
+        if first is not None and first <= deadline:
+            continue
+        for signed in enough:
+            at = quorum.at(signed)
+            if signed.checkpoint.size <= index and at is not None and at > deadline:
+                raise Failed(
+                    place,
+                    f"at {format_time(at)} the witnesses saw a log of {signed.checkpoint.size} entries, without it; it had to"
+                    f" be there by {format_time(deadline)}",
+                )
+        if not unknown:
+            lacking = [quorum.at(signed) for signed in enough if signed.checkpoint.size <= index]
+            since = max((moment for moment in lacking if moment is not None), default=None)
+            unknown = _gap(place, deadline, since=since, until=first)
+    if unknown:
+        raise NotChecked(unknown)
+    return f"{len(due)} records, each cosigned by {quorum.needed} witnesses"
+
+
+def _gap(place: str, deadline: datetime, *, since: datetime | None, until: datetime | None) -> str:
+    before = f"last seen without it {format_time(since)}" if since else "never seen without it"
+    after = f"first seen with it {format_time(until)}" if until else "never seen with it"
+    return (
+        f"{place}: no quorum of witnesses saw the log between: {before}, {after}; that it was there by"
+        f" {format_time(deadline)} is the word of the log's operator"
+    )
+
+
+def _due(audit: Audit) -> Iterator[tuple[int, datetime, str]]:
+    """(log index, by when witnesses must have seen it, what it is) of each entry's commitment and each extension of the close."""
+    state = audit.round
+    closes = parse_time(state.defined["closes"])
+    for index, record in enumerate(audit.records):
+        if record.round == state.id and record.type == "ClosingExtended":
+            yield index, closes + GRACE, f"ClosingExtended to {record['closes']}"
+            closes = parse_time(record["closes"])
+    for entry in state.entries:
+        yield state.submissions[entry.commitment].order, state.closes + GRACE, f"the commitment of {entry.entrant}"
+
+
+def _quorum(audit: Audit) -> Quorum:
+    return Quorum.of(audit.records[audit.first].fields)
+
+
+def _seen(audit: Audit, quorum: Quorum) -> Iterator[SignedCheckpoint]:
+    """Each checkpoint in the bundle, receipts' included, with the cosignatures of the round's witnesses."""
+    names = ["checkpoint", *audit.bundle.under("checkpoints"), *audit.bundle.under("receipts")]
+    for name in names:
+        signed = history.signed(audit, name, quorum.witnesses)
+        # Where nobody cosigned, what it is the root of is for `entries`, `earlier checkpoints` and `receipts` to tell.
+        if signed.cosigned:
+            history.begins(audit, signed.checkpoint, name)
+        yield signed

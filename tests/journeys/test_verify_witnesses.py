@@ -1,0 +1,236 @@
+"""What witnesses show of a bundle: with their cosignatures ok, without NOT CHECKED, with false ones FAILED, and never anything else."""
+
+import shutil
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+import rounds_made
+from rounds_made import START, Made, cosigned, witness
+
+from acclimate import log, notes, verify
+from acclimate.verify.report import Check
+from acclimate_competitions import digests
+
+NAMES = ("w1.example.org", "w2.example.org", "w3.example.org")
+CLOSES = START + timedelta(days=30)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A round that asks for two of three witnesses, whose checkpoints nobody has cosigned yet."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds_made, "QUORUM", 2)
+        patch.setattr(rounds_made, "WITNESSES", NAMES)
+        return rounds_made.make(tmp_path_factory.mktemp("round"))
+
+
+@pytest.fixture(scope="module")
+def whole(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds_made, "QUORUM", 2)
+        patch.setattr(rounds_made, "WITNESSES", NAMES)
+        return made.write(tmp_path_factory.mktemp("bundle"))
+
+
+@pytest.fixture
+def bundle(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "bundle"))
+
+
+def checks(path: Path, made: Made, **given: object) -> dict[str, Check]:
+    rounds_made.mend(path)
+    report = verify.verify(path, **{"log_key": made.signer.vkey, "levels": ["log"], **given})  # type: ignore[arg-type]
+    return {check.name: check for check in report.checks}
+
+
+def plain(note: str) -> str:
+    """A checkpoint as its log alone signed it."""
+    parsed = notes.parse_note(note)
+    return notes.Note(parsed.text, parsed.signatures[:1]).encode()
+
+
+def files(path: Path) -> list[Path]:
+    """All files with a checkpoint in them."""
+    return [path / "checkpoint", *(path / "checkpoints").iterdir(), *(path / "receipts").iterdir()]
+
+
+def recosign(path: Path, change: Callable[[int, str], str]) -> None:
+    """Put another checkpoint in the place of each in a bundle: change(size, the note as its log alone signed it)."""
+    for file in files(path):
+        text = file.read_text("utf-8")
+        note = log.Receipt.parse(text).checkpoint if file.suffix else text
+        size = log.parse_checkpoint(notes.parse_note(note).text).size
+        file.write_text(text.removesuffix(note) + change(size, plain(note)), "utf-8")
+
+
+def commitment(made: Made, entrant: str) -> int:
+    """The log index of the commitment that counts."""
+    return max(row["committed"] for row in made.submissions if row["entrant"] == entrant)
+
+
+# ---- one history ---------------------------------------------------------------------------------------------------
+
+
+def test_a_quorum_of_witnesses_leaves_no_gap_in_the_log(bundle: Path, made: Made) -> None:
+    found = checks(bundle, made)
+    assert {name: check.status for name, check in found.items() if check.status != "ok"} == {}
+    assert all(name in found["split view"].where for name in NAMES)
+    assert found["receipts"].where == "4 receipts, 4 cosigned by the quorum"
+    assert found["time"].where == "3 records, each cosigned by 2 witnesses"
+
+
+def test_without_cosignatures_neither_history_nor_time_is_checked(bundle: Path, made: Made) -> None:
+    recosign(bundle, lambda _, note: note)
+    found = checks(bundle, made)
+    assert {name for name, check in found.items() if check.status != "ok"} == {"split view", "time"}
+    assert found["split view"].status == found["time"].status == "NOT CHECKED"
+    assert "0 witnesses, the round asks for 2" in found["split view"].meaning
+    assert f"log entry {commitment(made, 'bea')}, the commitment of bea" in found["time"].meaning
+
+
+def test_one_witness_of_two_is_no_quorum_and_the_missing_are_named(bundle: Path, made: Made) -> None:
+    recosign(bundle, lambda _, note: cosigned(note, at=made.now, by=NAMES[:1]))
+    found = checks(bundle, made)
+    assert found["split view"].status == "NOT CHECKED"
+    assert "1 witnesses, the round asks for 2 (not of w2.example.org, w3.example.org)" in found["split view"].meaning
+
+
+def test_a_witness_counts_once_whatever_it_calls_itself(bundle: Path, made: Made) -> None:
+    recosign(bundle, lambda _, note: cosigned(note, at=made.now, by=(NAMES[0], NAMES[0])))
+    assert checks(bundle, made)["split view"].status == "NOT CHECKED"
+
+
+def test_cosignatures_that_end_before_the_rounds_last_record_are_not_enough(bundle: Path, made: Made) -> None:
+    (bundle / "checkpoint").write_text(plain((bundle / "checkpoint").read_text()), "utf-8")
+    size = len(made.entries)
+    (bundle / "checkpoints" / str(size)).write_text(plain(made.notes[size]), "utf-8")
+    found = checks(bundle, made)["split view"]
+    assert found.status == "NOT CHECKED"
+    assert f"the round's last record is entry {size - 1}" in found.meaning
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoints", "receipts"])
+def test_a_cosignature_that_does_not_verify_is_named(name: str, bundle: Path, made: Made) -> None:
+    path = bundle / name if name == "checkpoint" else max((bundle / name).iterdir())
+    text = path.read_text("utf-8")
+    line = text.splitlines()[-1]
+    assert NAMES[2] in line
+    swapped = line[:-6] + ("A" if line[-6] != "A" else "B") + line[-5:]
+    path.write_text(text.replace(line, swapped), "utf-8")
+    found = checks(bundle, made)["split view"]
+    assert (found.status, found.where) == ("FAILED", path.relative_to(bundle).as_posix())
+    assert f"the signature of {NAMES[2]}" in found.meaning
+
+
+def test_a_cosigned_checkpoint_of_another_history_is_a_fork(bundle: Path, made: Made) -> None:
+    """The log's operator showed the witnesses something else than what stands in the bundle."""
+    (path, *_) = sorted((bundle / "checkpoints").iterdir())
+    fork = log.sign_checkpoint(made.signer, int(path.name), digests.leaf_hash(b"another history"))
+    path.write_text(cosigned(fork, at=made.now, by=NAMES), "utf-8")
+    found = checks(bundle, made)
+    assert found["split view"].status == found["earlier checkpoints"].status == "FAILED"
+    assert found["split view"].where == f"checkpoints/{path.name}"
+    assert "another history" in found["split view"].meaning
+
+
+# ---- keys from elsewhere -------------------------------------------------------------------------------------------
+
+
+def test_a_witness_that_the_auditor_knows_says_whose_log_it_is(bundle: Path, made: Made) -> None:
+    found = checks(bundle, made, log_key=None, witnesses=[witness(NAMES[1])])
+    assert found["whose log"].status == found["split view"].status == "ok"
+    assert NAMES[1] in found["whose log"].where
+    recosign(bundle, lambda _, note: note)
+    silent = checks(bundle, made, log_key=None, witnesses=[witness(NAMES[1])])["whose log"]
+    assert (silent.status, "no witness whose key you gave has cosigned" in silent.meaning) == ("NOT CHECKED", True)
+
+
+def test_a_witness_that_the_round_does_not_name_fails_with_both_lists(bundle: Path, made: Made) -> None:
+    found = checks(bundle, made, witnesses=[witness("stranger.example.org")])["split view"]
+    assert found.status == "FAILED"
+    assert witness("stranger.example.org") in found.meaning
+    assert all(witness(name) in found.meaning for name in NAMES)
+
+
+def test_a_round_without_witnesses_names_none(tmp_path: Path) -> None:
+    made = rounds_made.make(tmp_path / "round")
+    path = made.write(tmp_path / "bundle")
+    assert checks(path, made)["split view"].status == "NOT CHECKED"
+    found = checks(path, made, witnesses=[witness(NAMES[0])])["split view"]
+    assert (found.status, found.meaning.endswith("round's witnesses: none")) == ("FAILED", True)
+
+
+# ---- time ----------------------------------------------------------------------------------------------------------
+
+
+def test_time_counts_by_the_witness_that_completes_the_quorum(bundle: Path, made: Made) -> None:
+    """Two saw it in time, the third a day later: the second counts."""
+    times = CLOSES + timedelta(minutes=5), CLOSES + timedelta(days=1)
+    recosign(bundle, lambda _, n: cosigned(cosigned(n, at=times[0], by=NAMES[:2]), at=times[1], by=NAMES[2:]))
+    assert checks(bundle, made)["time"].status == "ok"
+
+
+def test_five_minutes_after_the_close_are_the_last_that_count(bundle: Path, made: Made) -> None:
+    recosign(bundle, lambda _, note: cosigned(note, at=CLOSES + timedelta(minutes=5, seconds=1), by=NAMES))
+    found = checks(bundle, made)["time"]
+    # All that the witnesses cosigned then and that ends before the commitment shows that it was not there.
+    assert (found.status, found.where.startswith("log entry")) == ("FAILED", True)
+    assert "without it; it had to be there by 2027-03-31T00:05:00" in found.meaning
+
+
+def test_an_outage_over_the_close_is_a_gap_and_is_named(bundle: Path, made: Made) -> None:
+    """What the witnesses saw before the close lacks the commitment, what they saw next came too late to tell."""
+    last = commitment(made, "untrained")
+    hours = timedelta(hours=2)
+    recosign(bundle, lambda size, note: cosigned(note, at=CLOSES + (hours if size > last else -hours), by=NAMES))
+    found = checks(bundle, made)["time"]
+    assert found.status == "NOT CHECKED"
+    assert found.meaning.startswith(f"log entry {last}, the commitment of untrained: ")
+    assert "last seen without it 2027-03-30T22:00:00" in found.meaning
+    assert "first seen with it 2027-03-31T02:00:00" in found.meaning
+
+
+def test_a_commitment_put_in_after_the_close_is_named(bundle: Path, made: Made) -> None:
+    """The server backdated it: its record says in time, the witnesses saw the log without it an hour after the close."""
+    last = commitment(made, "untrained")
+    before = max(size for size in map(int, (file.name for file in (bundle / "checkpoints").iterdir())) if size <= last)
+    late = {True: timedelta(hours=2), False: timedelta(hours=1)}
+    recosign(
+        bundle, lambda size, note: cosigned(note, at=CLOSES + late[size > last], by=NAMES if size >= before else ())
+    )
+    found = checks(bundle, made)["time"]
+    assert (found.status, found.where) == ("FAILED", f"log entry {last}, the commitment of untrained")
+    assert f"at 2027-03-31T01:00:00.000000Z the witnesses saw a log of {before} entries, without it" in found.meaning
+
+
+def test_one_witness_whose_clock_is_off_by_a_day_changes_nothing(bundle: Path, made: Made) -> None:
+    seen = commitment(made, "untrained") + 2
+
+    def at(size: int) -> datetime:
+        return CLOSES - timedelta(hours=1) if size <= seen else CLOSES + timedelta(days=2)
+
+    for off in (timedelta(days=-1), timedelta(days=1)):
+        recosign(
+            bundle,
+            lambda size, note: cosigned(cosigned(note, at=at(size) + off, by=NAMES[:1]), at=at(size), by=NAMES[1:]),  # noqa: B023
+        )
+        assert checks(bundle, made)["time"].status == "ok", off
+
+
+# ---- receipts ------------------------------------------------------------------------------------------------------
+
+
+def test_a_receipt_of_another_round_or_record_in_the_bundle_is_named(bundle: Path, made: Made) -> None:
+    size = len(made.entries)
+    hashes = [digests.leaf_hash(entry) for entry in made.entries]
+    for index, words in ((0, "RoundDefined of marbles-elsewhere"), (2, f"HoldoutSealed of {made.round}")):
+        path = bundle / "receipts" / f"{index}.tlog-proof"
+        proof = tuple(log.inclusion_proof(hashes, index, size))
+        path.write_text(log.Receipt(index, made.entries[index], proof, made.notes[size]).text(), "utf-8")
+        found = checks(bundle, made)["receipts"]
+        assert (found.status, found.where) == ("FAILED", f"receipts/{index}.tlog-proof")
+        assert words in found.meaning
+        assert made.round in found.meaning
+        path.unlink()
