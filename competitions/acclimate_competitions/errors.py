@@ -48,6 +48,9 @@ CODES: dict[str, Code] = {
     "round_closed": Code(409, "The round closed before this arrived, by the database's clock."),
     "guard_failed": Code(409, "A condition of the protocol for this transition does not hold."),
     "seal_mismatch": Code(422, "A seal, share or opening differs from what was committed to."),
+    "holdout_private": Code(
+        403, "The holdout of the round stays private: only its organizer and its auditor get this."
+    ),
     "share_false": Code(422, "A share document does not match its commitment; the sentence names whose."),
     "share_missing": Code(409, "Fewer shares are at hand than the threshold that opens the seal."),
     "share_unreadable": Code(

@@ -6,6 +6,8 @@
         role prepare            one an entry, task and seed: training curve, validation loss, cost
         role evaluate           one an entrant, task, protocol and seed: scores of the holdout, example by example
 
+Where the holdout stays private MLflow gets means and counts only: nothing of any single example, and no digest that would confirm a guessed file.
+
 A run is found by its tag `acclimate.stage_key`; its time is that of the stage, so that projecting again changes nothing.
 """
 
@@ -24,6 +26,8 @@ from acclimate_competitions.definition import Competition
 if TYPE_CHECKING:
     import pyarrow as pa
 
+EXAMPLES = "examples.parquet"
+"""The artifact of an evaluation with the score of each example."""
 CURVE_POINTS = 200
 """At most so many points of a training curve."""
 
@@ -87,8 +91,8 @@ class RoundData:
         files: digest of each public file, by name ("splits/digit/preparation.parquet").
         entries: entries and baselines that have a model.
         stages: all committed stages, select, prepare and (once opened) evaluate.
-        holdout: once opened: digest of each opened file, by task.
-        targets: once opened: task -> example -> target.
+        holdout: once opened: digest of each opened file, by task; where it stays private, the row root of the seal.
+        targets: once opened: task -> example -> target; none where the holdout stays private.
         scores: tables.SCORES, once evaluated: entries and all baselines.
         ranking: Ranking.document(), once ranked.
         revision: 0 for RankingPublished, n for the n-th RankingRevised.
@@ -184,6 +188,8 @@ def experiment_tags(data: RoundData) -> dict[str, str]:
         "code_digest": data.code,
         **data.tags,
     }
+    if _private(data):
+        found["holdout"] = "private"
     if data.ranking is not None:
         found["ranking_digest"] = digests.of_json(dict(data.ranking))
     tags = {f"acclimate.{name}": value for name, value in found.items()}
@@ -394,8 +400,14 @@ def _evaluate(data: RoundData, group: Evaluation, stage: StageData | None) -> Pl
         params={},
         metrics=_finite(metrics),
         inputs=(Input(name, holdout, "evaluation"),) if holdout else (),
-        artifacts={"examples.parquet": evaluations.examples(group.table, data.targets.get(group.task, {}))},
+        artifacts={}
+        if _private(data)
+        else {EXAMPLES: evaluations.examples(group.table, data.targets.get(group.task, {}))},
     )
+
+
+def _private(data: RoundData) -> bool:
+    return data.competition.round.holdout_after == "private"
 
 
 # ---- scores --------------------------------------------------------------------------------------------------------

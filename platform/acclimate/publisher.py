@@ -55,6 +55,10 @@ def gather(store: Store, settings: Settings, round_id: str) -> projection.RoundD
         last = tx.last(round_id)
     assert state.closed is not None
     opened = {task.name: holdout[f"{task.name}.parquet"] for task in state.competition.tasks} if scored else {}
+    targets = {} if state.private else {task: _targets(store, digest) for task, digest in opened.items()}
+    if state.private and state.seal is not None:
+        # A file's own digest would tell whoever guesses the file that they are right; this root is salted.
+        opened = dict.fromkeys(opened, str(state.seal["row_root"]))
     return projection.RoundData(
         competition=state.competition,
         name=state.defined["name"],
@@ -67,7 +71,7 @@ def gather(store: Store, settings: Settings, round_id: str) -> projection.RoundD
         entries=entries,
         stages=done,
         holdout=opened,
-        targets={task: _targets(store, digest) for task, digest in opened.items()},
+        targets=targets,
         scores=_scores(store, state, holdout) if scored else None,
         ranking=publish.ranking(store, round_id).document() if scored else None,
         revision=max(0, len(state.rankings) - 1),

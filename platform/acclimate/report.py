@@ -57,8 +57,8 @@ def write(
         title: of the page.
         ranking: Ranking.document().
         stability: Stability.document(); empty where it was not computed.
-        info: of the round. `data_is_public` (bool) chooses the statement on data, `phases` ([{phase, at}]) becomes a table,
-            everything else is listed by name.
+        info: of the round. `data_is_public` (bool) chooses the statement on data, `holdout` adds one where it is given, `phases`
+            ([{phase, at}]) becomes a table, everything else is listed by name.
     """
     sections = [
         _head(title, info),
@@ -96,6 +96,11 @@ def _head(title: str, info: Mapping[str, Any]) -> str:
         statement = (
             "<strong>The holdout is not public before the round.</strong> It was sealed before the round opened, and opened "
             "after the entries were closed and prepared."
+        )
+    if info.get("holdout"):
+        statement += (
+            " <strong>It stays private.</strong> In place of the holdout, of predictions and of scores by example the public bundle opens "
+            "drawn rows of it, and holds the report of the auditor whom the round names."
         )
     lead = " · ".join(_text(info[key]) for key in ("competition", "round") if info.get(key))
     return (

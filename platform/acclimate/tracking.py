@@ -161,16 +161,22 @@ def examples(
         entrant, task, protocol, seed, example, cluster, metric, target (digest), score (null: unscored), reason.
 
     Raises:
-        Refusal: round_unknown, extra_missing.
+        Refusal: round_unknown, extra_missing; holdout_private, where the holdout stays private.
     """
     wanted = {"entrant": entrant, "task": task, "protocol": protocol}
 
     def rows(found: "_Round") -> Iterator[dict[str, Any]]:
+        if found.tags.get("acclimate.holdout") == "private":
+            raise Refusal(
+                "holdout_private",
+                f"the holdout of round {found.tags['acclimate.round']} stays private: MLflow has no scores of single examples",
+                hint="scores() has the means; the round's organizer and its auditor have more in the whole bundle",
+            )
         for run in found.runs("evaluate", **{name: value for name, value in wanted.items() if value is not None}):
             tags = run.data.tags
             seed = tags.get("acclimate.seed")
             key = {name: tags[f"acclimate.{name}"] for name in ("entrant", "task", "protocol")}
-            for row in found.parquet(run, "examples.parquet"):
+            for row in found.parquet(run, projection.EXAMPLES):
                 yield key | {"seed": None if seed is None else int(seed)} | row
 
     columns = "entrant task protocol seed example cluster metric target score reason".split()

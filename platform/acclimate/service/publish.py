@@ -102,6 +102,7 @@ def report(store: Store, round_id: str, out: Path) -> None:
             "competition": competition.title,
             "round": state.id,
             "data_is_public": competition.data_is_public,
+            "holdout": "stays private" if state.private else None,
             "ranking digest": ranked.digest,
             "phases": [{"phase": str(phase), "at": format_time(at)} for phase, at in state.phases],
             "log": state.defined["log"],
@@ -256,7 +257,7 @@ def admit_whole(store: Store, account: Account | None, given: str) -> bool:
         Whether it is another one than the public bundle.
 
     Raises:
-        Refusal: role_missing, round_unknown.
+        Refusal: holdout_private, round_unknown.
     """
     with store.snapshot() as tx:
         state = finding.find(tx, given)
@@ -264,7 +265,7 @@ def admit_whole(store: Store, account: Account | None, given: str) -> bool:
     if state.private and not owner and not finding.is_auditor(state, account):
         who = "nobody" if account is None else f"{account.id} ({account.role})"
         raise Refusal(
-            "role_missing",
+            "holdout_private",
             f"the holdout of round {state.id} stays private: its whole bundle is for its organizer and its auditor, not for {who}",
             hint="without `whole` you get the public bundle: what it can't show, the auditor's report stands for",
         )
