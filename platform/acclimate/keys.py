@@ -9,6 +9,7 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,8 +60,13 @@ class Keys:
         return recipient_of(self.age_identity)
 
 
-def create(folder: Path, *, age: bool) -> Keys:
+def create(folder: Path, *, age: bool, first: Callable[[Ed25519PrivateKey], None] = lambda key: None) -> Keys:
     """Make a key folder. Killed at any moment and called again, it finishes.
+
+    Args:
+        folder: where.
+        age: whether with an age identity.
+        first: called with the signing key before it is written, for what must be there as soon as the key is.
 
     Raises:
         Refusal: key_refused, where a key is there already or the folder is one that others may write to; no_space;
@@ -83,7 +89,9 @@ def create(folder: Path, *, age: bool) -> Keys:
     if age and not (folder / AGE_FILE).exists():
         identity = pyrage.x25519.Identity.generate()
         _write(folder / AGE_FILE, f"# public key: {identity.to_public()}\n{identity}\n".encode())
-    create_signing_key(folder / ED25519_FILE)
+    key = Ed25519PrivateKey.generate()
+    first(key)
+    _save(folder / ED25519_FILE, key)
     return load(folder)
 
 
@@ -108,7 +116,7 @@ def create_signing_key(path: Path) -> Ed25519PrivateKey:
         Refusal: key_refused, where the file exists; no_space; file_unreadable.
     """
     key = Ed25519PrivateKey.generate()
-    _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    _save(path, key)
     return key
 
 
@@ -169,6 +177,10 @@ def check_recipient(text: str) -> str:
     except (pyrage.RecipientError, TypeError):
         pass
     raise Refusal("key_refused", f"{text!r} is not an age recipient", hint="it looks like age1…, 62 characters")
+
+
+def _save(path: Path, key: Ed25519PrivateKey) -> None:
+    _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
 def _write(path: Path, data: bytes) -> None:

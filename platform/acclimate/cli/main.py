@@ -24,6 +24,7 @@ from acclimate.cli import (
     submit,
     up,
     verify,
+    witness,
 )
 from acclimate.cli.output import complain, say
 from acclimate.cli.status import status
@@ -76,6 +77,7 @@ app.command("doctor", short_help="Say what this machine has and lacks for a serv
 app.command("config")(settings.config)
 app.add_typer(database.app, name="db")
 app.add_typer(competition.app, name="competition", short_help="Build, check and show competitions.")
+app.add_typer(witness.app, name="witness")
 app.command("verify", short_help="Verify a round from its bundle alone, offline.")(verify.verify)
 app.command("demo", short_help="Play a whole blind round on this machine.")(demo.demo)
 
