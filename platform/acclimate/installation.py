@@ -3,7 +3,7 @@
 The database's row says who the installation is: its id, the log's verifier key, the evaluator's public key. The store of blobs holds the
 id as its marker, the key folder in a file. The API's first start on an empty database makes all of them; every later start, of any
 process, only compares. New keys are never made for a database that has a row: a log signed by two keys is two logs, and a
-second log signed by an old key contradicts the first. So keys that are there before an empty database begins nothing with, either, unless
+second log signed by an old key contradicts the first; a log's key is handed over by a record in that log alone (rotation.py). So keys that are there before an empty database begins nothing with, either, unless
 it is told to: they may well be another installation's, whose database is just not the one that was named.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import insert, select, text
 
-from acclimate import keys, log, migrations
+from acclimate import keys, log, log_key, migrations
 from acclimate.config import Settings
 from acclimate.database import is_full
 from acclimate.store import Store, Tx, log_checkpoints, log_entries, rounds, timestamp
@@ -25,7 +25,7 @@ from acclimate.store import installation as rows
 from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
 
-LOG_KEY, EVALUATOR_KEY, KEYS_MARKER = "log.pem", "evaluator.pem", "INSTALLATION"
+LOG_KEY, EVALUATOR_KEY, KEYS_MARKER = log_key.LOG_KEY, "evaluator.pem", "INSTALLATION"
 BEGUN = "BEGUN"
 """Lies in a key folder from before its first key until it is marked: keys beside it were made by a start that was killed."""
 
@@ -120,17 +120,22 @@ def adopt(store: Store, settings: Settings, *, begin: bool = False) -> list[str]
     return done
 
 
-def stands(tx: Tx, found: str) -> None:
+def stands(tx: Tx, found: str, *, signs: str | None = None) -> None:
     """Refuse to write into a database that was upgraded, or exchanged, under the process that writes; for Store.fenced.
 
     Args:
         tx: the transaction.
         found: id of the installation with which the process began.
+        signs: the verifier key by which the process signs the log, if it does.
 
     Raises:
         Refusal: data_version, other_installation.
     """
-    row = tx.execute(text("SELECT version_num, (SELECT id FROM installation) AS id FROM alembic_version")).one_or_none()
+    row = tx.execute(
+        text(
+            "SELECT version_num, (SELECT id FROM installation) AS id, (SELECT log FROM installation) AS log FROM alembic_version"
+        )
+    ).one_or_none()
     if row is None or row.version_num != migrations.HEAD:
         raise Refusal(
             "data_version",
@@ -142,6 +147,12 @@ def stands(tx: Tx, found: str) -> None:
             "other_installation",
             f"the database is of installation {row.id} now, this process began with {found}",
             hint="the database was exchanged while this process ran: put it back, or start this one again",
+        )
+    if signs not in (None, row.log):
+        raise Refusal(
+            "other_installation",
+            f"the log's key is {row.log} now, this process signs with {signs}",
+            hint="the log was handed over to another key while this process ran: start it again with that one",
         )
 
 
@@ -251,10 +262,10 @@ def _made(tx: Tx, settings: Settings, *, marked: str | None, old: bool = False, 
     # 3
     if not there:
         _write(settings.keys / BEGUN, timestamp(tx))
-    log_key, evaluator = _key(settings.keys / LOG_KEY), _key(settings.keys / EVALUATOR_KEY)
+    signing, evaluator = _key(settings.keys / LOG_KEY), _key(settings.keys / EVALUATOR_KEY)
     found = Installation(
         str(uuid.uuid4()),
-        log.Signer(settings.origin, log_key).vkey,
+        log.Signer(settings.origin, signing).vkey,
         records.public_text(evaluator.public_key()),
         timestamp(tx),
     )
@@ -280,10 +291,11 @@ def _compared(settings: Settings, found: Installation) -> bool:
     Raises:
         Refusal: other_installation, key_refused, file_unreadable.
     """
-    log_key, evaluator = settings.keys / LOG_KEY, settings.keys / EVALUATOR_KEY
-    here = [path for path in (log_key, evaluator) if os.access(path, os.R_OK)]
-    if log_key in here:
-        compare(log_key, log.Signer(found.origin, keys.load_signing_key(log_key)).vkey, expected=found.log)
+    signing, evaluator = settings.keys / LOG_KEY, settings.keys / EVALUATOR_KEY
+    here = [path for path in (signing, evaluator) if os.access(path, os.R_OK)]
+    if signing in here:
+        log_key.settle(settings.keys, found.origin, expected=found.log)
+        compare(signing, log.Signer(found.origin, keys.load_signing_key(signing)).vkey, expected=found.log)
     if evaluator in here:
         public = records.public_text(keys.load_signing_key(evaluator).public_key())
         compare(evaluator, public, expected=found.evaluator)
@@ -300,7 +312,8 @@ def compare(path: Path, found: str, *, expected: str) -> None:
         raise Refusal(
             "other_installation",
             f"{path} is the key {found}, this database's installation has {expected}",
-            hint="set `server_keys` (or the data folder) and `database` to the same installation's",
+            hint="set `server_keys` (or the data folder) and `database` to the same installation's; where the log's key was rotated, copy "
+            "the new log.pem to every folder of keys",
         )
 
 

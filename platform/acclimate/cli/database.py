@@ -47,8 +47,8 @@ def upgrade(
     from acclimate.database import connect
     from acclimate.store import Store
 
-    settings = _settings(data, file=config, database=database, blobs=blobs, make=begin)
-    with _alone(settings):
+    settings = existing(data, file=config, database=database, blobs=blobs, make=begin)
+    with alone(settings):
         engine = connect(settings.database)
         try:
             steps = migrations.upgrade(engine)
@@ -86,7 +86,7 @@ def check(
     from acclimate.store import Store, metadata
     from acclimate_runners.blobs import blobs_at
 
-    settings = _settings(data, file=config, database=database, blobs=blobs)
+    settings = existing(data, file=config, database=database, blobs=blobs)
     engine = connect(settings.database)
     try:
         problems = migrations.problems(engine, metadata)
@@ -128,8 +128,8 @@ def accept_loss(
     from acclimate.checkpoints import Copies
     from acclimate.store import Store
 
-    settings = _settings(data, file=config, database=database, blobs=blobs)
-    with _alone(settings):
+    settings = existing(data, file=config, database=database, blobs=blobs)
+    with alone(settings):
         store = Store.open(settings)
         try:
             verifier = log.parse_vkey(installation.check(store, settings).log)
@@ -140,7 +140,7 @@ def accept_loss(
 
 
 @contextmanager
-def _alone(settings: "Settings") -> Iterator[None]:
+def alone(settings: "Settings") -> Iterator[None]:
     """Hold the data folder for all its parts: an older one would go on writing in the way of its own version.
 
     Raises:
@@ -165,10 +165,10 @@ def _alone(settings: "Settings") -> Iterator[None]:
         yield
 
 
-def _settings(
+def existing(
     data: Path | None, *, file: Path | None, database: str | None, blobs: str | None, make: bool = False
 ) -> "Settings":
-    """The settings, where their SQLite file is there: neither command makes one unasked, so that a wrong name is noticed.
+    """The settings, where their SQLite file is there: no command on a database makes one unasked, so that a wrong name is noticed.
 
     Raises:
         Refusal: config_invalid.

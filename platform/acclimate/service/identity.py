@@ -7,8 +7,9 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from acclimate import __version__, installation, keys, log
+from acclimate import __version__, installation, keys, log, log_key
 from acclimate.config import Settings
+from acclimate.cosignatures import Quorum
 from acclimate.installation import EVALUATOR_KEY, LOG_KEY, Installation
 from acclimate.store import Store
 from acclimate_competitions import records
@@ -23,11 +24,15 @@ class Identity:
         installation: the database's row: the public parts.
         folder: where the keys are.
         code: digest of the code.
+        witnesses: verifier keys of those who cosign the log's checkpoints.
+        quorum: how many of them a checkpoint needs.
     """
 
     installation: Installation
     folder: Path
     code: str
+    witnesses: tuple[str, ...] = ()
+    quorum: int = 0
 
     @property
     def origin(self) -> str:
@@ -52,6 +57,9 @@ class Identity:
             Refusal: other_installation, where the key is not here or another one; key_refused, file_unreadable.
         """
         signer = log.Signer(self.origin, _key(self.folder / LOG_KEY))
+        # A rotation that was killed before its files were in place.
+        if signer.vkey != self.vkey and log_key.settle(self.folder, self.origin, expected=self.vkey):
+            signer = log.Signer(self.origin, _key(self.folder / LOG_KEY))
         installation.compare(self.folder / LOG_KEY, signer.vkey, expected=self.vkey)
         return signer
 
@@ -75,6 +83,8 @@ class Identity:
             "log": self.vkey,
             "evaluators": [self.evaluator],
             "code": self.code,
+            "witnesses": list(self.witnesses),
+            "quorum": self.quorum,
         }
 
 
@@ -84,7 +94,7 @@ def begin(settings: Settings, store: Store) -> Identity:
     Raises:
         Refusal: other_installation, key_refused, file_unreadable, blobs_unreachable, no_space, busy.
     """
-    found = Identity(installation.begin(store, settings), settings.keys, code_digest())
+    found = _of(installation.begin(store, settings), settings)
     _ = found.signer
     return found
 
@@ -100,10 +110,15 @@ def load(settings: Settings, store: Store, *, evaluator: bool = False) -> Identi
     Raises:
         Refusal: other_installation, blobs_unreachable, busy; key_refused, file_unreadable.
     """
-    found = Identity(installation.check(store, settings), settings.keys, code_digest())
+    found = _of(installation.check(store, settings), settings)
     if evaluator:
         _ = found.evaluator_key
     return found
+
+
+def _of(found: Installation, settings: Settings) -> Identity:
+    quorum = Quorum.of_settings(settings)
+    return Identity(found, settings.keys, code_digest(), quorum.witnesses, quorum.number)
 
 
 def _key(path: Path) -> Ed25519PrivateKey:

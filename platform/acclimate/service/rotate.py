@@ -1,0 +1,148 @@
+"""Handing the log over to a new key: once no round is under way, by the operator, on the machine that has the key."""
+
+import base64
+from dataclasses import dataclass
+
+from sqlalchemy import insert, select, update
+
+from acclimate import installation, log, log_key, rotation
+from acclimate.checkpoints import Copies
+from acclimate.config import Settings
+from acclimate.sequencer import Sequencer
+from acclimate.service import identity
+from acclimate.service.clockwork import TERMINAL
+from acclimate.store import Store, Tx, log_checkpoints, log_entries, rounds, timestamp
+from acclimate.store import installation as rows
+from acclimate_competitions import records
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.records import Record
+
+_PAGE = 2000
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """A hand-over that is done.
+
+    Attributes:
+        turn: the hand-over.
+        note: the checkpoint that holds it, signed by both keys.
+        resumed: whether an earlier call had logged it, and was killed before the key's files were in place.
+    """
+
+    turn: rotation.Turn
+    note: str
+    resumed: bool
+
+
+def rotate(store: Store, settings: Settings, *, reason: str) -> Rotated:
+    """Hand the log over to a new key. Killed at any moment and called again, it finishes, or begins anew where nothing was logged yet.
+
+    1. A hand-over that was logged, but whose key is not in place yet, is finished, and that is all.
+    2. The log is what its checkpoints say, and every entry is signed by the old key.
+    3. The successor's key is made.
+    4. In one transaction: no round is under way; the record, the checkpoint over it by both keys, and the installation's key are written.
+    5. The successor's file takes the old one's place.
+    6. The checkpoint is copied to where restored databases are noticed.
+
+    Args:
+        store: the store.
+        settings: say where the keys are.
+        reason: public, for good.
+
+    Raises:
+        Refusal: phase_wrong, record_invalid, other_installation, log_inconsistent, key_refused, no_space, busy, …
+    """
+    known = installation.check(store, settings)
+    # 1
+    if log_key.settle(settings.keys, known.origin, expected=known.log):
+        with store.snapshot() as tx:
+            done = _last(tx)
+        return _copied(store, settings, done)
+    old = identity.load(settings, store).signer
+    fields = {"old": old.vkey, "new": old.vkey, "reason": reason, "approvals": []}
+    records.check_fields(rotation.TYPE, fields, signed=True)
+    with store.snapshot() as tx:
+        _check_rounds(tx)
+    # 2
+    sequencer = Sequencer(store, old, copies=Copies(store.blobs, settings.data, old.verifier))
+    sequencer.start()
+    sequencer.close()
+    # 3
+    new = log.Signer(old.origin, log_key.successor(settings.keys))
+    # 4
+    with store.transaction() as tx:
+        _check_rounds(tx)
+        done = _logged(tx, old, new, reason=reason)
+    # 5
+    log_key.settle(settings.keys, known.origin, expected=new.vkey)
+    # 6
+    return _copied(store, settings, done)
+
+
+def hand_overs(tx: Tx) -> list[tuple[int, str]]:
+    """(log index, the checkpoint that both keys signed) of each hand-over, in the log's order."""
+    return [(index, _note(tx, index + 1)) for index, _ in tx.records("")]
+
+
+def _check_rounds(tx: Tx) -> None:
+    names = tx.execute(select(rounds.c.id).order_by(rounds.c.created, rounds.c.id)).scalars().all()
+    under_way = [f"{state.id} is {state.phase}" for state in map(tx.round, names) if state.phase not in TERMINAL]
+    if under_way:
+        raise Refusal(
+            "phase_wrong",
+            f"the log's key can't be handed over while a round is under way: {', '.join(under_way)}",
+            hint="its custodians and entrants have pinned the key: wait until it is published, or have it voided",
+        )
+
+
+def _logged(tx: Tx, old: log.Signer, new: log.Signer, *, reason: str) -> Rotated:
+    """Append the record, its checkpoint and the installation's new key."""
+    if (found := tx.execute(select(rows.c.log)).scalar()) != old.vkey:
+        raise Refusal("conflict", f"the log's key is {found} now, not {old.vkey}: another rotation was first")
+    tree = log.Tree()
+    size = tx.size()
+    for start in range(0, size, _PAGE):
+        for entry in tx.entries(start, min(start + _PAGE, size)):
+            tree.append(log.leaf_hash(entry))
+    _check_signed(tx, tree, old)
+    request = rotation.request(old, new, reason=reason)
+    at = tx.now() if size == 0 else max(tx.now(), records.parse(tx.entry(size - 1)).at)
+    record = Record(rotation.TYPE, "", at, request["fields"], by=request["by"], sig=request["sig"])
+    turn, data = rotation.check(record, index=size), record.encode()
+    tx.execute(insert(log_entries), {"index": size, "round": "", "type": record.type, "data": data})
+    tree.append(log.leaf_hash(data))
+    note = log.sign_note(log.checkpoint(old.origin, size + 1, tree.root()), old, new)
+    tx.execute(insert(log_checkpoints), {"size": size + 1, "note": note, "at": timestamp(tx)})
+    tx.execute(update(rows).values(log=new.vkey))
+    return Rotated(turn, note, resumed=False)
+
+
+def _check_signed(tx: Tx, tree: log.Tree, old: log.Signer) -> None:
+    query = select(log_checkpoints.c.note).order_by(log_checkpoints.c.size.desc()).limit(1)
+    if (note := tx.execute(query).scalar()) is None:
+        return
+    signed = log.open_checkpoint(note, old.verifier).checkpoint
+    if signed.size > len(tree) or tree.root(signed.size) != signed.root:
+        raise Refusal(
+            "log_inconsistent",
+            f"the last checkpoint holds {signed.size} entries with root {base64.b64encode(signed.root).decode()}, the stored log of"
+            f" {len(tree)} entries has another beginning",
+            hint="the database was changed; nothing is handed over until it is put right",
+        )
+
+
+def _last(tx: Tx) -> Rotated:
+    index, record = tx.records("")[-1]
+    return Rotated(rotation.check(record, index=index), _note(tx, index + 1), resumed=True)
+
+
+def _note(tx: Tx, size: int) -> str:
+    return str(tx.execute(select(log_checkpoints.c.note).where(log_checkpoints.c.size == size)).scalar_one())
+
+
+def _copied(store: Store, settings: Settings, done: Rotated) -> Rotated:
+    copies = Copies(store.blobs, settings.data, done.turn.new)
+    copies.keep_rotated(done.note)
+    copies.keep(done.note)
+    return done
