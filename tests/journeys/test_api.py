@@ -902,7 +902,10 @@ def rewritten(folder, **columns):
         (lambda folder: rewritten(folder, cluster=None), "column 'cluster' stands 0 times"),
         (lambda folder: rewritten(folder, input=list(range(12))), "it must be string"),
         (lambda folder: rewritten(folder, target=["red"] * 11 + [None]), "1 nulls"),
-        (lambda folder: rewritten(folder, target=["red"] * 11 + ["mauve"]), "'mauve' is not among the choices"),
+        (
+            lambda folder: rewritten(folder, target=["red"] * 11 + ["mauve"]),
+            "the target of row 11 is not among the choices",
+        ),
         (lambda folder: rewritten(folder, example=["twice"] * 12), "stands twice"),
     ],
 )
