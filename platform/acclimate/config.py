@@ -16,9 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
-from urllib.parse import urlsplit
 
-from acclimate import locks
+from acclimate import locks, setting_values
 from acclimate.redaction import hidden, place
 from acclimate_competitions.errors import Refusal
 
@@ -26,11 +25,7 @@ DATA_VERSION = "1"
 PREFIX = "ACCLIMATE_"
 _LARGEST_FILE = 1 << 20
 LEVELS = ("debug", "info", "warning", "error")
-_ORIGIN = re.compile(r"[A-Za-z0-9.:-]+(/[A-Za-z0-9._-]+)*")
-_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
-_URI = re.compile(r"[a-z][a-z0-9+.-]*://[^\s]+")
 _PLACES = frozenset({"database", "tracking", "artifacts", "blobs", "blobs_endpoint", "ray_address"})
-_TRACKING = ("sqlite:///", "postgresql", "mysql", "mssql", "http://", "https://", "file:")
 
 
 @dataclass(frozen=True)
@@ -54,6 +49,8 @@ class Settings:
         dispatch_port: port of the dispatcher's own health and metrics; 0 for none.
         slots: jobs at once; 0 lets the runner decide.
         upload_limit: largest upload in bytes.
+        witnesses: who cosigns the log's checkpoints: `ADDRESS KEY` each, as cosigners.parse_endpoint reads it.
+        quorum: how many of them a checkpoint needs.
         metrics: whether the API has /metrics, for whoever reaches it.
         drain: seconds in which a stopping API still answers, so that whoever sends it callers notices.
         log_level: the least that is logged.
@@ -79,6 +76,8 @@ class Settings:
     slots: int
     dispatch_port: int
     upload_limit: int
+    witnesses: tuple[str, ...]
+    quorum: int
     metrics: Literal["on", "off"]
     drain: int
     log_level: str
@@ -116,157 +115,62 @@ class Setting:
     meaning: str
 
 
-# ---- how values are read: each raises ValueError with the end of a sentence that begins with the value -----------------
-
-
-def _text(value: Any, _: Path) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError("must be text that is not empty")
-    return value
-
-
-def _integer(low: int, high: int) -> Callable[[Any, Path], int]:
-    def read(value: Any, _: Path) -> int:
-        if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value):
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise ValueError(f"must be a whole number from {low} to {high}")
-        return value
-
-    return read
-
-
-def _one_of(*choices: str) -> Callable[[Any, Path], str]:
-    def read(value: Any, _: Path) -> str:
-        if value not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}")
-        return str(value)
-
-    return read
-
-
-def _origin(value: Any, _: Path) -> str:
-    if not isinstance(value, str) or not _ORIGIN.fullmatch(value) or len(value) > 200:
-        raise ValueError("must look like a host with an optional path, such as acclimate.example.org/log")
-    return value
-
-
-def _host(value: Any, _: Path) -> str:
-    if not isinstance(value, str) or not _HOST.fullmatch(value):
-        raise ValueError("must be a host name or an address without a port, such as 127.0.0.1 or ::")
-    return value
-
-
-def _path(value: Any, folder: Path) -> Path:
-    return folder / Path(_text(value, folder)).expanduser()
-
-
-def _file_or_none(value: Any, folder: Path) -> Path | None:
-    return None if value == "" else _path(value, folder)
-
-
-def _place(value: Any, folder: Path) -> str:
-    """A folder, made absolute, or a URI as it stands."""
-    text = _text(value, folder)
-    if "://" in text and not _URI.fullmatch(text):
-        raise ValueError("must be a folder, or a URI such as s3://BUCKET/PREFIX")
-    return text if "://" in text else str(_path(text, folder))
-
-
-def _blobs(value: Any, folder: Path) -> str:
-    place = _place(value, folder)
-    if "://" in place and not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._-]+)*", place):
-        raise ValueError("must be a folder, or s3://BUCKET or s3://BUCKET/PREFIX")
-    return place
-
-
-def _sqlite(text: str, folder: Path) -> str:
-    """A SQLite URL, its file made absolute: the processes of an installation need not share a current folder."""
-    file, mark, query = text.removeprefix("sqlite:///").partition("?")
-    return f"sqlite:///{folder / Path(file).expanduser()}{mark}{query}"
-
-
-def _one_at(url: str) -> None:
-    """Refuse what would be read as another host, and named in messages: the rest of a password that holds an @."""
-    if not url.startswith("sqlite:") and url.partition("://")[2].partition("/")[0].count("@") > 1:
-        raise ValueError("has more than one @ before its host: write %40 for one in a password")
-
-
-def _database(value: Any, folder: Path) -> str:
-    text = _text(value, folder)
-    for scheme in ("postgresql://", "postgres://"):
-        if text.startswith(scheme):
-            text = "postgresql+psycopg://" + text.removeprefix(scheme)
-    if re.fullmatch(r"sqlite:///(?!:memory:)[^?\s].*", text) and ":memory:" not in text:
-        return _sqlite(text, folder)
-    _one_at(text)
-    if not re.fullmatch(r"postgresql\+psycopg://[^\s/]*/[^\s/?]+(\?\S+)?", text):
-        raise ValueError("must be sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
-    return text
-
-
-def _tracking(value: Any, folder: Path) -> str:
-    text = _text(value, folder)
-    if not text.startswith(_TRACKING) or re.search(r"\s", text):
-        raise ValueError("must be sqlite:///FILE, http(s)://HOST:PORT, or another database's URL")
-    if text.startswith("http") and not _is_address(text):
-        raise ValueError(
-            "is no address that can be read: characters of a password such as / ? # @ are written %2F %3F %23 %40"
-        )
-    _one_at(text)
-    return _sqlite(text, folder) if text.startswith("sqlite:///") else text
-
-
-def _is_address(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return bool(parts.hostname) and parts.port != 0 and "@" not in parts.path + parts.query + parts.fragment
-    except ValueError:
-        return False
-
-
-def _endpoint(value: Any, _: Path) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"(https?://[^\s/@?#]+/?)?", value):
-        raise ValueError("must be an address such as http://s3.example.org:8333, or empty")
-    return value
-
-
-def _ray(value: Any, _: Path) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"local|[^\s:/@]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", value):
-        raise ValueError("must be local, or HOST:PORT of the cluster's head")
-    return value
-
-
-_port = _integer(0, 65535)
+_port = setting_values.integer(0, 65535)
 
 SETTINGS: dict[str, Setting] = {
     "host": Setting(
-        _host, lambda data: "127.0.0.1", "address on which the API listens, and the dispatcher with its health"
+        setting_values.host,
+        lambda data: "127.0.0.1",
+        "address on which the API listens, and the dispatcher with its health",
     ),
     "port": Setting(_port, lambda data: 8470, "port of the API; 0 takes a free one"),
-    "origin": Setting(_origin, lambda data: "acclimate.localhost/log", "the log's name in checkpoints and receipts"),
-    "database": Setting(_database, lambda data: f"sqlite:///{data / 'acclimate.db'}", "SQLAlchemy URL of the database"),
+    "origin": Setting(
+        setting_values.origin, lambda data: "acclimate.localhost/log", "the log's name in checkpoints and receipts"
+    ),
+    "database": Setting(
+        setting_values.database, lambda data: f"sqlite:///{data / 'acclimate.db'}", "SQLAlchemy URL of the database"
+    ),
     "blobs": Setting(
-        _blobs, lambda data: str(data / "blobs"), "uploads and results: a folder, or `s3://BUCKET/PREFIX`"
+        setting_values.blobs, lambda data: str(data / "blobs"), "uploads and results: a folder, or `s3://BUCKET/PREFIX`"
     ),
-    "blobs_endpoint": Setting(_endpoint, lambda data: "", "address of an S3 server that is not Amazon's"),
+    "blobs_endpoint": Setting(setting_values.endpoint, lambda data: "", "address of an S3 server that is not Amazon's"),
     # ACCLIMATE_KEYS is the client's.
-    "server_keys": Setting(_path, lambda data: data / "keys", "folder of the server's own keys"),
-    "tracking": Setting(_tracking, lambda data: f"sqlite:///{data / 'mlflow.db'}", "MLflow tracking URI"),
-    "artifacts": Setting(_place, lambda data: str(data / "mlartifacts"), "MLflow's artifacts: a folder, or a URI"),
-    "mlflow_port": Setting(_port, lambda data: 5000, "port of MLflow's pages"),
-    "runner": Setting(_one_of("ray", "local"), lambda data: "ray", "what prepares and evaluates: ray or local"),
-    "ray_address": Setting(_ray, lambda data: "local", "Ray cluster's address, or local"),
-    "node_work": Setting(_path, lambda data: data / "work", "folder for attempts on each machine of the cluster"),
-    "slots": Setting(_integer(0, 10_000), lambda data: 0, "jobs at once; 0 lets the runner decide"),
-    "dispatch_port": Setting(_port, lambda data: 0, "port of the dispatcher's own health and metrics; 0 for none"),
-    "upload_limit": Setting(_integer(1, 2**50), lambda data: 2**36, "largest upload in bytes"),
-    "metrics": Setting(
-        _one_of("on", "off"), lambda data: "off", "whether the API has /metrics, for whoever reaches it: on or off"
+    "server_keys": Setting(setting_values.path, lambda data: data / "keys", "folder of the server's own keys"),
+    "tracking": Setting(setting_values.tracking, lambda data: f"sqlite:///{data / 'mlflow.db'}", "MLflow tracking URI"),
+    "artifacts": Setting(
+        setting_values.folder_or_uri, lambda data: str(data / "mlartifacts"), "MLflow's artifacts: a folder, or a URI"
     ),
-    "drain": Setting(_integer(0, 300), lambda data: 0, "seconds in which a stopping API still answers"),
-    "log_level": Setting(_one_of(*LEVELS), lambda data: "info", "the least that is logged"),
-    "log_file": Setting(_file_or_none, lambda data: None, "file of the process's log lines; empty for standard error"),
+    "mlflow_port": Setting(_port, lambda data: 5000, "port of MLflow's pages"),
+    "runner": Setting(
+        setting_values.one_of("ray", "local"), lambda data: "ray", "what prepares and evaluates: ray or local"
+    ),
+    "ray_address": Setting(setting_values.ray_address, lambda data: "local", "Ray cluster's address, or local"),
+    "node_work": Setting(
+        setting_values.path, lambda data: data / "work", "folder for attempts on each machine of the cluster"
+    ),
+    "slots": Setting(setting_values.integer(0, 10_000), lambda data: 0, "jobs at once; 0 lets the runner decide"),
+    "dispatch_port": Setting(_port, lambda data: 0, "port of the dispatcher's own health and metrics; 0 for none"),
+    "upload_limit": Setting(setting_values.integer(1, 2**50), lambda data: 2**36, "largest upload in bytes"),
+    "witnesses": Setting(
+        setting_values.witnesses,
+        lambda data: (),
+        "who cosigns the log's checkpoints: a list of `ADDRESS KEY`; empty for nobody",
+    ),
+    "quorum": Setting(
+        setting_values.integer(0, setting_values.MOST_WITNESSES),
+        lambda data: 0,
+        "how many of them a checkpoint needs; 0 for none",
+    ),
+    "metrics": Setting(
+        setting_values.one_of("on", "off"),
+        lambda data: "off",
+        "whether the API has /metrics, for whoever reaches it: on or off",
+    ),
+    "drain": Setting(setting_values.integer(0, 300), lambda data: 0, "seconds in which a stopping API still answers"),
+    "log_level": Setting(setting_values.one_of(*LEVELS), lambda data: "info", "the least that is logged"),
+    "log_file": Setting(
+        setting_values.file_or_none, lambda data: None, "file of the process's log lines; empty for standard error"
+    ),
 }
 """Every setting but `data`, which says where the defaults lie."""
 
@@ -317,6 +221,10 @@ def load(
         except ValueError as error:
             assert layer is not None
             problems.append(f"{name} ({origins[name]}): {_refused(name, layer.values[name])} {error}")
+    if "quorum" in values and "witnesses" in values and values["quorum"] > len(values["witnesses"]):
+        problems.append(
+            f"quorum ({origins['quorum']}): {values['quorum']} of {len(values['witnesses'])} witnesses can't be reached"
+        )
     if problems:
         raise Refusal(
             "config_invalid",
@@ -341,6 +249,8 @@ def shown(name: str, value: Any) -> Any:
     """A setting's value as it may be printed: numbers as they stand, places without logins, nothing for None."""
     if isinstance(value, int):
         return value
+    if isinstance(value, tuple):
+        return "; ".join(value)
     return "" if value is None else place(str(value)) if name in _PLACES else hidden(str(value))
 
 
@@ -356,7 +266,7 @@ def _folder(layers: list[_Layer], problems: list[str]) -> tuple[Path, str]:
     if layer is None:
         return Path("acclimate-data"), "default"
     try:
-        return _path(layer.values["data"], layer.folder.absolute()), layer.where("data")
+        return setting_values.path(layer.values["data"], layer.folder.absolute()), layer.where("data")
     except ValueError as error:
         problems.append(f"data ({layer.where('data')}): {_refused('data', layer.values['data'])} {error}")
         return Path("acclimate-data"), "default"

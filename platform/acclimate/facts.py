@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Column, func, select
 
+from acclimate import cosignatures
+from acclimate.cosignatures import Quorum
 from acclimate.store import Store, Tx, accounts, leases, log_checkpoints, log_entries, pools, stages
 from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
@@ -25,6 +27,23 @@ class LogFacts:
     unsigned: int
     checkpoint_age: float | None
     unsigned_age: float
+
+
+@dataclass(frozen=True)
+class CosignedFacts:
+    """What witnesses cosigned.
+
+    Attributes:
+        witnesses: name -> entries of the newest checkpoint that it cosigned.
+        size: entries of the newest one that the quorum cosigned.
+        missing: entries that no such checkpoint holds.
+        age: seconds since the oldest of them came; 0 where there is none.
+    """
+
+    witnesses: dict[str, int]
+    size: int
+    missing: int
+    age: float
 
 
 @dataclass(frozen=True)
@@ -48,6 +67,7 @@ class Facts:
         accounts: role -> how many.
         lease: seconds for which a dispatcher leads, negative where its lease is over; None where none ever led.
         pool: None where no dispatcher wrote one.
+        cosigned: None where the settings name no witnesses, or a quorum of 0.
     """
 
     log: LogFacts
@@ -56,6 +76,7 @@ class Facts:
     accounts: dict[str, int] = field(default_factory=dict)
     lease: float | None = None
     pool: PoolFacts | None = None
+    cosigned: CosignedFacts | None = None
 
 
 class Phases:
@@ -82,12 +103,13 @@ class Phases:
         return dict(Counter(self._phases.values()))
 
 
-def read(store: Store, *, phases: Phases | None = None) -> Facts:
+def read(store: Store, *, phases: Phases | None = None, quorum: Quorum | None = None) -> Facts:
     """The facts of now.
 
     Args:
         store: where from.
         phases: kept by whoever asks again and again.
+        quorum: of the installation's witnesses; None where nobody asks for it.
 
     Raises:
         Refusal: busy, database_unreachable.
@@ -101,6 +123,7 @@ def read(store: Store, *, phases: Phases | None = None) -> Facts:
             accounts=_counted(tx, accounts.c.role),
             lease=_lease(tx, now),
             pool=_pool(tx, now),
+            cosigned=cosigned_facts(tx, quorum, now) if quorum is not None and quorum.number else None,
         )
 
 
@@ -113,6 +136,16 @@ def log_facts(tx: Tx, now: datetime) -> LogFacts:
         unsigned_age = max(0.0, (now - records.parse(tx.entry(signed)).at).total_seconds())
     age = (now - parse_time(last.at)).total_seconds() if last is not None else None
     return LogFacts(entries, max(0, entries - signed), age, unsigned_age)
+
+
+def cosigned_facts(tx: Tx, quorum: Quorum, now: datetime) -> CosignedFacts:
+    """What witnesses cosigned, in a transaction."""
+    size, entries, age = cosignatures.newest(tx, quorum), tx.size(), 0.0
+    if entries > size:
+        age = max(0.0, (now - records.parse(tx.entry(size)).at).total_seconds())
+    found = cosignatures.sizes(tx, quorum.witnesses)
+    names = {key.partition("+")[0]: has for key, has in found.items()}
+    return CosignedFacts(names, size, max(0, entries - size), age)
 
 
 def clock_offset(store: Store) -> float:

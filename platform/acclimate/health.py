@@ -15,17 +15,21 @@ from sqlalchemy import text
 from acclimate import facts as numbers
 from acclimate import migrations
 from acclimate.config import Settings
+from acclimate.cosigning import Cosigner
 from acclimate.metrics import Seen
 from acclimate.sequencer import Sequencer
 from acclimate.store import Store, installation
 from acclimate_competitions.errors import Refusal
 
-CHECKS = ("database", "schema", "installation", "log", "blobs", "space", "clock")
+CHECKS = ("database", "schema", "installation", "log", "blobs", "space", "clock", "witnesses")
 SIGNED_WITHIN = 10.0
 """Seconds after which an entry must be in a checkpoint."""
 SPARE_BYTES = 64 << 20
 PATIENCE = 1.0
 """Seconds that a caller waits for a look that has begun; after it the check that hangs is named."""
+COSIGNED_WITHIN = 60.0
+"""Seconds after which an entry should be in a checkpoint that a quorum cosigned."""
+_WARNINGS = frozenset({"clock", "witnesses"})
 _KEPT, _BLOBS_KEPT, _STALE = 1.0, 10.0, 8.0
 _SILENT = "no answer yet"
 _log = logging.getLogger(__name__)
@@ -83,14 +87,15 @@ class Health:
         store: what it serves from.
         settings: where its folders are.
         sequencer: signs the log.
+        cosigner: has it cosigned.
 
     Attributes:
         stopping: set once the process was asked to end.
     """
 
-    def __init__(self, store: Store, settings: Settings, sequencer: Sequencer) -> None:
+    def __init__(self, store: Store, settings: Settings, sequencer: Sequencer, cosigner: Cosigner) -> None:
         self.stopping = threading.Event()
-        self._store, self._settings, self._sequencer = store, settings, sequencer
+        self._store, self._settings, self._sequencer, self._cosigner = store, settings, sequencer, cosigner
         self._phases = numbers.Phases()
         self._state = State(at=-math.inf)
         self._asking = ""
@@ -118,14 +123,15 @@ class Health:
     def seen(self) -> Seen:
         """The state as metrics show it."""
         state = self.state()
-        # A clock that differs is no reason not to serve; its offset is a metric of its own.
-        checks = {name: name not in state.reasons for name in CHECKS if name != "clock"} | {
+        # What is no reason not to serve has metrics of its own.
+        checks = {name: name not in state.reasons for name in CHECKS if name not in _WARNINGS} | {
             "stopping": not self.stopping.is_set()
         }
         return Seen(state.facts, state.offset, state.free, checks)
 
     def _look(self) -> None:
         reasons: dict[str, str] = {}
+        told: dict[str, str] = {}
         found: dict[str, Any] = {"facts": None, "offset": None, "free": None}
 
         def check(name: str, look: Callable[[], str]) -> None:
@@ -144,8 +150,9 @@ class Health:
         def log() -> str:
             with suppress(Refusal):
                 self._sequencer.advance()
-            found["facts"] = numbers.read(self._store, phases=self._phases)
+            found["facts"] = numbers.read(self._store, phases=self._phases, quorum=self._cosigner.quorum)
             late = found["facts"].log.unsigned_age > SIGNED_WITHIN
+            told["witnesses"] = self._witnesses(found["facts"].cosigned)
             return f"an entry is without a checkpoint for more than {SIGNED_WITHIN:.0f} s" if late else ""
 
         def offset() -> str:
@@ -164,8 +171,19 @@ class Health:
             check("log", log)
         check("blobs", self._probe)
         check("space", space)
-        warning = numbers.clock_warning(found["offset"] or 0.0)
-        self._state = State(reasons, {"clock": warning} if warning else {}, **found, at=time.monotonic())
+        told["clock"] = numbers.clock_warning(found["offset"] or 0.0)
+        warnings = {name: warning for name, warning in told.items() if warning}
+        self._state = State(reasons, warnings, **found, at=time.monotonic())
+
+    def _witnesses(self, found: numbers.CosignedFacts | None) -> str:
+        """What to say of cosignatures that are missing; the rounds go on without them."""
+        if found is None:
+            return ""
+        late = found.age > COSIGNED_WITHIN
+        problems = [f"{one.endpoint.verifier.name}: {one.problem}" for one in self._cosigner.witnesses if one.problem]
+        behind = [f"{found.missing} entries are without a quorum's cosignatures for {found.age:.0f} s"] if late else []
+        self._say("witnesses", "quorum_missing" if late else "", "; ".join([*behind, *problems]))
+        return "; ".join([*behind, *problems])
 
     def _same_schema(self) -> str:
         """That nobody has upgraded the database under this process."""
@@ -212,4 +230,6 @@ class Health:
         if self._said.get(name, "") != code:
             self._said[name] = code
             level, event = (logging.WARNING, "not ready") if code else (logging.INFO, "ready again")
+            if name in _WARNINGS:
+                event = "needs a look" if code else "well again"
             _log.log(level, "%s: %s", event, reason or name, extra={"facts": {"check": name, "reason": reason or None}})

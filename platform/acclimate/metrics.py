@@ -113,6 +113,13 @@ def _of(facts: Facts) -> Iterator[Metric]:
     if facts.log.checkpoint_age is not None:
         about = "Seconds since the newest checkpoint was signed."
         yield _gauge("acclimate_log_checkpoint_age_seconds", about, facts.log.checkpoint_age)
+    if facts.cosigned is not None:
+        about = "Entries of the newest checkpoint that a witness cosigned."
+        yield _gauge("acclimate_witness_entries", about, dict(facts.cosigned.witnesses), label="witness")
+        about = "Entries that no checkpoint with a quorum's cosignatures holds yet."
+        yield _gauge("acclimate_log_uncosigned_entries", about, facts.cosigned.missing)
+        about = "Seconds since the oldest entry that no checkpoint with a quorum's cosignatures holds; 0 where all are in one."
+        yield _gauge("acclimate_log_uncosigned_age_seconds", about, facts.cosigned.age)
     yield _gauge("acclimate_rounds", "Rounds by phase.", facts.rounds, label="phase")
     yield _gauge("acclimate_stages", "Pieces of work by state, of all rounds.", facts.stages, label="state")
     yield _gauge("acclimate_accounts", "Accounts by role.", facts.accounts, label="role")

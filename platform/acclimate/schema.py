@@ -61,6 +61,15 @@ log_checkpoints = Table(
     Column("note", _text(), nullable=False),
     Column("at", _text(27), nullable=False),
 )
+cosignatures = Table(  # a witness's line under the checkpoint of a size
+    "cosignatures",
+    metadata,
+    Column("size", _whole, primary_key=True, autoincrement=False),
+    Column("witness", _text(), primary_key=True),  # its verifier key
+    Column("line", _text(), nullable=False),
+    Column("time", _whole, nullable=False),  # what the witness says: seconds since 1970
+    Column("at", _text(27), nullable=False),  # when it came, by the database's clock
+)
 rounds = Table(
     "rounds",
     metadata,

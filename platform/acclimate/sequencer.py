@@ -39,6 +39,7 @@ class Sequencer:
         self._store, self._signer, self._copies = store, signer, copies
         self._tree = log.Tree()
         self._note, self._signed = "", -1
+        self._shown: tuple[int, str] = (0, "")
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="sequencer", daemon=True)
         self._copying = threading.Thread(target=self._copy, name="checkpoints", daemon=True)
@@ -76,6 +77,7 @@ class Sequencer:
                 with self._store.transaction() as tx:
                     newest = self._sign(tx)
             self._note, self._signed = newest.note, newest.size
+            self._shown = (newest.size, newest.note)
             return self._signed
 
     def _sign(self, tx: Tx) -> Row[Any]:
@@ -120,8 +122,26 @@ class Sequencer:
         self.advance()
         return self._note
 
+    def newest(self) -> tuple[int, str]:
+        """Size and note of the newest checkpoint that this process knows, at once; (0, "") before the first."""
+        return self._shown
+
+    def receipt_by(self, index: int, note: str) -> str:
+        """The receipt of a log entry, by a given checkpoint of this log that holds it.
+
+        Raises:
+            Refusal: entry_unknown.
+        """
+        size = log.parse_checkpoint(log.parse_note(note).text).size
+        if self._signed < size:
+            self.advance()
+        with self._store.snapshot() as tx:
+            entry = tx.entry(index)
+        with self._lock:
+            return log.Receipt(index, entry, tuple(self._tree.inclusion_proof(index, size)), note).text()
+
     def receipt(self, index: int, *, wait: float = 2.0) -> str:
-        """The receipt of a log entry, by a checkpoint that holds it.
+        """The receipt of a log entry, by the newest checkpoint; without cosignatures.
 
         Args:
             index: the entry's index.
@@ -153,6 +173,28 @@ class Sequencer:
         self.advance()
         with self._lock:
             return [base64.b64encode(node).decode() for node in self._tree.consistency_proof(first, second)]
+
+    def growth(self, first: int, second: int) -> list[bytes]:
+        """The hashes that show the log of `first` entries to be the beginning of that of `second`, as they were signed.
+
+        Raises:
+            Refusal: entry_unknown.
+        """
+        with self._lock:
+            return self._tree.consistency_proof(first, second)
+
+    def hashes(self, height: int, start: int, end: int) -> list[bytes]:
+        """The hashes of complete subtrees of the signed log, as Tree.hashes.
+
+        Raises:
+            Refusal: entry_unknown.
+        """
+        if end << height > self._signed:
+            self.advance()
+        with self._lock:
+            if end << height > self._signed:
+                raise Refusal("entry_unknown", f"{self._signed} entries are signed, asked for were {end << height}")
+            return self._tree.hashes(height, start, end)
 
     def _own(self, note: str) -> log.Checkpoint:
         try:

@@ -22,6 +22,7 @@ from acclimate import config, database, migrations
 from acclimate.contention import busy
 from acclimate.schema import (
     accounts,
+    cosignatures,
     installation,
     invitations,
     leases,
@@ -51,6 +52,7 @@ __all__ = [
     "Store",
     "Tx",
     "accounts",
+    "cosignatures",
     "installation",
     "invitations",
     "leases",

@@ -508,5 +508,5 @@ def test_every_setting_is_documented_with_its_default():
     assert set(rows) == {"data", *config.SETTINGS}
     for name, setting in config.SETTINGS.items():
         default = setting.default(Path("DATA"))
-        shown = "(empty)" if default in ("", None) else f"`{default}`"
+        shown = "(empty)" if default in ("", None, ()) else f"`{default}`"
         assert f"| {shown} |" in rows[name] and setting.meaning.split(":")[0] in rows[name].replace("`", ""), name

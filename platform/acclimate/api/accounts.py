@@ -26,12 +26,14 @@ Digest = Annotated[str, Path(max_length=80, description="sha256: and 64 lower-ca
             "log": "acclimate.example.org/log+1a2b3c4d+AQ…",
             "evaluators": ["A" * 43 + "="],
             "code": "sha256:" + "3" * 64,
+            "witnesses": ["witness.example.net+5e6f7a8b+BA…"],
+            "quorum": 1,
             "now": "2027-03-01T00:00:00.000000Z",
         }
     ),
 )
 def server(here: Here) -> dict[str, Any]:
-    """What RoundDefined must name: the log's verifier key, the evaluators' keys, the digest of the code; and the database's clock."""
+    """What RoundDefined must name: the log's verifier key, the evaluators' keys, the digest of the code, witnesses and quorum; and the database's clock."""
     with here.store.snapshot() as tx:
         return {**here.identity.document(), "now": format_time(tx.now())}
 

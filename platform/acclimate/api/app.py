@@ -13,11 +13,13 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
 from acclimate import __version__, database, facts, installation
-from acclimate.api import access, accounts, actions, audits, health, logs, pool, problems, rounds, submissions
+from acclimate.api import access, accounts, actions, audits, health, logs, mirrors, pool, problems, rounds, submissions
 from acclimate.api.requests import Requests
 from acclimate.api.state import Services
 from acclimate.checkpoints import Copies
 from acclimate.config import Settings
+from acclimate.cosigners import parse_endpoints
+from acclimate.cosigning import Cosigner
 from acclimate.health import Health
 from acclimate.metrics import Metrics
 from acclimate.sequencer import Sequencer
@@ -50,9 +52,10 @@ def create_app(settings: Settings, *, clock: database.Clock | None = None) -> Fa
     store = store.fenced(partial(installation.stands, found=known.installation.id))
     copies = Copies(store.blobs, settings.data, known.signer.verifier)
     sequencer = Sequencer(store, known.signer, copies=copies)
-    watch = Health(store, settings, sequencer)
+    cosigner = Cosigner(store, sequencer, parse_endpoints(settings.witnesses), quorum=settings.quorum)
+    watch = Health(store, settings, sequencer, cosigner)
     metrics = Metrics(code=known.code, see=watch.seen)
-    services = Services(settings, store, known, sequencer, watch, metrics)
+    services = Services(settings, store, known, sequencer, watch, metrics, cosigner)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -60,6 +63,7 @@ def create_app(settings: Settings, *, clock: database.Clock | None = None) -> Fa
         try:
             yield
         finally:
+            await run_in_threadpool(cosigner.close)
             await run_in_threadpool(sequencer.close)
             store.close()
 
@@ -73,7 +77,7 @@ def create_app(settings: Settings, *, clock: database.Clock | None = None) -> Fa
         redoc_url=None,
     )
     app.state.services = services
-    for module in (health, accounts, rounds, actions, audits, submissions, logs, pool):
+    for module in (health, accounts, rounds, actions, audits, submissions, logs, mirrors, pool):
         # As they are, not through include_router, whose copies differ between versions of FastAPI: the routes are the guarded ones.
         app.router.routes.extend(module.router.routes)
     app.add_route("/v1/openapi.json", _openapi, methods=["GET"], include_in_schema=False)
@@ -95,6 +99,7 @@ def begin(services: Services) -> None:
         return
     services.store.warm()
     services.sequencer.start()
+    services.cosigner.start()
     if warning := facts.clock_warning(facts.clock_offset(services.store)):
         _log.warning("%s", warning)
     # So that the first who asks need not wait for the first look.

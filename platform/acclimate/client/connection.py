@@ -5,10 +5,11 @@ account: a signed request is answered the same when sent twice) is repeated with
 reached or says 503. Bodies of any size are streamed in pieces of at most 1 MiB.
 """
 
+import base64
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -158,12 +159,20 @@ class Client:
         return self._object("POST", f"{_round(round_id)}/rehearsal/shares", body=body)
 
     def post(self, round_id: str, what: str, request: Request) -> dict[str, Any]:
-        """{index, record, …} of a signed request; what: acknowledgements | extension | entrants | withdrawals | void."""
+        """{index, record, …} of a signed request; what: acknowledgements | extension | entrants | withdrawals | void | draw | audits | reports."""
         return self._object("POST", f"{_round(round_id)}/{what}", body=request)
 
     def release(self, round_id: str, request: Request, *, document: str) -> dict[str, Any]:
         """{index, record} of a signed ShareReleased with its share document (base64)."""
         return self._object("POST", f"{_round(round_id)}/shares", body={"record": request, "document": document})
+
+    def audits(self, round_id: str) -> list[dict[str, Any]]:
+        """[{submission, entrant, task, seed, files: {name: digest}, versions}] of the drawn jobs, for the round's auditor."""
+        return _list(self._json("GET", f"{_round(round_id)}/audits"), self.url)
+
+    def audit_file(self, round_id: str, digest: str, to: Path, *, progress: Progress | None = None) -> Path:
+        """Download a file of a drawn job."""
+        return self._download(f"{_round(round_id)}/audits/files/{quote(digest)}", to, progress)
 
     def publish(self, round_id: str, request: Request, *, ranking: Json) -> dict[str, Any]:
         """{index, record} of a signed RankingPublished with the ranking's document."""
@@ -204,9 +213,19 @@ class Client:
 
     # ---- log -------------------------------------------------------------------------------------------------------
 
-    def checkpoint(self) -> str:
-        """The newest signed checkpoint, a note."""
-        return self._bytes("/v1/log/checkpoint").decode("utf-8")
+    def checkpoint(self, *, cosigned: bool = False, round_id: str | None = None) -> str:
+        """The newest signed checkpoint, a note, unverified.
+
+        Args:
+            cosigned: the newest one that a quorum of witnesses cosigned.
+            round_id: whose witnesses; None: the server's own.
+
+        Raises:
+            Refusal: quorum_missing.
+        """
+        params: dict[str, int | str] = {"cosigned": "true"} if cosigned else {}
+        params |= {"round": round_id} if round_id is not None else {}
+        return self._bytes("/v1/log/checkpoint", params=params or None).decode("utf-8")
 
     def entries(self, *, start: int, end: int) -> Iterator[bytes]:
         """The log's entries start ≤ index < end, asked for in as many pages as the server makes of them.
@@ -228,6 +247,25 @@ class Client:
         """The receipt of a log entry, as text."""
         return self._bytes(f"/v1/log/proof/{index}").decode("utf-8")
 
+    def consistency(self, first: int, second: int) -> list[bytes]:
+        """The proof that the log of `first` entries is the beginning of that of `second`.
+
+        Raises:
+            Refusal: entry_unknown; server_unreachable, where the answer is no proof.
+        """
+        answer = self._object("GET", f"/v1/log/consistency?first={first}&second={second}")
+        try:
+            return [base64.b64decode(node, validate=True) for node in answer["proof"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise _odd_answer(self.url) from error
+
+    def rotations(self) -> list[str]:
+        """Receipts of all hand-overs of the log's key, in the log's order, as text."""
+        found = _list(self._object("GET", "/v1/log/rotations").get("receipts"), self.url)
+        if not all(isinstance(text, str) for text in found):
+            raise _odd_answer(self.url)
+        return found
+
     # ---- how it is sent --------------------------------------------------------------------------------------------
 
     def _object(self, method: str, path: str, *, body: Json = None, repeatable: bool = True) -> dict[str, Any]:
@@ -246,7 +284,7 @@ class Client:
         except ValueError as error:
             raise _odd_answer(self.url) from error
 
-    def _bytes(self, path: str, *, params: dict[str, int] | None = None) -> bytes:
+    def _bytes(self, path: str, *, params: Mapping[str, int | str] | None = None) -> bytes:
         return self._repeat(lambda: self._http.get(path, params=params)).content
 
     def _upload(self, path: str, file: Path, progress: Progress | None) -> None:

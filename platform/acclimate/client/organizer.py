@@ -102,8 +102,8 @@ def create_round(
         "k": competition.custody.threshold,
         "custodians": people,
         "organizer": {"name": files.load_account(keys.folder).id, "ed25519": keys.public},
-        "witnesses": [],
-        "quorum": 0,
+        "witnesses": server["witnesses"],
+        "quorum": server["quorum"],
     }
     # 2
     fields |= {"code": server["code"], "log": server["log"], "evaluators": server["evaluators"]}

@@ -18,7 +18,7 @@ from acclimate import database, postgres
 from acclimate.migrations import guards
 from acclimate_competitions.errors import Refusal
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 HEAD = REVISIONS[-1]
 _VERSIONS = "alembic_version"
 _OURS = {"log_entries", "log_checkpoints"}
@@ -135,7 +135,9 @@ def _check_unled(connection: Connection) -> None:
     if not inspect(connection).has_table("leases"):
         return
     now = database.now(connection)
-    found = connection.execute(text("SELECT holder, expires FROM leases WHERE expires > :now"), {"now": now}).first()
+    found = connection.execute(
+        text("SELECT holder, expires FROM leases WHERE expires > :now AND name <> 'cosigning'"), {"now": now}
+    ).first()
     if found is not None:
         raise Refusal(
             "busy",

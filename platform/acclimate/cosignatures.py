@@ -1,0 +1,141 @@
+"""Which checkpoints witnesses cosigned, as the database has it, and a checkpoint's note with their lines.
+
+A quorum is a number of certain witnesses: of a round those that RoundDefined names, of the installation those of its settings. Where one
+checkpoint must be chosen for good, as in a bundle, it is the first that *came to* its quorum, with just the lines that made it: whatever
+witnesses sign later, the choice stays, and so do its bytes.
+"""
+
+import bisect
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, insert, select
+
+from acclimate import notes
+from acclimate.config import Settings
+from acclimate.store import Tx, cosignatures, log_checkpoints, timestamp
+from acclimate_competitions.errors import Refusal
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """So many of these witnesses.
+
+    Attributes:
+        witnesses: their verifier keys.
+        number: how many must have cosigned; with 0 every checkpoint does.
+    """
+
+    witnesses: tuple[str, ...]
+    number: int
+
+    @classmethod
+    def of_settings(cls, settings: Settings) -> "Quorum":
+        """The installation's."""
+        return cls(tuple(one.split()[1] for one in settings.witnesses), settings.quorum)
+
+    @classmethod
+    def of_round(cls, defined: Mapping[str, Any]) -> "Quorum":
+        """A round's, by the fields of RoundDefined."""
+        return cls(tuple(defined["witnesses"]), defined["quorum"])
+
+
+def keep(tx: Tx, size: int, witness: notes.Verifier, signature: notes.Signature) -> bool:
+    """Keep a cosignature that was verified; whether it is new."""
+    key = witness.text()
+    mine = (cosignatures.c.size == size) & (cosignatures.c.witness == key)
+    if tx.execute(select(cosignatures.c.size).where(mine)).first() is not None:
+        return False
+    time = int.from_bytes(signature.data[:8], "big")
+    row = {"size": size, "witness": key, "line": signature.line(), "time": time, "at": timestamp(tx)}
+    tx.execute(insert(cosignatures), row)
+    return True
+
+
+def sizes(tx: Tx, witnesses: Sequence[str]) -> dict[str, int]:
+    """Witness -> size of the newest checkpoint that it cosigned; 0 where there is none."""
+    query = select(cosignatures.c.witness, func.max(cosignatures.c.size)).group_by(cosignatures.c.witness)
+    found = {row[0]: int(row[1]) for row in tx.execute(query.where(cosignatures.c.witness.in_(witnesses)))}
+    return {witness: found.get(witness, 0) for witness in witnesses}
+
+
+def newest(tx: Tx, quorum: Quorum) -> int:
+    """Size of the newest checkpoint that the quorum cosigned; 0 where there is none.
+
+    With a quorum of 0 the newest of all.
+    """
+    if quorum.number == 0:
+        return int(tx.execute(select(func.coalesce(func.max(log_checkpoints.c.size), 0))).scalar_one())
+    query = select(cosignatures.c.size).where(cosignatures.c.witness.in_(quorum.witnesses))
+    query = query.group_by(cosignatures.c.size).having(func.count() >= quorum.number)
+    return int(tx.execute(query.order_by(cosignatures.c.size.desc()).limit(1)).scalar() or 0)
+
+
+def note(tx: Tx, size: int, witnesses: Sequence[str]) -> str:
+    """The checkpoint of a size with the lines of all these witnesses that have cosigned it, in the order in which they are named.
+
+    Raises:
+        Refusal: entry_unknown, where no checkpoint has this size.
+    """
+    plain = tx.execute(select(log_checkpoints.c.note).where(log_checkpoints.c.size == size)).scalar()
+    if plain is None:
+        raise Refusal("entry_unknown", f"no checkpoint holds just {size} entries")
+    if not witnesses:
+        return str(plain)
+    query = select(cosignatures.c.witness, cosignatures.c.line).where(cosignatures.c.size == size)
+    lines = {row.witness: row.line for row in tx.execute(query)}
+    return str(plain) + "".join(lines[witness] for witness in witnesses if witness in lines)
+
+
+def checkpoint(tx: Tx, quorum: Quorum) -> str:
+    """The newest checkpoint that the quorum cosigned, with all lines of its witnesses.
+
+    Raises:
+        Refusal: quorum_missing, where there is none.
+    """
+    size = newest(tx, quorum)
+    if size == 0:
+        have = {key.partition("+")[0]: size for key, size in sizes(tx, quorum.witnesses).items()}
+        told = ", ".join(f"{name}: {f'{size} entries' if size else 'nothing'}" for name, size in have.items())
+        raise Refusal(
+            "quorum_missing",
+            f"no checkpoint has the cosignatures of {quorum.number} of {len(have)} witnesses yet ({told})",
+            hint="ask again in a minute; where it stays so, the server's operator must look after the witnesses",
+        )
+    return note(tx, size, quorum.witnesses)
+
+
+class Reached:
+    """The checkpoints above a size that came to a quorum, in the order in which they did.
+
+    Args:
+        tx: a transaction.
+        quorum: a round's, of 1 or more.
+        above: sizes up to this one don't matter.
+    """
+
+    def __init__(self, tx: Tx, quorum: Quorum, *, above: int) -> None:
+        query = select(cosignatures).where(cosignatures.c.size > above, cosignatures.c.witness.in_(quorum.witnesses))
+        self._lines: dict[int, list[str]] = {}
+        order: list[int] = []
+        for row in tx.execute(query.order_by(cosignatures.c.at, cosignatures.c.size, cosignatures.c.witness)):
+            lines = self._lines.setdefault(row.size, [])
+            if len(lines) < quorum.number:
+                lines.append(row.line)
+                if len(lines) == quorum.number:
+                    order.append(row.size)
+        # A size that came to its quorum after a greater one is never the first to hold an entry: only growth matters.
+        self._order = [
+            size for size, most in zip(order, [0, *itertools.accumulate(order, max)], strict=False) if size > most
+        ]
+
+    def covering(self, index: int) -> int | None:
+        """The size of the first of them that holds a log entry; None where none does."""
+        at = bisect.bisect_right(self._order, index)
+        return self._order[at] if at < len(self._order) else None
+
+    def lines(self, size: int) -> str:
+        """The lines that brought a checkpoint to its quorum; none where it did not come to it."""
+        return "".join(self._lines[size]) if size in self._order else ""

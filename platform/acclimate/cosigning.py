@@ -1,0 +1,223 @@
+"""Has the log's newest checkpoint cosigned by the witnesses of the settings, beside all that signs and serves.
+
+Each API process has a cosigner; by a lease one of them asks at a time, so that all witnesses are asked for the same checkpoints: a quorum
+counts only under one. Correctness does not rest on the lease: a cosignature is kept once, whoever got it. When the log grows, the newest
+checkpoint is put to all witnesses at once, and the next one follows when a quorum has signed, or nobody is left who might. A witness that
+fails is asked again after a growing pause; one that is slow keeps nobody waiting who isn't needed. Nothing here refuses anything:
+without cosignatures the rounds go on, and what needs a quorum says that it is missing.
+"""
+
+import logging
+import threading
+import time
+import uuid
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import httpx
+
+from acclimate import cosignatures, cosigners
+from acclimate.cosignatures import Quorum
+from acclimate.cosigners import Endpoint
+from acclimate.lease import Lease
+from acclimate.sequencer import Sequencer
+from acclimate.store import Store
+from acclimate_competitions.errors import Refusal
+
+EVERY_SECONDS = 0.25
+LEASE = "cosigning"
+ANSWER_SECONDS = 10.0
+"""How long a witness may take with an answer."""
+HOPE_SECONDS = 5.0
+"""For how long after the last progress of the quorum a cosignature is worth waiting for."""
+_LEASE_SECONDS = 15.0
+_PAUSES = (1.0, 60.0)
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Witness:
+    """One of the settings' witnesses, as this process sees it.
+
+    Attributes:
+        endpoint: where it listens.
+        size: entries of the newest checkpoint that it is known to have cosigned.
+        problem: the code of what it did last; empty where all is well.
+        again: when it may be asked again, by the monotonic clock.
+        asked: the last time that it was asked; done, once it has answered.
+    """
+
+    endpoint: Endpoint
+    size: int = 0
+    problem: str = ""
+    again: float = 0.0
+    asked: "Future[None] | None" = None
+    pause: float = field(default=_PAUSES[0], repr=False)
+
+    @property
+    def key(self) -> str:
+        """Its verifier key."""
+        return self.endpoint.verifier.text()
+
+
+class Cosigner:
+    """Collects cosignatures; without witnesses it does nothing and has no thread.
+
+    Args:
+        store: where they are kept.
+        sequencer: signs the log.
+        endpoints: the witnesses.
+        quorum: how many of them a checkpoint needs.
+
+    Attributes:
+        reached: entries of the newest checkpoint that is known to have the quorum.
+    """
+
+    def __init__(self, store: Store, sequencer: Sequencer, endpoints: tuple[Endpoint, ...], *, quorum: int) -> None:
+        self._store, self._sequencer = store, sequencer
+        self.witnesses = tuple(Witness(endpoint) for endpoint in endpoints)
+        self.quorum = Quorum(tuple(witness.key for witness in self.witnesses), quorum)
+        self.reached, self._done = 0, 0
+        self._moved = time.monotonic()
+        self._lease: Lease | None = None
+        self._holder = f"api-{uuid.uuid4().hex[:12]}"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cosigner", daemon=True)
+        self._client = httpx.Client(timeout=httpx.Timeout(ANSWER_SECONDS, connect=5.0))
+        self._asking = ThreadPoolExecutor(max(1, len(endpoints)), thread_name_prefix="witness")
+
+    def start(self) -> None:
+        """Begin."""
+        if self.witnesses:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop; whom a witness keeps waiting is not waited for."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._asking.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+        if self._lease is not None:
+            with suppress(Refusal):
+                self._lease.release()
+
+    def hopeful(self, index: int) -> bool:
+        """Whether it is worth waiting a moment for a checkpoint of the quorum that holds a log entry."""
+        if self.quorum.number == 0 or self.reached > index:
+            return False
+        return time.monotonic() - self._moved < HOPE_SECONDS
+
+    def _run(self) -> None:
+        complained = False
+        while not self._stop.wait(EVERY_SECONDS):
+            try:
+                self.step()
+                complained = False
+            except Exception as error:
+                # Whatever it is: without this thread nothing would be cosigned until the next start.
+                if not complained:
+                    trace = None if isinstance(error, Refusal) else error
+                    _log.warning("cosignatures can't be collected, trying again: %s", error, exc_info=trace)
+                complained = True
+
+    def step(self) -> None:
+        """Look at what was cosigned, and put the newest checkpoint to the witnesses that have not signed it.
+
+        1. Nothing is asked of the database while there is nothing to do: all have signed the newest checkpoint, or the quorum has and
+           the others' pauses are not over.
+        2. What other processes got counts.
+        3. One process asks: who has the lease.
+        4. All that can be asked are asked at once. The next step comes when the quorum has signed, or all that were asked are done.
+
+        Raises:
+            Refusal: busy, database_unreachable, no_space.
+        """
+        # 1
+        size, note = self._sequencer.newest()
+        if self.reached >= size:
+            self._moved = time.monotonic()
+        if size <= self._done or (self.reached >= size and not self._due(size)):
+            return
+        # 2
+        self._look()
+        if all(witness.size >= size for witness in self.witnesses):
+            self._done = size
+            return
+        due = self._due(size)
+        # 3
+        if not due or not self._leads():
+            return
+        # 4
+        for witness in due:
+            witness.asked = self._asking.submit(self._ask, witness, size, note)
+        self._await(size)
+
+    def _due(self, size: int) -> list[Witness]:
+        """Who can be asked now to cosign a size."""
+        now = time.monotonic()
+        free = [one for one in self.witnesses if one.asked is None or one.asked.done()]
+        return [one for one in free if one.size < size and one.again <= now]
+
+    def _await(self, size: int) -> None:
+        """Until the quorum has signed a size, or nobody is being asked for it any more."""
+        while asked := {one.asked for one in self.witnesses if one.asked is not None and not one.asked.done()}:
+            wait(asked, timeout=EVERY_SECONDS, return_when=FIRST_COMPLETED)
+            signed = sum(witness.size >= size for witness in self.witnesses)
+            if self._stop.is_set() or signed >= max(1, self.quorum.number):
+                break
+        self._look()
+
+    def _look(self) -> None:
+        with self._store.snapshot() as tx:
+            sizes, reached = cosignatures.sizes(tx, self.quorum.witnesses), cosignatures.newest(tx, self.quorum)
+        for witness in self.witnesses:
+            witness.size = max(witness.size, sizes[witness.key])
+        if reached > self.reached:
+            self.reached, self._moved = reached, time.monotonic()
+
+    def _leads(self) -> bool:
+        try:
+            if self._lease is None:
+                fresh = Lease(self._store, name=LEASE, holder=self._holder, seconds=_LEASE_SECONDS)
+                self._lease = fresh if fresh.take() else None
+            elif self._lease.left < _LEASE_SECONDS / 2:
+                self._lease.renew()
+        except Refusal as refusal:
+            if refusal.code != "lease_lost":
+                raise
+            self._lease = None
+        return self._lease is not None
+
+    def _ask(self, witness: Witness, size: int, note: str) -> None:
+        """One witness, one checkpoint; in a thread of its own."""
+        try:
+            signature = cosigners.ask(
+                witness.endpoint,
+                note,
+                old=witness.size,
+                proof_of=lambda old: self._sequencer.growth(old, size),
+                client=self._client,
+            )
+            with self._store.transaction() as tx:
+                cosignatures.keep(tx, size, witness.endpoint.verifier, signature)
+        except Exception as error:
+            self._failed(witness, error)
+        else:
+            witness.size, witness.pause = max(witness.size, size), _PAUSES[0]
+            if witness.problem:
+                _log.info("witness %s cosigns again", witness.endpoint.verifier.name)
+            witness.problem = ""
+
+    def _failed(self, witness: Witness, error: Exception) -> None:
+        code, told = (error.code, error.sentence) if isinstance(error, Refusal) else ("internal_error", str(error))
+        # What a busy database kept from being stored is asked for again; the witness has done its part.
+        again = code in ("busy", "witness_ahead")
+        witness.again = time.monotonic() + (_PAUSES[0] if again else witness.pause)
+        witness.pause = witness.pause if again else min(witness.pause * 2, _PAUSES[1])
+        if witness.problem != code and not self._stop.is_set():
+            level = logging.ERROR if code == "witness_disagrees" else logging.WARNING
+            trace = None if isinstance(error, Refusal) else error
+            _log.log(level, "witness %s: %s", witness.endpoint.verifier.name, told, exc_info=trace)
+        witness.problem = code
