@@ -220,7 +220,8 @@ def publish(
     defined, competition = _mine(client, keys, round_id)
     # 1
     with tempfile.TemporaryDirectory(prefix="acclimate-publish-") as temporary:
-        bundle = client.bundle(defined.round, Path(temporary) / "bundle.zip")
+        whole = competition.round.holdout_after == "private"
+        bundle = client.bundle(defined.round, Path(temporary) / "bundle.zip", whole=whole)
         # 2
         document = _recomputed(bundle, defined)
     ranking = digests.of_json(document)
