@@ -226,7 +226,10 @@ def serve(app: App, listener: socket) -> None:
     """
     root = logging.getLogger()
     root.addHandler(console.Handler())
-    root.setLevel(logging.WARNING)
+    root.setLevel(logging.INFO)
+    # It tells of every line that is no HTTP; strangers send as many as they like.
+    for name in ("uvicorn", "asyncio"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     running = server(app)
 
     def end(number: int, frame: object) -> None:
