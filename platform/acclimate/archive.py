@@ -17,11 +17,11 @@ most 100 characters, with no empty, `.` or `..` part; no name is another's folde
 an archive: the reader builds each header again from what it read and compares.
 """
 
+import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
 
 from acclimate_competitions.errors import Refusal
 
@@ -78,8 +78,23 @@ def header(name: str, size: int) -> bytes:
     return b"".join(fields)
 
 
-def write(files: Mapping[str, Path], row_key: bytes) -> Iterator[bytes]:
+def size_of(sizes: Mapping[str, int]) -> int:
+    """Bytes of the archive of files with these names and sizes."""
+    return sum(BLOCK + size + -size % BLOCK for size in (32, *sizes.values())) + 2 * BLOCK
+
+
+def write(
+    files: Mapping[str, Path],
+    row_key: bytes,
+    *,
+    watch: Callable[[str], Callable[[bytes], None] | None] = lambda _: None,
+) -> Iterator[bytes]:
     """The archive's bytes, in pieces of at most 1 MiB.
+
+    Args:
+        files: name -> file.
+        row_key: 32 bytes.
+        watch: asked before each file for what is to be called with each piece of it, if anything.
 
     Raises:
         Refusal: splits_invalid; file_unreadable, where a file can't be read or changes while it is.
@@ -88,14 +103,14 @@ def write(files: Mapping[str, Path], row_key: bytes) -> Iterator[bytes]:
     for name in ordered(files):
         path = files[name]
         try:
-            with path.open("rb") as stream:
-                yield from _member(name, stream, size=path.stat().st_size)
+            with path.open("rb", buffering=0) as stream:
+                yield from _member(name, stream, size=os.fstat(stream.fileno()).st_size, told=watch(name))
         except OSError as error:
             raise Refusal("file_unreadable", f"{path}: {error.strerror or error}") from error
     yield b"\0" * (2 * BLOCK)
 
 
-def _member(name: str, stream: IO[bytes], *, size: int) -> Iterator[bytes]:
+def _member(name: str, stream: io.FileIO, *, size: int, told: Callable[[bytes], None] | None) -> Iterator[bytes]:
     if size > LARGEST_MEMBER:
         raise Refusal(
             "splits_invalid",
@@ -106,6 +121,10 @@ def _member(name: str, stream: IO[bytes], *, size: int) -> Iterator[bytes]:
     left = size
     while chunk := stream.read(CHUNK):
         left -= len(chunk)
+        if left < 0:
+            break
+        if told is not None:
+            told(chunk)
         yield chunk
     if left:
         raise Refusal("file_unreadable", f"{name} changed while it was read; {size} bytes were expected")

@@ -62,40 +62,82 @@ def bad_blocks(path: Path, block_hashes: Sequence[bytes], *, block_root: str) ->
     return [i for i in numbers if found[i : i + 1] != tuple(block_hashes[i : i + 1])]
 
 
-class Tally:
-    """Measures bytes that come in pieces, in two threads beside the caller's work; used in a `with` block.
+class Aside:
+    """Work on pieces in a thread of its own, in their order; used in a `with` block.
 
-    hashlib works without the interpreter's lock, so both hashes together cost little more than the longer of them.
+    hashlib and the operating system work without the interpreter's lock, so that several such threads cost little more than the longest.
     """
 
-    def __init__(self) -> None:
-        self._whole, self._block = hashlib.sha256(), hashlib.sha256(b"\x00")
-        self._size = self._filled = 0
-        self._hashes: list[bytes] = []
-        self._queues = (queue.Queue[bytes | None](_WAITING), queue.Queue[bytes | None](_WAITING))
-        works = (self._whole.update, self._blocks)
-        self._threads = [
-            threading.Thread(target=_drain, args=(source, work), daemon=True)
-            for source, work in zip(self._queues, works, strict=True)
-        ]
+    def __init__(self, work: Callable[[bytes], None], *, waiting: int = _WAITING) -> None:
+        self._work = work
+        self._queue = queue.Queue[bytes | None](waiting)
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._drain, daemon=True)
 
-    def __enter__(self) -> "Tally":
-        for thread in self._threads:
-            thread.start()
+    def __enter__(self) -> "Aside":
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop()
 
+    def put(self, piece: bytes) -> None:
+        """Hand over the next piece, which must not change afterwards; waits while too many wait."""
+        self._queue.put(piece)
+
+    def finish(self) -> None:
+        """Wait until all is done; nothing may be handed over after.
+
+        Raises:
+            Exception: what the work raised.
+        """
+        self._stop()
+        if self._failure is not None:
+            raise self._failure
+
+    def _stop(self) -> None:
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _drain(self) -> None:
+        while (piece := self._queue.get()) is not None:
+            # After a failure pieces are taken and dropped, so that whoever hands them over does not wait for ever.
+            if self._failure is None:
+                try:
+                    self._work(piece)
+                except BaseException as failure:
+                    self._failure = failure
+
+
+class Tally:
+    """Measures bytes that come in pieces, in two threads beside the caller's work; used in a `with` block."""
+
+    def __init__(self) -> None:
+        self._whole, self._block = hashlib.sha256(), hashlib.sha256(b"\x00")
+        self._size = self._filled = 0
+        self._hashes: list[bytes] = []
+        self._asides = (Aside(self._whole.update), Aside(self._blocks))
+
+    def __enter__(self) -> "Tally":
+        for aside in self._asides:
+            aside.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for aside in self._asides:
+            aside.__exit__()
+
     def feed(self, piece: bytes) -> None:
         """Take the next piece; it must not change afterwards."""
         self._size += len(piece)
-        for target in self._queues:
-            target.put(piece)
+        for aside in self._asides:
+            aside.put(piece)
 
     def result(self) -> Measured:
         """What was fed; nothing may be fed after."""
-        self._stop()
+        for aside in self._asides:
+            aside.finish()
         hashes = [*self._hashes, self._block.digest()] if self._filled else self._hashes
         return Measured("sha256:" + self._whole.hexdigest(), self._size, tuple(hashes))
 
@@ -109,13 +151,48 @@ class Tally:
                 self._hashes.append(self._block.digest())
                 self._block, self._filled = hashlib.sha256(b"\x00"), 0
 
-    def _stop(self) -> None:
-        for target, thread in zip(self._queues, self._threads, strict=True):
-            if thread.is_alive():
-                target.put(None)
-                thread.join()
 
+class Digests:
+    """Digest and size of each of several files that come in pieces one after the other, in a thread; used in a `with` block."""
 
-def _drain(source: "queue.Queue[bytes | None]", work: Callable[[bytes], None]) -> None:
-    while (piece := source.get()) is not None:
-        work(piece)
+    def __init__(self) -> None:
+        self._state, self._size = hashlib.sha256(), 0
+        self._name = ""
+        self._names: list[str] = []
+        self._found: dict[str, tuple[str, int]] = {}
+        self._aside = Aside(self._take)
+
+    def __enter__(self) -> "Digests":
+        self._aside.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._aside.__exit__()
+
+    def begin(self, name: str) -> None:
+        """Pieces fed from now on are of this file."""
+        self._names.append(name)
+        self._aside.put(b"")
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next piece of the file begun last; it must not change afterwards."""
+        if piece:
+            self._aside.put(piece)
+
+    def result(self) -> dict[str, tuple[str, int]]:
+        """Name -> (digest, size); nothing may be fed after."""
+        self._aside.finish()
+        self._end()
+        return self._found
+
+    def _take(self, piece: bytes) -> None:
+        if piece:
+            self._state.update(piece)
+            self._size += len(piece)
+            return
+        self._end()
+        self._name, self._state, self._size = self._names[len(self._found)], hashlib.sha256(), 0
+
+    def _end(self) -> None:
+        if self._name:
+            self._found[self._name] = ("sha256:" + self._state.hexdigest(), self._size)

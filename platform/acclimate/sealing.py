@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from cryptography.cobblestone import Cobblestone256Decryptor, Cobblestone256Encryptor
 from cryptography.exceptions import InvalidTag
@@ -30,14 +30,17 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from acclimate import archive, custody, rows
-from acclimate.blocks import BLOCK, Measured, Tally, measure
+from acclimate.blocks import BLOCK, Aside, Digests, Measured, Tally, measure
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 
 FORMAT = "acclimate/seal/v1"
 SECRET_BYTES = 32
 _HEADER = 56
-_CHUNK = (16 << 10) + 16
+_PLAIN, _TAG = 16 << 10, 16
+_CHUNK = _PLAIN + _TAG
+_SETTLE = 64 << 20
+"""Bytes after which the disk is asked to keep what was written."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,8 @@ def seal(
 
     1. The rows are committed to under a new row_key; an unusable holdout is refused before there is a secret.
     2. The seal's id is chosen, then the secret, which is split at once; the shares leave only as age files to the custodians.
-    3. Archive bytes are encrypted as they are read; the ciphertext's digest and blocks are hashed on the way.
-    4. Files that changed since step 1 are refused; then the ciphertext gets its name.
+    3. Archive bytes are encrypted as they are read; the ciphertext's digest and blocks, and the blobs' digests, are hashed on the way.
+    4. Blobs that are not those which the rows name, and files that changed since step 1, are refused; then the ciphertext gets its name.
 
     Args:
         files: name in the archive -> file: Parquet, and blobs that its rows name.
@@ -117,30 +120,26 @@ def seal(
     """
     # 1
     before = _stamps(files)
+    _need_space(out, _HEADER + _encrypted(archive.size_of({name: stamp[1] for name, stamp in before.items()})))
     row_key = random(32)
-    committed = rows.commit(files, row_key)
+    committed = rows.commit_tables(files, row_key)
     # 2
     seal_id = "sha256:" + random(32).hex()
     encryptor, shares, envelopes = _deal(
         seal_id, round_id=round_id, recipients=recipients, k=k, rehearsal=rehearsal, random=random
     )
     # 3
-    with _draft_of(out) as draft, Tally() as tally:
-        with draft.open("xb") as stream:
-            for piece in archive.write(files, row_key):
-                encrypted = encryptor.update(piece)
-                stream.write(encrypted)
-                tally.feed(encrypted)
-            encrypted = encryptor.finalize()
-            stream.write(encrypted)
-            tally.feed(encrypted)
-            stream.flush()
-            os.fsync(stream.fileno())
-        measured = tally.result()
+    with _draft_of(out) as draft:
+        with draft.open("xb") as stream, Digests() as blobs:
+            measured = _encrypt(files, row_key, encryptor, stream=stream, blobs=blobs)
+            found = blobs.result()
         # 4
+        for name, expected in committed.blobs.items():
+            rows.check_blob(name, expected, found[name])
         if _stamps(files) != before:
             raise Refusal("file_unreadable", "a file of the holdout changed while it was sealed", hint="seal again")
         draft.replace(out)
+        _settle(out.parent)
     fields = {
         "seal": seal_id,
         "format": FORMAT,
@@ -152,6 +151,42 @@ def seal(
         "shares": shares,
     }
     return Sealed(fields, envelopes)
+
+
+def _encrypt(
+    files: Mapping[str, Path],
+    row_key: bytes,
+    encryptor: Cobblestone256Encryptor,
+    *,
+    stream: IO[bytes],
+    blobs: Digests,
+) -> Measured:
+    """Write the encrypted archive, all of it on the disk in the end; the caller takes the blobs' digests from `blobs`."""
+
+    def watch(name: str) -> Callable[[bytes], None] | None:
+        if name.endswith(rows.SUFFIX):
+            return None
+        blobs.begin(name)
+        return blobs.feed
+
+    unsettled = 0
+    # The disk works while the rest is computed, not only at the end; a piece handed to `settling` has no meaning.
+    with Tally() as tally, Aside(lambda _: os.fsync(stream.fileno()), waiting=1) as settling:
+        for piece in archive.write(files, row_key, watch=watch):
+            encrypted = encryptor.update(piece)
+            tally.feed(encrypted)
+            stream.write(encrypted)
+            unsettled += len(encrypted)
+            if unsettled >= _SETTLE:
+                settling.put(b"")
+                unsettled = 0
+        encrypted = encryptor.finalize()
+        tally.feed(encrypted)
+        stream.write(encrypted)
+        settling.finish()
+        stream.flush()
+        os.fsync(stream.fileno())
+        return tally.result()
 
 
 def _deal(
@@ -231,7 +266,10 @@ def open_(ciphertext: Path, secret: bytes, out: Path, *, round_id: str, fields: 
                 f" rows with root {fields['row_root']} (rows found: {counts})",
                 hint="the organizer sealed other rows than those committed to; the round can't be trusted",
             )
-        found = {name: digests.of_file(path) for name, path in files.items()}
+        found = {
+            name: committed.blobs[name][0] if name in committed.blobs else digests.of_file(path)
+            for name, path in files.items()
+        }
         # 4
         _put_folder(draft, out, found)
     return Opened(digests.of_bytes(secret), "sha256:" + state.hexdigest(), committed.root, found, row_key)
@@ -356,6 +394,36 @@ def _first_bad_chunk(path: Path, key: bytes, context: bytes) -> str:
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def _encrypted(size: int) -> int:
+    """Bytes that the cipher makes of so many, besides its header."""
+    return size + _TAG * (size // _PLAIN + 1)
+
+
+def _need_space(path: Path, needed: int) -> None:
+    """Refuse at once what would fill the disk after hours.
+
+    Raises:
+        Refusal: no_space; file_unreadable, where there is no such folder.
+    """
+    with _disk(path):
+        free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise Refusal(
+            "no_space",
+            f"no space for {path}: it takes {needed} bytes, {free} are free; nothing was begun",
+            hint="free some space and repeat",
+        )
+
+
+def _settle(folder: Path) -> None:
+    """Make a new name in a folder last."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
