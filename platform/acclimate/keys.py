@@ -87,11 +87,23 @@ def create(folder: Path, *, age: bool, first: Callable[[Ed25519PrivateKey], None
     _check_folder(folder)
     # The signing key comes last: without it the folder is unfinished, and an age identity left by a killed call is kept.
     if age and not (folder / AGE_FILE).exists():
-        identity = pyrage.x25519.Identity.generate()
-        _write(folder / AGE_FILE, f"# public key: {identity.to_public()}\n{identity}\n".encode())
+        _create_identity(folder)
     key = Ed25519PrivateKey.generate()
     first(key)
     _save(folder / ED25519_FILE, key)
+    return load(folder)
+
+
+def add_age(folder: Path) -> Keys:
+    """Make an age identity beside a signing key that is there; one that is there, too, stays.
+
+    Raises:
+        Refusal: key_refused, no_space, file_unreadable.
+    """
+    load_signing_key(folder / ED25519_FILE)
+    _check_folder(folder)
+    if not (folder / AGE_FILE).exists():
+        _create_identity(folder)
     return load(folder)
 
 
@@ -181,6 +193,11 @@ def check_recipient(text: str) -> str:
 
 def _save(path: Path, key: Ed25519PrivateKey) -> None:
     _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def _create_identity(folder: Path) -> None:
+    identity = pyrage.x25519.Identity.generate()
+    _write(folder / AGE_FILE, f"# public key: {identity.to_public()}\n{identity}\n".encode())
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -911,37 +911,6 @@ def test_a_custodian_sees_what_it_acknowledges_and_refuses_recipients_that_are_n
     refused(acclimate("custodian", "ack", round_id, "--keys", bare, "--json"), "key_refused")
 
 
-def test_no_share_is_released_on_witnesses_that_nobody_verified(acclimate: Run, world: World) -> None:
-    """This server's rounds have no witnesses, so one that has is put into its log by hand."""
-    model = new_round(acclimate, world, until="draft")
-    me = world.root / "people" / "organizer"
-    world.count += 1
-    with actors.Client(world.url) as client:
-        (_, defined), *_ = client.records(model)
-    fields = {**defined.fields, "name": f"r{world.count}", "witnesses": [defined["log"]], "quorum": 1}
-    request = records.sign("RoundDefined", "", fields, key=keys.load(me).ed25519)
-    from sqlalchemy import insert, select
-
-    from acclimate.store import rounds
-
-    with world.store.transaction() as tx:
-        row = tx.execute(select(rounds).where(rounds.c.id == model)).one()._asdict()
-        tx.append_once(request)
-        tx.execute(insert(rounds), row | {"id": request["round"], "name": fields["name"]})
-    round_id = request["round"]
-    done(acclimate("round", "seal", round_id, world.competition, "--keys", me))
-    for name in CUSTODIANS:
-        done(acclimate("custodian", "ack", round_id, "--keys", world.root / "people" / name))
-    world.tick(round_id, seconds=1)
-    assert "PreparationFinished" in world.tick(round_id, hours=1)
-    a = world.root / "people" / CUSTODIANS[0]
-    ran = acclimate("custodian", "release", round_id, "--keys", a, "--json")
-    assert "cosignatures of 1 witnesses" in refused(ran, "guard_failed")
-    checks = acclimate("custodian", "inspect", round_id, "--keys", a, "--json").json["checks"]
-    assert (checks[-1]["name"], checks[-1]["status"]) == ("witnesses", "FAILED")
-    assert "ShareReleased" not in kinds(world, round_id)
-
-
 def test_a_round_is_published_from_what_the_organizer_recomputes(acclimate: Run, world: World, tmp_path: Path) -> None:
     """Even one that nobody entered: the baseline that needs no model stands alone."""
     round_id = new_round(acclimate, world)

@@ -351,7 +351,7 @@ def test_a_custodian_is_told_what_comes_next(acclimate: Callable[..., Ran], tmp_
 
 def test_no_backup_is_made_for_a_folder_that_is_refused(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
     taken, shared, plain = tmp_path / "taken", tmp_path / "shared", tmp_path / "plain"
-    keys.create(taken, age=True)
+    keys.create(taken, age=False)
     shared.mkdir()
     (shared / "x").write_text("")
     shared.chmod(0o777)

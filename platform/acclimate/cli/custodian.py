@@ -1,7 +1,8 @@
 """`acclimate custodian`: keys, acknowledgement, evidence, release."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,10 +11,10 @@ import typer
 from acclimate.cli.moments import clock
 from acclimate.cli.options import AsJson, KeysFolder, RoundId, connect
 from acclimate.cli.output import emit, say
+from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
-    from acclimate.client import Client
-    from acclimate.client.custodian import Check
+    from acclimate.client.evidence import Check, Source
     from acclimate.keys import Keys
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Hold a share of a seal's key.")
@@ -21,6 +22,18 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Hold a shar
 Identity = Annotated[
     Path | None,
     typer.Option("--identity", help="Open the envelope with this age identity, such as the backup's.", metavar="FILE"),
+]
+OfRound = Annotated[
+    str | None,
+    typer.Argument(
+        help="The round's id, or any beginning of it that is unique; --request names it, too.", metavar="[ROUND]"
+    ),
+]
+Request = Annotated[
+    Path | None,
+    typer.Option(
+        "--request", help="Read everything from this file, which was mailed: no server is asked.", metavar="FILE"
+    ),
 ]
 
 
@@ -39,7 +52,8 @@ def keygen(
 ) -> None:
     """Make a custodian's keys, and custodian.json for the organizer.
 
-    Without a backup nobody can replace a lost key folder, and the share in it is lost.
+    Without a backup nobody can replace a lost key folder, and the share in it is lost. Interrupted, or registered before, the same command
+    finishes what is there.
 
     Example: acclimate custodian keygen --name custodian-a --keys ./custodian-a --make-backup /media/stick/backup.txt
     """
@@ -49,14 +63,18 @@ def keygen(
 
     if backup is not None and make_backup is not None:
         raise typer.BadParameter("give --backup or --make-backup, not both")
+    finishing = _finish(name, keys)
     _require_new(keys)
     if make_backup is not None:
-        backup = _make_backup(make_backup)
+        _check_backup(make_backup, again=finishing)
     elif backup is not None:
         key_files.check_recipient(backup)
     else:
         say("note: no backup recipient; if this folder is lost, so is the share")
-    made = key_files.create(keys, age=True)
+    made = key_files.add_age(keys) if finishing else key_files.create(keys, age=True)
+    # Made after the keys: whoever is interrupted in between repeats the same line, and it goes on.
+    if make_backup is not None:
+        backup = _make_backup(make_backup)
     document = {"name": name, "age": made.age_recipient, "ed25519": made.public, "backup": backup}
     folder.write_json(keys / DOCUMENT_FILE, document)
     say(f"send {keys / DOCUMENT_FILE} to the organizer; the other files in {keys} are secret")
@@ -76,10 +94,11 @@ def ack(round_id: RoundId, keys: KeysFolder, identity: Identity = None, as_json:
     Example: acclimate custodian ack digits-2027-1 --keys ./custodian-a
     """
     from acclimate.client import acknowledge
-    from acclimate.client.custodian import pinned
+    from acclimate.client.folder import load_account
+    from acclimate.client.pins import pinned
 
-    client, opened = _connect(keys, identity)
-    with client:
+    opened = _opened(keys, identity)
+    with load_account(keys).connect() as client:
         answer = acknowledge(client, opened, round_id, say=say)
         pin = pinned(opened, answer["record"]["round"])
     value = dataclasses.asdict(pin) | {"entry": answer["index"]}
@@ -93,27 +112,77 @@ def ack(round_id: RoundId, keys: KeysFolder, identity: Identity = None, as_json:
 
 
 @app.command()
-def release(round_id: RoundId, keys: KeysFolder, identity: Identity = None, as_json: AsJson = False) -> None:
+def release(
+    keys: KeysFolder,
+    round_id: OfRound = None,
+    request: Request = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="Write the release to a file instead of sending it; `send` sends it.", metavar="ANSWER"
+        ),
+    ] = None,
+    identity: Identity = None,
+    as_json: AsJson = False,
+) -> None:
     """Release a share, after checks on this machine.
 
     Only once the round has closed and every entry was prepared.
 
     The whole log is read and hashed, compared with what was pinned, and the round's records are folded here: the
-    server's word is not enough. Anything that does not hold is refused, before the share is decrypted.
+    server's word is not enough. Anything that does not hold is refused, before the share is decrypted. With --request all of it
+    is read from a file that was mailed, with --out too no network is needed.
 
     Example: acclimate custodian release digits-2027-1 --keys ./custodian-a
     """
     from acclimate import client as actors
+    from acclimate.client.folder import load_account
 
-    client, opened = _connect(keys, identity)
-    with client:
-        done = actors.release(client, opened, round_id, now=clock(), show=lambda check: say(_line(check)))
-    value = {"round": done.round, "share": done.share, "entry": done.index, "checks": _documents(done.checks)}
+    opened = _opened(keys, identity)
+    if out is not None:
+        _require_no_file(out)
+    with _evidence(keys, round_id, request) as (source, name):
+        made, checks = actors.answer(source, opened, name, now=clock(), show=lambda check: say(_line(check)))
+        value = {"round": made.round, "share": made.share, "checks": _documents(checks)}
+        if out is not None:
+            made.write(out)
+            say(
+                f"next, where there is a network: acclimate custodian send {out} --keys {keys}; keep it secret until then"
+            )
+            text = f"the release of share {made.share} of {made.round} is in {out}; it is not sent yet"
+            emit({**value, "file": str(out)}, as_json=as_json, text=text)
+            return
+        with load_account(keys).connect() as client:
+            done = actors.send(client, made)
+    text = f"released share {done.share} of {done.round}: log entry {done.index}"
+    emit({**value, "entry": done.index}, as_json=as_json, text=text)
+
+
+@app.command()
+def send(
+    answer: Annotated[Path, typer.Argument(help="What `release --out` wrote.", metavar="ANSWER")],
+    keys: KeysFolder,
+    as_json: AsJson = False,
+) -> None:
+    """Send a release that was made without a network.
+
+    DIR need not hold the keys: a folder with the custodian's account.json is enough. Sent twice it is the same release.
+
+    Example: acclimate custodian send answer.json --keys ./custodian-a
+    """
+    from acclimate import client as actors
+    from acclimate.client import requests
+    from acclimate.client.folder import load_account
+
+    made = requests.read_answer(answer)
+    with load_account(keys).connect() as client:
+        done = actors.send(client, made)
+    value = {"round": done.round, "share": done.share, "entry": done.index}
     emit(value, as_json=as_json, text=f"released share {done.share} of {done.round}: log entry {done.index}")
 
 
 @app.command()
-def inspect(round_id: RoundId, keys: KeysFolder, as_json: AsJson = False) -> None:
+def inspect(keys: KeysFolder, round_id: OfRound = None, request: Request = None, as_json: AsJson = False) -> None:
     """Show what `release` would check, as it stands now.
 
     Nothing is decrypted or sent. NOT YET: the round goes on, and there is nothing to do. Exits 1 unless a release would go through.
@@ -122,9 +191,9 @@ def inspect(round_id: RoundId, keys: KeysFolder, as_json: AsJson = False) -> Non
     """
     from acclimate import client as actors
 
-    client, opened = connect(keys)
-    with client:
-        found = actors.inspect(client, opened, round_id, now=clock())
+    opened = _opened(keys, None)
+    with _evidence(keys, round_id, request) as (source, name):
+        found = actors.inspect(source, opened, name, now=clock())
     emit({"checks": _documents(found)}, as_json=as_json, text=[_line(check) for check in found])
     if any(check.status in ("FAILED", "NOT YET") for check in found):
         raise typer.Exit(1)
@@ -144,7 +213,7 @@ def approve_void(
     Example: acclimate custodian approve-void digits-2027-1 --reason "the holdout leaked" --keys ./custodian-a > approval.json
     """
     from acclimate import client as actors
-    from acclimate.client.custodian import pinned
+    from acclimate.client.pins import pinned
 
     client, opened = connect(keys)
     with client:
@@ -153,13 +222,66 @@ def approve_void(
     emit(approval, as_json=True, text="")
 
 
-def _connect(keys: Path, identity: Path | None) -> "tuple[Client, Keys]":
-    client, opened = connect(keys)
-    if identity is not None:
-        from acclimate.keys import load_age_identity
+def _opened(keys: Path, identity: Path | None) -> "Keys":
+    from acclimate.keys import load, load_age_identity
 
-        opened = dataclasses.replace(opened, age_identity=load_age_identity(identity))
-    return client, opened
+    opened = load(keys)
+    return opened if identity is None else dataclasses.replace(opened, age_identity=load_age_identity(identity))
+
+
+@contextmanager
+def _evidence(keys: Path, round_id: str | None, request: Path | None) -> "Iterator[tuple[Source, str]]":
+    """Where the evidence comes from, and which round it is about."""
+    from acclimate.client import requests
+    from acclimate.client.evidence import Online
+    from acclimate.client.folder import load_account
+
+    if request is not None:
+        mailed = requests.read(request)
+        if round_id is not None and not mailed.round.startswith(round_id):
+            raise Refusal(
+                "round_unknown", f"{request} is about {mailed.round}, asked for was {round_id}", hint="name one of both"
+            )
+        yield mailed, mailed.round
+    elif round_id is not None:
+        with load_account(keys).connect() as client:
+            yield Online(client), round_id
+    else:
+        raise typer.BadParameter("give the round's id, or --request FILE")
+
+
+def _require_no_file(out: Path) -> None:
+    if out.exists():
+        raise Refusal("conflict", f"{out} exists already; nothing is overwritten", hint="name another file")
+
+
+def _finish(name: str, keys: Path) -> bool:
+    """Whether this is a key folder that has a signing key and lacks the rest of a custodian's: registered first, or a killed keygen.
+
+    Raises:
+        Refusal: key_refused, conflict, file_unreadable.
+    """
+    from acclimate import keys as key_files
+    from acclimate.client import folder
+
+    if not (keys / key_files.ED25519_FILE).exists():
+        return False
+    registered = (keys / folder.ACCOUNT_FILE).exists()
+    if (keys / folder.DOCUMENT_FILE).exists() or not (registered or (keys / key_files.AGE_FILE).exists()):
+        raise Refusal(
+            "key_refused",
+            f"{keys / key_files.ED25519_FILE} exists already; a key is never overwritten",
+            hint="use it, or name another folder",
+        )
+    if registered:
+        account = folder.load_account(keys)
+        if (account.id, account.role) != (name, "custodian"):
+            raise Refusal(
+                "conflict",
+                f"{keys} is the account {account.id!r} ({account.role}), asked for was {name!r} as custodian",
+                hint="one folder holds the keys of one account; name another folder",
+            )
+    return True
 
 
 def _require_new(keys: Path) -> None:
@@ -170,15 +292,6 @@ def _require_new(keys: Path) -> None:
     """
     import os
 
-    from acclimate import keys as key_files
-    from acclimate_competitions.errors import Refusal
-
-    if (keys / key_files.ED25519_FILE).exists():
-        raise Refusal(
-            "key_refused",
-            f"{keys / key_files.ED25519_FILE} exists already; a key is never overwritten",
-            hint="use it, or name another folder",
-        )
     there = next(path for path in (keys, *keys.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise Refusal("file_unreadable", f"{there} is no folder that can be written to", hint="name another folder")
@@ -186,22 +299,29 @@ def _require_new(keys: Path) -> None:
         raise Refusal("key_refused", f"others than its owner may put files into {keys}", hint=f"chmod 700 {keys}")
 
 
-def _make_backup(path: Path) -> str:
-    import pyrage
-
-    from acclimate.client import folder
-    from acclimate_competitions.errors import Refusal
-
-    if path.exists():
+def _check_backup(path: Path, *, again: bool) -> None:
+    """Refuse a place where no backup can be made, before any key is; `again`: one that was made by a killed call is taken up."""
+    if path.exists() and not again:
         raise Refusal("key_refused", f"{path} exists already; a key is never overwritten", hint="name another file")
     if not path.absolute().parent.is_dir():
         # Made here, it would lie on the very disk that it is to be a backup of.
         raise Refusal(
             "file_unreadable", f"there is no folder {path.parent}", hint="is the stick plugged in? nothing was made"
         )
-    identity = pyrage.x25519.Identity.generate()
-    recipient = str(identity.to_public())
-    folder.write(path, f"# public key: {recipient}\n{identity}\n".encode())
+
+
+def _make_backup(path: Path) -> str:
+    import pyrage
+
+    from acclimate import keys as key_files
+    from acclimate.client import folder
+
+    if path.exists():
+        recipient = key_files.recipient_of(key_files.load_age_identity(path))
+    else:
+        identity = pyrage.x25519.Identity.generate()
+        recipient = str(identity.to_public())
+        folder.write(path, f"# public key: {recipient}\n{identity}\n".encode())
     say(f"the backup identity is {path}: keep it away from this machine")
     return recipient
 

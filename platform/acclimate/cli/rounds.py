@@ -276,6 +276,27 @@ def bundle(
 
 
 @app.command()
+def request(
+    round_id: RoundId, out: Out, server: Server = None, keys: ReaderKeys = None, as_json: AsJson = False
+) -> None:
+    """Write a request for a release, to be mailed to custodians.
+
+    All that a custodian's machine checks, in one file: the definition, the log up to a checkpoint with its cosignatures; with the organizer's keys
+    the envelopes, too. Nothing in it is secret, and nobody needs to trust who made it.
+
+    Example: acclimate round request digits-2027-1 --out digits-2027-1.request --keys ./me
+    """
+    from acclimate.client import requests
+
+    with reader(keys, server) as client:
+        made = requests.make(client, round_id, out)
+    if not made["envelopes"]:
+        say("without envelopes: a custodian uses the one that its key folder has kept since the acknowledgement")
+    say("mail it to the custodians; they run: acclimate custodian release --request FILE --keys DIR")
+    emit({"file": str(out), **made}, as_json=as_json, text=f"{out}, {made['entries']} log entries of {made['round']}")
+
+
+@app.command()
 def report(
     round_id: RoundId, out: Out, server: Server = None, keys: ReaderKeys = None, as_json: AsJson = False
 ) -> None:

@@ -1,7 +1,7 @@
 """The Python client: a connection (`Client`), and what each actor does with it. Core dependencies only."""
 
 from acclimate.client.connection import Client
-from acclimate.client.custodian import acknowledge, approve_void, inspect, release
+from acclimate.client.custodian import acknowledge, answer, approve_void, inspect, release, send
 from acclimate.client.entrant import enter_round, public_files, submission_status, submit, withdraw
 from acclimate.client.folder import Account, load_account, register_account
 from acclimate.client.organizer import (
@@ -18,6 +18,7 @@ __all__ = [
     "Account",
     "Client",
     "acknowledge",
+    "answer",
     "approve_void",
     "create_round",
     "enter_baseline",
@@ -30,6 +31,7 @@ __all__ = [
     "register_account",
     "release",
     "seal_round",
+    "send",
     "submission_status",
     "submit",
     "submitted_baselines",

@@ -345,16 +345,32 @@ def definition_of(client: Client, round_id: str) -> tuple[Record, Competition]:
     defined = logged[0][1]
     if defined.type != "RoundDefined" or defined.round != round_id:
         raise Refusal("log_inconsistent", f"the first record of {round_id} is {defined.type} of {defined.round}")
+    return defined, check_definition(defined, client.definition(round_id), where="the server")
+
+
+def check_definition(defined: Record, raw: bytes, *, where: str) -> Competition:
+    """The definition that RoundDefined names, of these bytes.
+
+    RoundDefined is signed by the organizer whom it names, and has passed the rules by which a round begins.
+
+    Args:
+        defined: RoundDefined.
+        raw: the definition's bytes.
+        where: whose they are, for what is said.
+
+    Raises:
+        Refusal: signature_invalid, guard_failed, definition_invalid, log_inconsistent.
+    """
+    round_id = defined.round
     if defined.by is None or defined.by != defined["organizer"].get("ed25519"):
         raise Refusal("signature_invalid", f"{round_id} is not defined by the organizer whom it names")
-    raw = client.definition(round_id)
     if digests.of_bytes(raw) != defined["definition"]:
         raise Refusal(
-            "log_inconsistent", f"the server's definition of {round_id} is not the one that RoundDefined names"
+            "log_inconsistent", f"the definition of {round_id} at {where} is not the one that RoundDefined names"
         )
     competition = definition.parse(raw)
     rounds.begin(defined, competition)
-    return defined, competition
+    return competition
 
 
 def _require_entered(client: Client, keys: Keys, round_id: str, entrant: str, *, baseline: bool) -> None:

@@ -1,0 +1,329 @@
+"""What a custodian's own machine checks before a share leaves it, whether the evidence comes from a server or in a mailed file.
+
+A custodian trusts its own machine and its pin, and of the rest only what follows from signatures: the log's, the witnesses', the
+actors'. The checks are the same functions on both ways; a Source only says where bytes come from.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, Protocol
+
+from acclimate import log
+from acclimate.client.connection import Client
+from acclimate.client.entrant import definition_of
+from acclimate.client.pins import Pin
+from acclimate.keys import Keys
+from acclimate.quorum import Quorum
+from acclimate_competitions import digests, records, rounds
+from acclimate_competitions.definition import Competition
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, Round
+from acclimate_competitions.records import Record, format_time
+
+CHECKPOINT_PATIENCE = 5.0
+AWAITED = ("RoundClosed", "PreparationFinished")
+"""Records that must be in the log before a release."""
+WAITS = frozenset({*AWAITED, "audits"})
+"""Checks that wait for something, and say nothing against anybody while it has not come."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was checked, in words."""
+
+    name: str
+    status: Literal["ok", "NOT YET", "FAILED", "NOT CHECKED"]
+    detail: str
+
+
+class Failed(Exception):
+    """A check that does not hold: its name, and the refusal that says why."""
+
+    def __init__(self, name: str, refusal: Refusal) -> None:
+        super().__init__(f"{name}: {refusal.sentence}")
+        self.name, self.refusal = name, refusal
+
+
+class Source(Protocol):
+    """Where the evidence comes from."""
+
+    def definition(self, round_id: str) -> tuple[Record, Competition]:
+        """RoundDefined and definition of a round, checked against each other and the round's id."""
+
+    def checkpoint(self, defined: Record) -> str:
+        """The newest checkpoint, with the cosignatures of the quorum that the round asks for; unverified."""
+
+    def entries(self, size: int) -> Iterator[bytes]:
+        """The first entries of the log, so many of them."""
+
+    def envelope(self, round_id: str, index: int) -> dict[str, Any] | None:
+        """The envelope of a share, unverified; None where the source has none."""
+
+
+@dataclass(frozen=True)
+class Online:
+    """A server as the source."""
+
+    client: Client
+
+    def definition(self, round_id: str) -> tuple[Record, Competition]:
+        """See Source."""
+        return definition_of(self.client, round_id)
+
+    def checkpoint(self, defined: Record) -> str:
+        """See Source."""
+        if defined["quorum"] == 0:
+            return self.client.checkpoint()
+        return self.client.checkpoint(cosigned=True, round_id=defined.round)
+
+    def entries(self, size: int) -> Iterator[bytes]:
+        """See Source."""
+        return self.client.entries(start=0, end=size)
+
+    def envelope(self, round_id: str, index: int) -> dict[str, Any] | None:
+        """See Source."""
+        return of_index(self.client.envelopes(round_id)["real"]["envelopes"], index)
+
+
+@dataclass(frozen=True)
+class History:
+    """The log up to a checkpoint, read and hashed by the client itself.
+
+    Attributes:
+        note: the signed checkpoint.
+        hashes: the leaf hash of each entry.
+        numbered: the round's records with their log indices.
+    """
+
+    note: str
+    hashes: list[bytes]
+    numbered: list[tuple[int, Record]]
+
+
+def of_index(envelopes: list[dict[str, Any]], index: int) -> dict[str, Any]:
+    """The one envelope of a share.
+
+    Raises:
+        Refusal: share_false.
+    """
+    found = [envelope for envelope in envelopes if envelope["index"] == index]
+    if len(found) != 1:
+        raise Refusal("share_false", f"there are {len(found)} envelopes for share {index}, expected 1")
+    return found[0]
+
+
+def read_history(source: Source, defined: Record, *, holding: str = "") -> History:
+    """Read the log up to its newest checkpoint, whose signature and root are checked here.
+
+    Args:
+        source: where it is read from.
+        defined: the round's RoundDefined, which names the log's key.
+        holding: a record type of the round that the checkpoint must cover; waited for during CHECKPOINT_PATIENCE seconds.
+
+    Raises:
+        Refusal: proof_invalid; log_inconsistent; phase_wrong, where the log has no such record.
+    """
+    until = time.monotonic() + CHECKPOINT_PATIENCE
+    while True:
+        history = _read(source, defined)
+        if not holding or any(record.type == holding for _, record in history.numbered):
+            return history
+        if time.monotonic() > until:
+            seen = f"the newest checkpoint{' that the quorum cosigned' if defined['quorum'] else ''}"
+            raise Refusal(
+                "phase_wrong",
+                f"{seen} has {len(history.hashes)} entries, and no {holding} of {defined.round} yet",
+                hint=f"acclimate status {defined.round}",
+            )
+        time.sleep(0.2)
+
+
+def _read(source: Source, defined: Record) -> History:
+    note = source.checkpoint(defined)
+    checkpoint = log.open_checkpoint(note, log.parse_vkey(defined["log"])).checkpoint
+    hashes: list[bytes] = []
+    numbered: list[tuple[int, Record]] = []
+    for index, data in enumerate(source.entries(checkpoint.size)):
+        hashes.append(digests.leaf_hash(data))
+        record = records.parse(data)
+        if record.round == defined.round:
+            numbered.append((index, record))
+    if len(hashes) != checkpoint.size or digests.root_of_hashes(hashes) != checkpoint.root:
+        raise Refusal(
+            "log_inconsistent",
+            f"the log's {len(hashes)} entries do not hash to the root of its checkpoint of {checkpoint.size}",
+        )
+    return History(note, hashes, numbered)
+
+
+def require_quorum(note: str, defined: Record) -> log.SignedCheckpoint:
+    """The checkpoint of a note that the quorum of the round's witnesses cosigned.
+
+    Raises:
+        Refusal: proof_invalid, naming the witness whose line does not verify; quorum_missing, naming those that did not sign.
+    """
+    quorum = Quorum.of(defined.fields)
+    signed = log.open_checkpoint(note, log.parse_vkey(defined["log"]), quorum.witnesses)
+    if not quorum.reached(signed):
+        raise Refusal(
+            "quorum_missing",
+            f"{len(signed.cosigned)} witnesses cosigned the checkpoint of {signed.checkpoint.size} entries, {defined.round} asks"
+            f" for {quorum.needed}; missing: {', '.join(quorum.missing(signed))}",
+            hint="a witness is down, or was shown another history: repeat it in an hour; if it stays so, phone the other custodians",
+        )
+    return signed
+
+
+def examine(source: Source, keys: Keys, pin: Pin, *, now: datetime) -> Iterator[tuple[Check, Round]]:
+    """Each check before a release, in order, with the round folded so far as it is known.
+
+    1. RoundDefined is the pinned one: the round's id is made from its content.
+    2. The checkpoint is signed by the pinned log key, and the entries hash to its root.
+    3. The log only grew since the pinned checkpoint.
+    4. The round's records fold on this machine; organizer and seal are the pinned ones.
+    5. The quorum of witnesses that the round asks for cosigned this checkpoint.
+    6. RoundClosed is included. 7. PreparationFinished is included. 8. The drawn re-runs, if any, agree. No k shares were released yet.
+    9. This machine's clock is past the close, and so were those of the quorum when they saw this history.
+    10. The seal commits to the share that this custodian decrypted when it acknowledged.
+
+    Raises:
+        Failed: of the first check that does not hold.
+    """
+    # 1
+    with _checking("round"):
+        defined, competition = pinned_definition(source, pin)
+        state = rounds.begin(defined, competition)
+    yield Check("round", "ok", f"{pin.round} is the one acknowledged, by the organizer and log key pinned then"), state
+    # 2
+    with _checking("log"):
+        history = _read(source, defined)
+    count = len(history.hashes)
+    yield Check("log", "ok", f"{count} entries hash to the checkpoint that the pinned log key signed"), state
+    # 3
+    with _checking("consistency"):
+        before = _require_growth(history, pin)
+    yield Check("consistency", "ok", f"the log only grew since the pinned checkpoint of {before} entries"), state
+    # 4
+    with _checking("records"):
+        state = rounds.fold(history.numbered, competition)
+        if state.seal is None or state.seal["seal"] != pin.seal:
+            raise Refusal("seal_mismatch", f"the log has another seal for {pin.round} than the acknowledged {pin.seal}")
+    yield Check("records", "ok", f"{len(history.numbered)} records fold to phase {state.phase} on this machine"), state
+    # 5
+    with _checking("witnesses"):
+        cosigned = require_quorum(history.note, defined)
+    yield _witnessed(defined, cosigned), state
+    # 6, 7, 8
+    for check in _included(history, state, pin):
+        yield check, state
+    # 9
+    with _checking("clock"):
+        yield _clock(state, cosigned, now=now), state
+    # 10
+    with _checking("share"):
+        share = state.seal["shares"][pin.index - 1]
+        if share["commitment"] != pin.commitment or state.custodian_index(keys.public) != pin.index:
+            raise Refusal("share_false", f"the seal commits to another share {pin.index} than the one acknowledged")
+    yield Check("share", "ok", f"share {pin.index} is the one acknowledged, {pin.commitment}"), state
+
+
+@contextlib.contextmanager
+def _checking(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Refusal as refusal:
+        raise Failed(name, refusal) from refusal
+
+
+def pinned_definition(source: Source, pin: Pin) -> tuple[Record, Competition]:
+    """RoundDefined and definition of the pinned round.
+
+    Raises:
+        Refusal: log_inconsistent, where the source has another round, log or organizer; as definition_of.
+    """
+    defined, competition = source.definition(pin.round)
+    if defined.round != pin.round:
+        raise Refusal("log_inconsistent", f"the server answers with {defined.round}, pinned is {pin.round}")
+    if (defined["log"], defined["organizer"]["ed25519"]) != (pin.log, pin.organizer):
+        raise Refusal("log_inconsistent", f"{pin.round} names another log or organizer than the pinned ones")
+    return defined, competition
+
+
+def _require_growth(history: History, pin: Pin) -> int:
+    """The size of the pinned checkpoint, which the log must extend."""
+    before = log.open_checkpoint(pin.checkpoint, log.parse_vkey(pin.log)).checkpoint
+    if before.size > len(history.hashes) or digests.root_of_hashes(history.hashes[: before.size]) != before.root:
+        raise Refusal(
+            "log_inconsistent",
+            f"the log of {len(history.hashes)} entries does not extend the pinned checkpoint of {before.size}",
+            hint="the server shows another history than before: keep pins.json, and tell the other custodians",
+        )
+    return before.size
+
+
+def _witnessed(defined: Record, signed: log.SignedCheckpoint) -> Check:
+    if defined["quorum"] == 0:
+        return Check("witnesses", "NOT CHECKED", "the round declares no witnesses: times are the server's word")
+    at = Quorum.of(defined.fields).at(signed)
+    assert at is not None
+    names = ", ".join(sorted(vkey.partition("+")[0] for vkey in signed.cosigned))
+    return Check("witnesses", "ok", f"{names} saw the same history, {format_time(at)} or later")
+
+
+def _included(history: History, state: Round, pin: Pin) -> Iterator[Check]:
+    at = {record.type: (index, record) for index, record in history.numbered}
+    for kind in AWAITED:
+        with _checking(kind):
+            if kind not in at:
+                raise Refusal(
+                    "too_early",
+                    f"the log has no {kind} of {pin.round} yet; the round is {state.phase}",
+                    hint=f"acclimate status {pin.round} --keys DIR --watch shows when it has",
+                )
+        index, record = at[kind]
+        yield Check(kind, "ok", f"log entry {index}, {format_time(record.at)}, count {record['count']}")
+    if state.audits_due:
+        with _checking("audits"):
+            _require_audits(state)
+        yield Check("audits", "ok", f"{len(state.audited)} drawn preparations were made again, and agree")
+    with _checking("phase"):
+        if state.phase == Phase.VOIDED:
+            raise Refusal("phase_wrong", f"{pin.round} was voided; a share of it must not be released")
+        if state.phase != Phase.PREPARED and pin.index not in state.released:
+            raise Refusal(
+                "phase_wrong", f"{pin.round} is {state.phase}: others' shares have opened it, yours is not needed"
+            )
+    yield Check(
+        "phase", "ok", f"the round is {state.phase}: {len(state.released)} of {state.threshold} shares are released"
+    )
+
+
+def _require_audits(state: Round) -> None:
+    missing = rounds.audits_missing(state)
+    if not missing:
+        return
+    if all(record["agrees"] for record in state.audited.values()):
+        raise Refusal("too_early", f"{missing}; the second operator must finish first", hint="nothing is wrong; wait")
+    raise Refusal(
+        "guard_failed",
+        f"{missing} with what the evaluator logged: the models may not have been prepared as declared",
+        hint="don't release; phone the organizer and the other custodians",
+    )
+
+
+def _clock(state: Round, signed: log.SignedCheckpoint, *, now: datetime) -> Check:
+    closes, seen = format_time(state.closes), Quorum.of(state.defined.fields).at(signed)
+    witnesses = f", the witnesses' clocks said {format_time(seen)} when they saw this history" if seen else ""
+    said = f"the round closes {closes}, this machine's clock says {format_time(now)}{witnesses}"
+    if now < state.closes:
+        hint = "check this machine's clock; if it is right, the server closed the round too early"
+        raise Refusal("too_early", said, hint=hint)
+    if seen is not None and seen < state.closes:
+        raise Refusal(
+            "too_early", said, hint="wait, and repeat it: a later checkpoint must be cosigned after the close"
+        )
+    both = f", and so were the witnesses' when they saw this history, {format_time(seen)}" if seen else ""
+    return Check("clock", "ok", f"this machine's clock is past the close, {closes}{both}")

@@ -1,0 +1,203 @@
+"""A request for a release as one file that can be mailed, and the answer to it.
+
+A custodian's machine need not reach the server: a request is a ZIP of
+
+    request.json     {v: 1, type: "acclimate release request", round}
+    definition.toml  the definition, as RoundDefined names it
+    checkpoint       a signed checkpoint, with the cosignatures of the round's quorum
+    entries.jsonl    every log entry up to it
+    envelopes.json   the seal's envelopes, where whoever made the request may have them; else the custodian uses the one that it kept
+
+Anybody can make one, since nothing in it is taken for true: a custodian checks all of it as if a server had sent it. The answer is a file
+{v: 1, type: "acclimate release", round, record, document}: a signed ShareReleased and the share document. It is as secret as the share, until it is sent.
+"""
+
+import base64
+import binascii
+import io
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from acclimate.client import evidence
+from acclimate.client import folder as files
+from acclimate.client.connection import Client
+from acclimate.client.entrant import check_definition
+from acclimate.verify import files as bundles
+from acclimate.verify.report import Failed
+from acclimate_competitions import digests, records, rounds
+from acclimate_competitions.definition import Competition
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.records import Record
+
+REQUEST, ANSWER = "acclimate release request", "acclimate release"
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_MAKE = "ask whoever mailed it to make it anew: acclimate round request ROUND --out FILE"
+
+
+@dataclass(frozen=True)
+class Mailed:
+    """A mailed request as a source of evidence (evidence.Source); nothing in it is verified yet.
+
+    Attributes:
+        path: its file, for what is said about it.
+        round: the round that it says it is about.
+        raw: the definition's bytes.
+        note: the checkpoint.
+        lines: the log's entries.
+        envelopes: the seal's envelopes, or None.
+    """
+
+    path: Path
+    round: str
+    raw: bytes
+    note: str
+    lines: list[bytes]
+    envelopes: list[dict[str, Any]] | None
+
+    def definition(self, round_id: str) -> tuple[Record, Competition]:
+        """See Source."""
+        for data in self.lines:
+            record = records.parse(data)
+            if record.type == "RoundDefined" and record.round == round_id:
+                return record, check_definition(record, self.raw, where=str(self.path))
+        raise Refusal("log_inconsistent", f"{self.path} has no RoundDefined of {round_id}", hint=_MAKE)
+
+    def checkpoint(self, defined: Record) -> str:
+        """See Source."""
+        return self.note
+
+    def entries(self, size: int) -> Iterator[bytes]:
+        """See Source."""
+        return iter(self.lines[:size])
+
+    def envelope(self, round_id: str, index: int) -> dict[str, Any] | None:
+        """See Source."""
+        return evidence.of_index(self.envelopes, index) if self.envelopes is not None else None
+
+
+def make(client: Client, round_id: str, out: Path) -> dict[str, Any]:
+    """Write a request of a prepared round; {round, entries, envelopes: whether they are in it}.
+
+    Raises:
+        Refusal: too_early, where the round is not prepared yet; quorum_missing; proof_invalid, log_inconsistent, no_space, …
+    """
+    source = evidence.Online(client)
+    defined, competition = source.definition(round_id)
+    history = evidence.read_history(source, defined)
+    evidence.require_quorum(history.note, defined)
+    state = rounds.fold(history.numbered, competition)
+    if state.finished is None:
+        raise Refusal(
+            "too_early",
+            f"the log has no PreparationFinished of {defined.round} yet; the round is {state.phase}",
+            hint="custodians release nothing before it: make the request then",
+        )
+    given = _envelopes(client, defined.round)
+    members = {
+        "request.json": digests.canonical({"v": 1, "type": REQUEST, "round": defined.round}),
+        "definition.toml": client.definition(defined.round),
+        "checkpoint": history.note.encode(),
+        "entries.jsonl": b"".join(data + b"\n" for data in source.entries(len(history.hashes))),
+        **({"envelopes.json": digests.canonical(given)} if given is not None else {}),
+    }
+    files.write(out, pack(members), mode=0o644)
+    return {"round": defined.round, "entries": len(history.hashes), "envelopes": given is not None}
+
+
+def pack(members: Mapping[str, bytes]) -> bytes:
+    """A ZIP of these files; the same bytes each time."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
+    return whole.getvalue()
+
+
+def _envelopes(client: Client, round_id: str) -> list[dict[str, Any]] | None:
+    try:
+        found: list[dict[str, Any]] = client.envelopes(round_id)["real"]["envelopes"]
+    except Refusal as refusal:
+        if refusal.code not in ("role_missing", "token_invalid"):
+            raise
+        return None
+    return found
+
+
+def read(path: Path) -> Mailed:
+    """A request, as it was mailed.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    if not path.is_file():
+        raise Refusal(
+            "file_unreadable", f"{path}: there is no such file", hint="save the mail's attachment, and name it"
+        )
+    try:
+        with bundles.opened(path) as found:
+            about = found.json("request.json")
+            if not isinstance(about, dict) or about.get("type") != REQUEST or not isinstance(about.get("round"), str):
+                raise Failed("request.json", f"it does not say {REQUEST!r}")
+            envelopes = found.json("envelopes.json") if "envelopes.json" in found else None
+            if envelopes is not None and not (isinstance(envelopes, list) and all(map(_is_envelope, envelopes))):
+                raise Failed("envelopes.json", "it must be a list of envelopes")
+            return Mailed(
+                path,
+                about["round"],
+                found.read("definition.toml"),
+                found.text("checkpoint"),
+                found.lines("entries.jsonl"),
+                envelopes,
+            )
+    except Failed as failed:
+        raise Refusal("file_unreadable", f"{path} is no request for a release: {failed}", hint=_MAKE) from failed
+
+
+def _is_envelope(value: object) -> bool:
+    return isinstance(value, dict) and type(value.get("index")) is int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A custodian's release, made and not yet sent.
+
+    Attributes:
+        round: the round's id.
+        share: which share it is.
+        record: the signed ShareReleased.
+        document: the share document.
+    """
+
+    round: str
+    share: int
+    record: dict[str, Any]
+    document: bytes
+
+    def write(self, path: Path) -> None:
+        """Write it to a file that only its owner may read."""
+        document = base64.b64encode(self.document).decode()
+        value = {"v": 1, "type": ANSWER, "round": self.round, "record": self.record, "document": document}
+        files.write_json(path, value)
+
+
+def read_answer(path: Path) -> Answer:
+    """An answer, as `release --out` wrote it.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    value = files.read_json(path)
+    try:
+        if set(value) != {"v", "type", "round", "record", "document"} or (value["v"], value["type"]) != (1, ANSWER):
+            raise ValueError
+        document = base64.b64decode(value["document"], validate=True)
+        return Answer(str(value["round"]), int(value["record"]["fields"]["index"]), value["record"], document)
+    except (TypeError, ValueError, KeyError, binascii.Error) as error:
+        raise Refusal(
+            "file_unreadable",
+            f"{path} is no answer to a request for a release",
+            hint="it is the file that `acclimate custodian release --request FILE --out ANSWER` writes",
+        ) from error
