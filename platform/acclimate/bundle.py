@@ -151,7 +151,9 @@ def _write_log(writer: _Writer, tx: Tx, state: Round) -> None:
     entries = tx.entries(0, size)
     writer.lines("entries.jsonl", entries)
     writer.data("checkpoint", notes[size].encode())
-    for kept in sorted({_covering(notes, index, state) for index in _milestones(own, state)}):
+    # Of a hand-over of the log's key the one that both keys signed, whoever asked for it.
+    rotated = {index + 1 for index, _ in tx.records("") if index < size}
+    for kept in sorted({_covering(notes, index, state) for index in _milestones(own, state)} | rotated):
         writer.data(f"checkpoints/{kept}", notes[kept].encode())
     tree = log.Tree(log.leaf_hash(entry) for entry in entries)
     for index, record in own:

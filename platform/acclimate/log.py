@@ -73,6 +73,19 @@ class Tree:
         self._check(size)
         return self._hash(0, size) if size else digests.root_of_hashes([])
 
+    def hashes(self, height: int, start: int, end: int) -> list[bytes]:
+        """The hashes start ≤ i < end of complete subtrees of 2^height leaves, the i-th from leaf i · 2^height on.
+
+        Raises:
+            Refusal: entry_unknown.
+        """
+        have = len(self._levels[height]) if height < len(self._levels) else 0
+        if not 0 <= start < end <= have:
+            raise Refusal(
+                "entry_unknown", f"a tree of {len(self)} entries has {have} complete subtrees of 2^{height}, not {end}"
+            )
+        return self._levels[height][start:end]
+
     def inclusion_proof(self, index: int, size: int | None = None) -> list[bytes]:
         """The hashes that lead from leaf `index` to the root over the first `size` leaves (RFC 6962, 2.1.1).
 

@@ -151,6 +151,15 @@ def check(record: Record, *, index: int) -> Turn:
     return Turn(index, old, new, str(record["reason"]))
 
 
+def check_entry(entry: bytes, *, index: int) -> Turn:
+    """The hand-over of a log entry's bytes.
+
+    Raises:
+        Refusal: rotation_invalid, key_refused, record_invalid, not_canonical.
+    """
+    return check(records.parse(entry), index=index)
+
+
 def chain(entries: Iterable[bytes], known: Verifier) -> Chain:
     """The keys of a log whose entries are at hand, from the first one on.
 
@@ -188,8 +197,7 @@ def follow(receipts: Iterable[str], known: Verifier) -> Chain:
     found, reached = Chain(known), False
     parsed = [Receipt.parse(text) for text in receipts]
     for receipt in parsed:
-        record = records.parse(receipt.entry)
-        turn = check(record, index=receipt.index)
+        turn = check_entry(receipt.entry, index=receipt.index)
         if not reached and turn.old != known:
             continue
         reached = True

@@ -405,6 +405,10 @@ def _record(request: Mapping[str, Any], at: datetime) -> Record:
     kind, fields = request.get("type"), request.get("fields")
     if not isinstance(kind, str) or not isinstance(fields, Mapping) or not isinstance(request.get("round"), str):
         raise Refusal("record_invalid", "a record needs type, round and fields")
+    if kind == "LogKeyRotated":
+        raise Refusal(
+            "record_invalid", f"{kind} is of no round: only `acclimate log rotate` logs it (service/rotate.py)"
+        )
     records.check_fields(kind, fields, signed=request.get("sig") is not None)
     round_id = records.round_id_of(fields) if kind == "RoundDefined" else request["round"]
     if round_id != request["round"]:

@@ -107,6 +107,8 @@ ACCESS: dict[tuple[str, str], Access] = {
     ("GET", "/v1/log/entries"): _all(),
     ("GET", "/v1/log/proof/{index}"): _all(),
     ("GET", "/v1/log/consistency"): _all(),
+    ("GET", "/v1/log/rotations"): _all(),
+    ("GET", "/v1/log/tile/{path:path}"): _all(),
 }
 
 

@@ -49,7 +49,7 @@ def create_app(settings: Settings, *, clock: database.Clock | None = None) -> Fa
     store = Store.open(settings, clock=clock)
     known = identity.begin(settings, store)
     # Nothing is written into a database that was upgraded or exchanged under this process.
-    store = store.fenced(partial(installation.stands, found=known.installation.id))
+    store = store.fenced(partial(installation.stands, found=known.installation.id, signs=known.vkey))
     copies = Copies(store.blobs, settings.data, known.signer.verifier)
     sequencer = Sequencer(store, known.signer, copies=copies)
     cosigner = Cosigner(store, sequencer, parse_endpoints(settings.witnesses), quorum=settings.quorum)

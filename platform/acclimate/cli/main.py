@@ -15,6 +15,7 @@ from acclimate.cli import (
     database,
     demo,
     doctor,
+    logs,
     plan,
     receipts,
     register,
@@ -76,6 +77,7 @@ app.command("mlflow", short_help="Run MLflow's own pages on the results.")(serve
 app.command("doctor", short_help="Say what this machine has and lacks for a server.")(doctor.doctor)
 app.command("config")(settings.config)
 app.add_typer(database.app, name="db")
+app.add_typer(logs.app, name="log")
 app.add_typer(competition.app, name="competition", short_help="Build, check and show competitions.")
 app.add_typer(witness.app, name="witness")
 app.command("verify", short_help="Verify a round from its bundle alone, offline.")(verify.verify)

@@ -77,15 +77,27 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: Seq
 
 
 @contextmanager
-def bar(label: str) -> Iterator[Progress]:
-    """A progress bar for bytes, on stderr where that is a terminal; what it yields is told (bytes done, bytes in all)."""
+def bar(label: str, *, unit: str = "bytes") -> Iterator[Progress]:
+    """A progress bar, on stderr where that is a terminal; what it yields is told (done, in all), in bytes or another unit."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
-    columns = (TextColumn(label), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    counts: tuple[ProgressColumn, ...] = (DownloadColumn(), TransferSpeedColumn())
+    if unit != "bytes":
+        counts = (MofNCompleteColumn(), TextColumn(unit))
+    columns = (TextColumn(label), BarColumn(), *counts, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         line = progress.add_task(label, total=None)
         yield lambda done, total: progress.update(line, completed=done, total=total)

@@ -22,7 +22,13 @@ def register(
     invitation: Annotated[
         str | None, typer.Option("--invitation", help="Needed for every role but entrant.", metavar="CODE")
     ] = None,
-    renew: Annotated[bool, typer.Option("--renew", help="Get a new token for the account; the old one ends.")] = False,
+    renew: Annotated[
+        bool,
+        typer.Option(
+            "--renew",
+            help="Get a new token for the account; the old one ends. The log's key is followed, where it was rotated.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make keys and an account at a server.
@@ -40,7 +46,8 @@ def register(
     with Client(server) as client:
         folder.check_owner(keys, client.url, name=name, role=role)
         # Nothing is written before a server has answered.
-        vkey = folder.log_key(client, keys)
+        kept = folder.kept_log_keys(keys)
+        vkey = folder.log_key(client, keys, follow=renew)
         opened = key_files.create(keys, age=role == "custodian") if new else key_files.load(keys)
         try:
             account = register_account(client, opened, name=name, role=role, invitation=invitation, renew=renew)
@@ -49,6 +56,8 @@ def register(
                 say(f"no account was made; the new key in {keys} is kept, and the next try uses it")
             raise
     folder.keep_log_key(keys, vkey)
+    if kept and kept[0] != vkey:
+        say(f"the log was handed over from {kept[0]} to {vkey}; {keys / folder.LOG_KEY_FILE} keeps the new key")
     if new:
         say(f"made a new key in {keys}; keep it safe: nothing else can prove that you are {name}")
     value = {

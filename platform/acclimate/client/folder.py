@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate import log
+from acclimate.client import hand_overs
 from acclimate.client.connection import Client, Request
 from acclimate.keys import Keys
 from acclimate_competitions import digests
@@ -103,27 +104,35 @@ def check_owner(folder: Path, server: str, *, name: str, role: str) -> None:
             )
 
 
-def log_key(client: Client, folder: Path) -> str:
-    """The key of the server's log; where the folder keeps one, the same.
+def log_key(client: Client, folder: Path, *, follow: bool = False) -> str:
+    """The key of the server's log; where the folder keeps one, the same, or one to which it was handed over.
+
+    Args:
+        client: a connection to the server.
+        folder: the key folder.
+        follow: whether to take the later key where hand-overs lead to it.
 
     Raises:
-        Refusal: server_unreachable, proof_invalid; log_inconsistent, where the folder keeps another.
+        Refusal: server_unreachable, proof_invalid, rotation_invalid; log_inconsistent, where the folder keeps another.
     """
     found = str(client.server().get("log"))
     log.parse_vkey(found)
     path = folder / LOG_KEY_FILE
     if path.exists() and (kept := _read_text(path)) != found:
-        raise Refusal(
-            "log_inconsistent",
-            f"{client.url} has the log {found}, {path} keeps {kept}",
-            hint="the log's key never changes: ask the operator, and the others, before you go on",
-        )
+        chain = hand_overs.chain_to(client, kept)
+        if not follow:
+            told = "; ".join(f"log entry {turn.index}: {turn.reason}" for turn in chain.turns)
+            raise Refusal(
+                "log_inconsistent",
+                f"{client.url} has the log {found}, {path} keeps {kept}, which was handed over ({told})",
+                hint="the old key signed it: the same command with --renew takes the new one, and gets a new token",
+            )
     return found
 
 
 def keep_log_key(folder: Path, vkey: str) -> None:
-    """Keep a log's key in the key folder, for `--log-key DIR`."""
-    if not (folder / LOG_KEY_FILE).exists():
+    """Keep a log's key in the key folder, for `--log-key DIR`; `log_key` has said that it may follow one that is there."""
+    if not (folder / LOG_KEY_FILE).exists() or _read_text(folder / LOG_KEY_FILE) != vkey:
         write(folder / LOG_KEY_FILE, f"{vkey}\n".encode(), mode=0o644)
 
 

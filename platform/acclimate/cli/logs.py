@@ -1,0 +1,168 @@
+"""`acclimate log`: hand the log over to a new key, follow it from elsewhere, check what was followed."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from acclimate.cli.options import AsJson, Blobs, ConfigFile, Database, DataFolder, LogKey, Server, need, read_log_key
+from acclimate.cli.output import bar, counted, emit, say
+from acclimate_competitions.errors import Refusal
+
+if TYPE_CHECKING:
+    from acclimate.mirror import Followed
+    from acclimate.rotation import Chain, Turn
+
+app = typer.Typer(no_args_is_help=True, help="The transparency log: mirror it, check a mirror, rotate its key.")
+MirrorFolder = Annotated[
+    Path, typer.Option("--out", help="The mirror's folder; made if it is not there.", metavar="DIR")
+]
+
+
+@app.command()
+def mirror(
+    out: MirrorFolder,
+    server: Server = None,
+    log_key: LogKey = None,
+    every: Annotated[
+        int | None,
+        typer.Option("--every", min=1, help="Go on, and look again after so many seconds.", metavar="SECONDS"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Follow a log: fetch what is new, check that it only grew, and keep all of it.
+
+    DIR then holds entries.jsonl, the last checkpoint, and the log's key. A server that shows another history than it showed before is refused, and both
+    checkpoints are kept in DIR/forks. Killed at any moment and called again, it goes on. The key is needed the first time only; get it from somebody whom you trust.
+
+    Example: acclimate log mirror --server https://rounds.example.org --log-key ./ada --out ./mirror
+    """
+    from acclimate import mirror as mirrors
+    from acclimate.client import Client
+
+    if server is None:
+        raise Refusal("config_invalid", "which server?", hint="--server URL, or ACCLIMATE_SERVER in the environment")
+    known = read_log_key(log_key) if log_key is not None else None
+    with mirrors.opened(out, known) as kept, Client(server) as client:
+        while True:
+            with bar("following the log", unit="entries") as progress:
+                found = mirrors.follow(client, kept, progress=progress)
+            emit(_value(found), as_json=as_json, text=_words(found, out))
+            if every is None:
+                return
+            time.sleep(every)
+
+
+@app.command()
+def check(
+    folder: Annotated[Path, typer.Argument(help="A mirror's folder.", metavar="DIR")],
+    log_key: LogKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a mirror again, offline: entries, checkpoint, hand-overs of the key.
+
+    With --log-key the mirror must be of the log with this key, or of one whose key was handed over from it.
+
+    Example: acclimate log check ./mirror --log-key log.vkey
+    """
+    from acclimate import mirror as mirrors
+
+    found = mirrors.check(folder, read_log_key(log_key) if log_key is not None else None)
+    emit(_value(found), as_json=as_json, text=_words(found, folder))
+
+
+@app.command()
+def keys(server: Server = None, log_key: LogKey = None, as_json: AsJson = False) -> None:
+    """Show the keys that a log had, from one you know to the one it has now.
+
+    Each hand-over is a record that the key before it signed. Without --log-key it is the server that says where they begin.
+
+    Example: acclimate log keys --server https://rounds.example.org --log-key ./ada
+    """
+    from acclimate.client import Client
+    from acclimate.client.hand_overs import chain_to
+
+    if server is None:
+        raise Refusal("config_invalid", "which server?", hint="--server URL, or ACCLIMATE_SERVER in the environment")
+    with Client(server) as client:
+        found = chain_to(client, read_log_key(log_key) if log_key is not None else None)
+    lines = [found.first.text(), *(_told(turn) for turn in found.turns)]
+    if log_key is None:
+        lines.append("(no --log-key was given: where they begin is the server's word)")
+    emit({"keys": _keys(found)}, as_json=as_json, text=lines)
+
+
+@app.command()
+def rotate(
+    reason: Annotated[str, typer.Option("--reason", help="Why; public, and in the log for good.", metavar="TEXT")],
+    data: DataFolder = None,
+    config: ConfigFile = None,
+    database: Database = None,
+    blobs: Blobs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hand the log over to a new key, which is made now; for the operator, with the API stopped.
+
+    The record is signed by the old key and approved by the new one, and the checkpoint that holds it is signed by both. It is refused while a
+    round is neither published nor voided. Killed at any moment and called again, it finishes. The old key stays in the folder
+    `retired` beside the new one, for a database that must be restored from before; destroy it when no such backup is left.
+
+    Example: acclimate log rotate --data /srv/acclimate --reason "a new machine"
+    """
+    need("server", "sqlalchemy", "alembic")
+    from acclimate.cli.database import alone, existing
+    from acclimate.service import rotate as rotating
+    from acclimate.store import Store
+
+    settings = existing(data, file=config, database=database, blobs=blobs)
+    with alone(settings):
+        store = Store.open(settings)
+        try:
+            done = rotating.rotate(store, settings, reason=reason)
+        finally:
+            store.close()
+    turn = done.turn
+    if done.resumed:
+        say("a rotation that was begun earlier is finished; no other one was made")
+    value = {
+        "index": turn.index,
+        "old": turn.old.text(),
+        "new": turn.new.text(),
+        "reason": turn.reason,
+        "resumed": done.resumed,
+    }
+    text = [
+        f"log entry {turn.index}: the log is handed over",
+        f"from {turn.old.text()}",
+        f"to   {turn.new.text()}",
+        f"the new key is {settings.keys / 'log.pem'}: back it up, and copy it to every other API's folder of keys",
+        "tell those who keep the log's key; `acclimate register --renew` and `acclimate log keys` follow it",
+    ]
+    emit(value, as_json=as_json, text=text)
+
+
+def _value(found: "Followed") -> dict[str, Any]:
+    return {
+        "origin": found.chain.first.name,
+        "size": found.checkpoint.size,
+        "root": found.checkpoint.root.hex(),
+        "new": found.new,
+        "keys": _keys(found.chain),
+    }
+
+
+def _keys(chain: "Chain") -> list[dict[str, Any]]:
+    turns = [{**dataclasses.asdict(turn), "old": turn.old.text(), "new": turn.new.text()} for turn in chain.turns]
+    return [{"key": chain.first.text(), "from": 0}, *({"key": t["new"], "from": t["index"] + 2, **t} for t in turns)]
+
+
+def _words(found: "Followed", folder: Path) -> list[str]:
+    size = counted(found.checkpoint.size, "entry")
+    lines = [f"{found.chain.first.name}: {size}, {found.new} of them new, in {folder}"]
+    return lines + [_told(turn) for turn in found.chain.turns]
+
+
+def _told(turn: "Turn") -> str:
+    return f"{turn.new.text()}, by log entry {turn.index} ({turn.reason})"

@@ -1,0 +1,437 @@
+"""The log's key is rotated: by the operator's command, wherever it is killed; what auditors and clients make of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import live
+import pytest
+import rotating
+import rounds_made
+from databases import refused, run, settings, store
+from sqlalchemy import func, select
+from stored import fill
+
+from acclimate import bundle, config, keys, log, log_key, rotation, verify
+from acclimate.client import Client
+from acclimate.client.hand_overs import chain_to
+from acclimate.service import identity, rotate
+from acclimate.store import Store, installation, log_checkpoints
+from acclimate_competitions import digests, records
+from acclimate_competitions.errors import Refusal
+
+__all__ = ["settings", "store"]
+
+HERE = Path(__file__).parent
+REASON = rotating.REASON
+
+
+def vkey(settings):
+    return log.Signer(settings.origin, keys.load_signing_key(settings.keys / "log.pem")).vkey
+
+
+def notes(store):
+    with store.snapshot() as tx:
+        return dict(tx.execute(select(log_checkpoints.c.size, log_checkpoints.c.note)).all())
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rotation_hands_the_log_over_and_both_keys_vouch_for_it(settings, store, tmp_path):
+    rotating.grow(settings, store, tmp_path / "made", "before")
+    rotating.sign(settings, store)
+    old = vkey(settings)
+    done = rotate.rotate(store, settings, reason=REASON)
+    new = vkey(settings)
+    assert new != old and (done.turn.old.text(), done.turn.new.text(), done.turn.index) == (old, new, 2)
+    with store.snapshot() as tx:
+        assert tx.execute(select(installation.c.log)).scalar_one() == new
+        entries = tx.entries(0, 10)
+        (turned,) = tx.records("")
+    assert rotation.check(turned[1], index=2) == done.turn and not done.resumed
+    chain = rotation.chain(entries, log.parse_vkey(old))
+    for size, note in notes(store).items():
+        chain.open(note)
+        assert (new in log.open_note(note, chain.keys).signed) == (size > 2)
+    # What follows is the new key's, also for rounds of before, and after one more rotation.
+    rotating.grow(settings, store, tmp_path / "made", "after")
+    log.open_checkpoint(rotating.sign(settings, store), log.parse_vkey(new))
+    rotate.rotate(store, settings, reason="once more")
+    with store.snapshot() as tx:
+        entries = tx.entries(0, 10)
+    assert [key.text() for key in rotation.chain(entries, log.parse_vkey(old)).keys] == [old, new, vkey(settings)]
+    kept = sorted(path.name for path in (settings.keys / "retired").iterdir())
+    assert kept == sorted(f"log-{log.parse_vkey(key).key_id.hex()}.pem" for key in (old, new))
+    assert {path.stat().st_mode & 0o777 for path in settings.keys.glob("**/log*.pem")} == {0o600}
+
+
+def test_the_command_says_what_it_did(tmp_path):
+    settings = config.load(tmp_path / "data", environ={})
+    store = Store.open(settings)
+    identity.begin(settings, store)
+    old = vkey(settings)
+    code, out, _ = run("log", "rotate", "--data", settings.data, "--reason", REASON, "--json")
+    value = json.loads(out)
+    assert code == 0 and value == {"index": 0, "old": old, "new": vkey(settings), "reason": REASON, "resumed": False}
+    code, out, _ = run("log", "rotate", "--data", settings.data, "--reason", "again")
+    assert code == 0 and value["new"] in out and vkey(settings) in out and "register --renew" in out
+    store.close()
+
+
+def test_it_is_refused_while_a_round_is_under_way_or_a_part_runs_or_no_reason_is_given(settings, store, tmp_path):
+    (name,) = rotating.grow(settings, store, tmp_path / "made", "open", void=False)
+    rotating.sign(settings, store)
+    before = vkey(settings)
+    assert f"{name} is draft" in refused("phase_wrong", rotate.rotate, store, settings, reason=REASON).sentence
+    rotating.end(store, name)
+    refusal = pytest.raises(Refusal, rotate.rotate, store, settings, reason=" ").value
+    assert refusal.code == "record_invalid" and "reason" in refusal.sentence
+    with config.lock(settings, "api"):
+        code, _, errors = run(
+            "log", "rotate", "--data", settings.data, "--database", settings.database, "--reason", "x"
+        )
+    assert code == 1 and "in use" in errors
+    assert vkey(settings) == before and not (settings.keys / log_key.NEXT).exists()
+    with store.snapshot() as tx:
+        assert tx.records("") == []
+    rotate.rotate(store, settings, reason=REASON)
+
+
+def test_nothing_of_a_log_that_was_changed_is_handed_over(settings, store, tmp_path):
+    rotating.grow(settings, store, tmp_path / "made", "one")
+    rotating.sign(settings, store)
+    forged = log.sign_checkpoint(identity.load(settings, store).signer, 2, b"\x07" * 32)
+    with store.transaction() as tx:
+        tx.execute(log_checkpoints.update().where(log_checkpoints.c.size == 2).values(note=forged))
+    refused("log_inconsistent", rotate.rotate, store, settings, reason=REASON)
+
+
+def test_a_record_of_this_kind_comes_from_the_command_alone(settings, store, tmp_path):
+    rotating.grow(settings, store, tmp_path / "made", "one")
+    rotate.rotate(store, settings, reason=REASON)
+    signer = identity.load(settings, store).signer
+    request = rotation.request(signer, log.Signer(settings.origin, rounds_made.key("thief")), reason="mine")
+    for call in ("append", "append_once"):
+        with pytest.raises(Refusal) as caught, store.transaction() as tx:
+            getattr(tx, call)(request)
+        assert caught.value.code == "record_invalid"
+
+
+def test_an_api_that_runs_beside_signs_nothing_more(tmp_path):
+    with live.serve(tmp_path) as server:
+        before = server.anyone().get("/v1/log/checkpoint").text
+        stranger = server.actor("ada")
+        rotate.rotate(server.store, server.settings, reason=REASON)
+        answer = server.stranger("bea").post("/v1/accounts", server.stranger("bea").registration())
+        assert answer.status_code == 500 and answer.json()["code"] == "other_installation"
+        assert "start it again" in answer.json()["hint"] and stranger.name == "ada" and before
+        server.store.close()
+    with live.serve(tmp_path) as server:
+        note = server.anyone().get("/v1/log/checkpoint").text
+        log.open_checkpoint(note, log.parse_vkey(vkey(server.settings)))
+
+
+# ---- killed, put back ----------------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from acclimate import config
+from acclimate.service import rotate
+from acclimate.store import Store
+import rotating
+data, most = Path(sys.argv[2]), int(sys.argv[3])
+# What changes a file: each is a moment in which the process may be killed, before it happens.
+EVENTS = {"os.link", "os.rename", "os.remove", "os.mkdir", "os.chmod"}
+
+def rotated(number):
+    left, settings = [number], config.load(data, environ={})
+    def hook(event, arguments):
+        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if (event in EVENTS or writes) and str(arguments[0]).startswith(str(data)):
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+    store = Store.open(settings)
+    committed = store.transaction
+    def transaction():
+        import contextlib
+        @contextlib.contextmanager
+        def around():
+            with committed() as tx:
+                yield tx
+            hook("os.link", (str(data),))  # after each commit, too
+        return around()
+    store.transaction = transaction
+    sys.addaudithook(hook)
+    rotate.rotate(store, settings, reason=rotating.REASON)
+
+for number in range(most):
+    child = os.fork()
+    if child == 0:
+        rotated(number)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if not os.WIFSIGNALED(status):
+        print("done", os.waitstatus_to_exitcode(status), flush=True)
+        break
+    print("killed", flush=True)
+    if sys.stdin.readline() != "go on\\n":
+        break
+"""
+
+
+@pytest.mark.parametrize("finisher", ["rotate", "api"])
+def test_killed_at_any_moment_it_is_not_begun_or_finished_by_who_comes_next(tmp_path, finisher):
+    settings = config.load(tmp_path / "data", environ={})
+    store = Store.open(settings)
+    rotating.grow(settings, store, tmp_path / "made", "one")
+    rotating.sign(settings, store)
+    arguments = [sys.executable, "-W", "ignore", "-c", KILLED, str(HERE), str(settings.data), "60"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    moments, logged, first = 0, 0, vkey(settings)
+    with subprocess.Popen(arguments, text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, **pipes) as killer:
+        assert killer.stdin is not None and killer.stdout is not None
+        while killer.stdout.readline() == "killed\n":
+            moments += 1
+            with store.snapshot() as tx:
+                turns = tx.records("")
+                named = tx.execute(select(installation.c.log)).scalar_one()
+            assert len(turns) in (logged, logged + 1)
+            # The database's key is there, as log.pem or as its successor.
+            held = [path for path in settings.keys.glob("log*.pem")]
+            assert named in {log.Signer(settings.origin, keys.load_signing_key(path)).vkey for path in held}
+            done = len(turns) > logged
+            logged = len(turns)
+            if done and finisher == "rotate" and vkey(settings) != named:
+                assert rotate.rotate(store, settings, reason="not this one").resumed
+            # The API starts, and signs by the key that the database names.
+            rotating.grow(settings, store, tmp_path / "made", f"n{moments}")
+            log.open_checkpoint(rotating.sign(settings, store), log.parse_vkey(named))
+            assert vkey(settings) == named
+            killer.stdin.write("go on\n")
+            killer.stdin.flush()
+        killer.stdin.close()
+        assert killer.wait(60) == 0
+    with store.snapshot() as tx:
+        entries = tx.entries(0, 10_000)
+        assert {record["reason"] for _, record in tx.records("")} == {REASON}
+    chain = rotation.chain(entries, log.parse_vkey(first))
+    assert logged >= 3 and moments > logged + 2 and chain.last.text() == vkey(settings)
+    for note in notes(store).values():
+        chain.open(note)
+    assert list(settings.keys.glob("log*.pem")) == [settings.keys / "log.pem"]
+    store.close()
+
+
+def test_a_database_put_back_to_before_the_rotation_is_noticed(tmp_path):
+    settings = config.load(tmp_path / "data", environ={})
+    store = Store.open(settings)
+    rotating.grow(settings, store, tmp_path / "made", "one")
+    rotating.sign(settings, store)
+    store.close()
+    file = Path(settings.database.removeprefix("sqlite:///"))
+    backup = file.read_bytes()
+    store = Store.open(settings)
+    old = vkey(settings)
+    rotate.rotate(store, settings, reason=REASON)
+    rotating.grow(settings, store, tmp_path / "made", "two")
+    rotating.sign(settings, store)  # the copy of the checkpoint is by the new key alone from here on
+    store.close()
+    for path in file.parent.glob(f"{file.name}*"):
+        path.unlink()
+    file.write_bytes(backup)
+    store = Store.open(settings)
+    # The key is the later one's; and with the old one put back, the log is too short.
+    refused("other_installation", identity.begin, settings, store)
+    (settings.keys / "log.pem").unlink()
+    (retired,) = (settings.keys / "retired").iterdir()
+    retired.rename(settings.keys / "log.pem")
+    assert vkey(settings) == old
+    signer = identity.begin(settings, store).signer
+    from acclimate.checkpoints import Copies
+    from acclimate.sequencer import Sequencer
+
+    sequencer = Sequencer(store, signer, copies=Copies(store.blobs, settings.data, signer.verifier))
+    assert "3 entries" in refused("log_inconsistent", sequencer.start).sentence
+    store.close()
+    code, out, _ = run("db", "accept-loss", "--data", settings.data)
+    assert code == 0 and "3 entries were signed" in out
+    store = Store.open(settings)
+    with store.snapshot() as tx:
+        assert tx.execute(select(func.max(log_checkpoints.c.size))).scalar() == 2
+    rotating.sign(settings, store)
+    store.close()
+
+
+# ---- clients -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rotated(tmp_path):
+    """A server whose log's key was rotated, with the key of before."""
+    with live.serve(tmp_path) as server:
+        rotating.grow(server.settings, server.store, tmp_path / "made", "one")
+        server.anyone().get("/v1/log/checkpoint")
+        old = vkey(server.settings)
+        code, out, errors = run(
+            "register", "--server", server.url, "--name", "ada", "--keys", tmp_path / "ada", "--json"
+        )
+        assert code == 0 and json.loads(out)["log"] == old, errors
+        rotate.rotate(server.store, server.settings, reason=REASON)
+    with live.serve(tmp_path) as server:
+        yield server, old
+
+
+def test_a_client_follows_the_key_that_it_keeps(rotated, tmp_path):
+    server, old = rotated
+    new = vkey(server.settings)
+    with Client(server.url) as client:
+        found = chain_to(client, old)
+        assert (found.first.text(), found.last.text()) == (old, new)
+        assert chain_to(client, new).turns == () and chain_to(client, None) == found
+        stranger = log.Signer(server.settings.origin, rounds_made.key("x")).vkey
+        assert new in refused("log_inconsistent", chain_to, client, stranger).sentence
+    code, out, _ = run("log", "keys", "--server", server.url, "--log-key", tmp_path / "ada")
+    assert code == 0 and out.splitlines()[0] == old and new in out and REASON in out
+    (account,) = [json.loads((tmp_path / "ada" / "account.json").read_text())]
+    (tmp_path / "ada" / "account.json").write_text(json.dumps({**account, "server": server.url}))
+    words = ("register", "--server", server.url, "--name", "ada", "--keys", tmp_path / "ada")
+    code, out, errors = run(*words, "--renew")
+    assert code == 0 and new in out, errors
+    assert "handed over" in errors and (tmp_path / "ada" / "log.vkey").read_text() == f"{new}\n"
+    assert run(*words)[0] == 0
+
+
+def test_a_server_with_another_key_and_no_hand_over_is_refused(tmp_path):
+    with live.serve(tmp_path / "a") as server:
+        run("register", "--server", server.url, "--name", "ada", "--keys", tmp_path / "ada")
+        kept = (tmp_path / "ada" / "log.vkey").read_text()
+        stranger = log.Signer(server.settings.origin, rounds_made.key("x")).vkey
+        (tmp_path / "ada" / "log.vkey").write_text(stranger)
+        words = ("register", "--server", server.url, "--name", "ada", "--keys", tmp_path / "ada", "--renew")
+        code, _, errors = run(*words)
+        assert code == 1 and stranger in errors and kept.strip() in errors
+        assert (tmp_path / "ada" / "log.vkey").read_text() == stranger
+
+
+# ---- auditors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def later(tmp_path_factory):
+    """A round of after a rotation; its log begins with the hand-over."""
+    with pytest.MonkeyPatch.context() as patch:
+        splits = rounds_made.make_splits
+
+        def begun(made):
+            splits(made)
+            rotating.hand_over(made, "second key")
+
+        patch.setattr(rounds_made, "make_splits", begun)
+        return rounds_made.make(tmp_path_factory.mktemp("round"))
+
+
+OLD = log.Signer(rounds_made.ORIGIN, rounds_made.key("log")).vkey
+
+
+def statuses(report):
+    return {check.name: check for check in report.checks}
+
+
+def failed(report):
+    return {check.name for check in report.checks if check.status == "FAILED"}
+
+
+def test_the_bundle_of_a_newer_round_is_followed_from_the_old_key(later, tmp_path):
+    path = later.write(tmp_path / "bundle")
+    for key in (OLD, later.signer.vkey):
+        report = verify.verify(path, log_key=key)
+        assert failed(report) == set(), report.checks
+        assert statuses(report)["whose log"].status == "ok"
+    said = statuses(verify.verify(path, log_key=OLD))["whose log"]
+    assert "handed over at log entry 0" in f"{said.meaning} {said.where}" and REASON in f"{said.meaning} {said.where}"
+    stranger = log.Signer(rounds_made.ORIGIN, rounds_made.key("x")).vkey
+    assert failed(verify.verify(path, log_key=stranger)) == {"whose log"}
+
+
+def test_the_server_writes_that_bundle(later, tmp_path):
+    full = Store.open(config.load(tmp_path / "server" / "data", environ={}))
+    fill(full, later)
+    path = bundle.write(full, full.blobs, later.round, tmp_path / "written")
+    full.close()
+    assert (path / "checkpoints" / "1").read_text() == later.notes[1]
+    report = verify.verify(path, log_key=OLD)
+    assert failed(report) == set() and statuses(report)["whose log"].status == "ok"
+
+
+def changed(later, tmp_path, *, entry=None, note=None):
+    """The bundle with another record as entry 0 and all after it signed anew by who has the new key."""
+    path = later.write(tmp_path / "bundle")
+    entries = [entry or later.entries[0], *later.entries[1:]]
+    (path / "entries.jsonl").write_bytes(b"".join(line + b"\n" for line in entries))
+    tree = log.Tree(map(log.leaf_hash, entries))
+    for file in [path / "checkpoint", *(path / "checkpoints").iterdir()]:
+        size = log.parse_checkpoint(log.parse_note(file.read_text()).text).size
+        file.write_text(log.sign_checkpoint(later.signer, size, tree.root(size)))
+    if note is not None:
+        (path / "checkpoints" / "1").write_text(note(tree))
+    rounds_made.mend(path)
+    return path
+
+
+def test_a_forged_hand_over_fails(later, tmp_path):
+    record = records.parse(later.entries[0])
+    thief = rounds_made.key("thief")
+    request = rotation.request(log.Signer(rounds_made.ORIGIN, thief), later.signer, reason="mine")
+    fields = {**request["fields"], "old": OLD}
+    entry = records.Record(record.type, "", record.at, fields, request["by"], request["sig"]).encode()
+    report = verify.verify(changed(later, tmp_path, entry=entry), log_key=OLD)
+    assert statuses(report)["checkpoint"].status == "FAILED" and statuses(report)["whose log"].status != "ok"
+    assert "log entry 0" in statuses(report)["checkpoint"].meaning
+
+
+def test_a_hand_over_that_the_old_key_never_saw_in_its_log_fails(later, tmp_path):
+    path = changed(later, tmp_path)
+    report = verify.verify(path, log_key=OLD)
+    assert {"whose log", "earlier checkpoints"} <= failed(report)
+    assert OLD.split("+")[0] in statuses(report)["whose log"].meaning
+    (path / "checkpoints" / "1").unlink()
+    rounds_made.mend(path)
+    report = verify.verify(path, log_key=OLD)
+    assert {"whose log", "earlier checkpoints"} <= failed(report)
+    assert statuses(report)["whose log"].where == "checkpoints/1"
+
+
+def test_the_old_key_signs_nothing_after_the_hand_over(later, tmp_path):
+    path = later.write(tmp_path / "bundle")
+    old = log.Signer(rounds_made.ORIGIN, rounds_made.key("log"))
+    size = len(later.entries)
+    tree = log.Tree(map(log.leaf_hash, later.entries))
+    (path / "checkpoint").write_text(log.sign_checkpoint(old, size, tree.root()))
+    rounds_made.mend(path)
+    assert "checkpoint" in failed(verify.verify(path, log_key=OLD))
+
+
+def test_a_round_of_before_the_rotation_verifies_by_its_own_key_also_where_it_is_revised_after(tmp_path):
+    made = rounds_made.make(tmp_path / "round")
+    old = made.signer
+    assert failed(verify.verify(made.write(tmp_path / "before"), log_key=OLD)) == set()
+    rotating.hand_over(made, "second key")
+    new = made.signer
+    fields = {
+        "ranking": digests.of_json(made.ranking),
+        "policy": made.competition.ranking.digest,
+        "reason": "the same, once more",
+    }
+    made.signed("RankingRevised", fields, by="organizer", keep=True)
+    made.signer = old  # keys.json says what RoundDefined says
+    path = made.write(tmp_path / "after")
+    for key in (OLD, new.vkey):
+        report = verify.verify(path, log_key=key)
+        assert failed(report) == set(), [check for check in report.checks if check.status == "FAILED"]
+        assert statuses(report)["whose log"].status == "ok"
