@@ -1,0 +1,483 @@
+"""A custodian's release from one mailed file: what its own machine demands, and each false, missing or early piece of evidence refused by name.
+
+Online the same functions check what a server sends (test_cli_over_http.py, test_custodian_live.py).
+"""
+
+import base64
+import io
+import json
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rounds_made
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from rounds_made import START, Made, cosigned
+
+from acclimate import custody, keys, log
+from acclimate.client import custodian, folder, pins, requests
+from acclimate.client.pins import Pin
+from acclimate.client.requests import Mailed
+from acclimate_competitions import digests, records
+from acclimate_competitions.errors import Refusal
+
+NAMES = ("w1.example.org", "w2.example.org", "w3.example.org")
+CLOSES = START + timedelta(days=30)
+NOW = START + timedelta(days=32)
+NAME = "custodian-b"
+INDEX = 2
+
+
+def make(where: Path, *, definition: str = rounds_made.DEFINITION, quorum: int = 2, **more: Any) -> Made:
+    """A round as far as PreparationFinished, with witnesses."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds_made, "DEFINITION", definition)
+        patch.setattr(rounds_made, "QUORUM", quorum)
+        patch.setattr(rounds_made, "WITNESSES", NAMES if quorum else ())
+        plain = rounds_made.defined_fields
+        patch.setattr(rounds_made, "defined_fields", lambda made: plain(made) | more)
+        for later in ("release", "evaluate_all"):
+            patch.setattr(rounds_made, later, lambda made: None)
+        patch.setattr(rounds_made, "rank", lambda made: {})
+        return rounds_made.make(where, publish=False)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return make(tmp_path_factory.mktemp("round"))
+
+
+@dataclass
+class Mail:
+    """What is mailed to a custodian, and what the custodian has; a test changes one thing."""
+
+    made: Made
+    keys: keys.Keys
+    mailed: Mailed
+    now: datetime = NOW
+
+    def change(self, **fields: Any) -> "Mail":
+        return replace(self, mailed=replace(self.mailed, **fields))
+
+    def until(self, size: int) -> "Mail":
+        """The log as it was when it had so many entries."""
+        return self.change(lines=self.made.entries[:size], note=self.made.notes[size])
+
+    def with_entries(self, lines: list[bytes], *, at: datetime = NOW) -> "Mail":
+        """Another log, signed by the log's key and cosigned."""
+        root = log.root([digests.leaf_hash(line) for line in lines])
+        note = log.sign_checkpoint(self.made.signer, len(lines), root)
+        return self.change(lines=lines, note=cosigned(note, at=at, by=NAMES))
+
+    def cosigned(self, *, at: datetime, by: tuple[str, ...] = NAMES) -> "Mail":
+        size = len(self.mailed.lines)
+        root = log.root([digests.leaf_hash(line) for line in self.mailed.lines])
+        return self.change(note=cosigned(log.sign_checkpoint(self.made.signer, size, root), at=at, by=by))
+
+    def release(self) -> tuple[requests.Answer, tuple[custodian.Check, ...]]:
+        return custodian.answer(self.mailed, self.keys, self.made.round, now=self.now)
+
+    def refuses(self, code: str, *words: str) -> Refusal:
+        with pytest.raises(Refusal) as caught:
+            self.release()
+        assert caught.value.code == code, caught.value
+        for word in words:
+            assert word in caught.value.sentence + caught.value.hint, (word, caught.value)
+        return caught.value
+
+    def last(self) -> custodian.Check:
+        return custodian.inspect(self.mailed, self.keys, self.made.round, now=self.now)[-1]
+
+
+def mail(made: Made, where: Path) -> Mail:
+    path = where / "keys"
+    path.mkdir(mode=0o700)
+    own = key_folder(made, path)
+    size = next(i for i, data in enumerate(made.entries) if b'"HoldoutSealed"' in data) + 1
+    pin = Pin(
+        round=made.round,
+        log=made.signer.vkey,
+        organizer=rounds_made.public("organizer"),
+        checkpoint=made.notes[size],
+        seal=made.seal["seal"],
+        index=INDEX,
+        commitment=made.seal["shares"][INDEX - 1]["commitment"],
+    )
+    pins.keep(own, pin, envelope=made.envelopes[INDEX - 1])
+    mailed = Mailed(
+        where / "mailed",
+        made.round,
+        definition_of(made),
+        made.notes[len(made.entries)],
+        list(made.entries),
+        made.envelopes,
+    )
+    return Mail(made, own, mailed)
+
+
+def definition_of(made: Made) -> bytes:
+    defined = next(r for r in map(records.parse, made.entries) if r.round == made.round)
+    for text in (rounds_made.DEFINITION, AUDITED):
+        if digests.of_bytes(text.encode()) == defined["definition"]:
+            return text.encode()
+    raise AssertionError
+
+
+def key_folder(made: Made, path: Path, name: str = NAME) -> keys.Keys:
+    key = rounds_made.key(name).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    for file, data in (("ed25519.pem", key), ("age.txt", f"{made.identities[name]}\n".encode())):
+        folder.write(path / file, data)
+    return keys.load(path)
+
+
+def packed(mailed: Mailed, to: Path) -> Path:
+    members = {
+        "request.json": digests.canonical({"v": 1, "type": requests.REQUEST, "round": mailed.round}),
+        "definition.toml": mailed.raw,
+        "checkpoint": mailed.note.encode(),
+        "entries.jsonl": b"".join(line + b"\n" for line in mailed.lines),
+        **({"envelopes.json": digests.canonical(mailed.envelopes)} if mailed.envelopes is not None else {}),
+    }
+    to.write_bytes(requests.pack(members))
+    return to
+
+
+@pytest.fixture
+def given(made: Made, tmp_path: Path) -> Mail:
+    return mail(made, tmp_path)
+
+
+# ---- what goes well ------------------------------------------------------------------------------------------------
+
+
+def test_a_release_is_made_from_one_mailed_file_without_a_server(given: Mail, tmp_path: Path) -> None:
+    mailed = requests.read(packed(given.mailed, tmp_path / "digits.request"))
+    assert replace(mailed, path=given.mailed.path) == given.mailed
+    answer, checks = custodian.answer(mailed, given.keys, given.made.round[:20], now=NOW)
+    assert answer.document == given.made.documents[INDEX]
+    assert {check.status for check in checks} == {"ok"}
+    said = {check.name: check.detail for check in checks}
+    assert all(name in said["witnesses"] for name in NAMES)
+    assert "so were the witnesses'" in said["clock"]
+    assert [check.name for check in checks] == [
+        c.name for c in custodian.inspect(mailed, given.keys, answer.round, now=NOW)
+    ]
+    # The answer: nobody else reads it, and it is the same when read again.
+    path = tmp_path / "answer.json"
+    answer.write(path)
+    assert path.stat().st_mode & 0o077 == 0
+    assert requests.read_answer(path) == answer
+    covered = records.statement("ShareReleased", answer.round, answer.record["fields"], by=given.keys.public)
+    records.check_signature(given.keys.public, answer.record["sig"], covered, what="the release")
+
+
+def test_a_request_without_envelopes_is_answered_with_the_one_that_was_kept(given: Mail) -> None:
+    bare = given.change(envelopes=None)
+    assert bare.release()[0].document == given.made.documents[INDEX]
+    shutil.rmtree(given.keys.folder / "envelopes")
+    bare.refuses("share_missing", f"share {INDEX}", "round request")
+
+
+def test_a_round_without_witnesses_says_not_checked(tmp_path: Path) -> None:
+    given = mail(make(tmp_path / "round", quorum=0), tmp_path)
+    answer, checks = given.release()
+    assert answer.document == given.made.documents[INDEX]
+    assert {check.name for check in checks if check.status == "NOT CHECKED"} == {"witnesses"}
+
+
+# ---- too early -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["RoundClosed", "PreparationFinished"])
+def test_before_its_record_is_in_the_log_nothing_is_released(kind: str, given: Mail) -> None:
+    size = next(i for i, data in enumerate(given.made.entries) if f'"{kind}"'.encode() in data)
+    early = given.until(size)
+    early.refuses("too_early", f"no {kind}")
+    assert (early.last().name, early.last().status) == (kind, "NOT YET")
+
+
+@pytest.mark.parametrize("hours", [-24, -1])
+def test_witnesses_who_saw_it_before_the_close_say_so(hours: int, given: Mail) -> None:
+    """A server whose clock runs ahead has closed the round; the witnesses' clocks tell."""
+    early = given.cosigned(at=CLOSES + timedelta(hours=hours))
+    early.refuses(
+        "too_early", "the round closes 2027-03-31", "the witnesses' clocks said 2027-03-30", "this machine's clock"
+    )
+    assert (early.last().name, early.last().status) == ("clock", "FAILED")
+
+
+def test_one_witness_whose_clock_is_a_day_ahead_opens_nothing(given: Mail) -> None:
+    note = given.cosigned(at=CLOSES - timedelta(hours=1), by=NAMES[1:]).mailed.note
+    given.change(note=cosigned(note, at=CLOSES + timedelta(hours=23), by=NAMES[:1])).refuses(
+        "too_early", "witnesses' clocks"
+    )
+
+
+def test_this_machines_clock_a_day_behind_is_named_beside_the_witnesses(given: Mail) -> None:
+    wrong = replace(given, now=CLOSES - timedelta(days=1))
+    wrong.refuses(
+        "too_early", "this machine's clock says 2027-03-30", "witnesses' clocks said", "check this machine's clock"
+    )
+
+
+AUDITED = rounds_made.DEFINITION.replace("audits = 0", 'audits = 1\nauditor = "lab"\naudit_tolerance = 0.0')
+SECRET = b"the auditor's secret: 32 bytes.."
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    lab = {"name": "lab", "ed25519": rounds_made.public("lab"), "draw": digests.of_bytes(SECRET)}
+    return make(tmp_path_factory.mktemp("audited"), definition=AUDITED, auditor=lab)
+
+
+def test_drawn_reruns_come_before_the_release(audited: Made, tmp_path: Path) -> None:
+    given = mail(audited, tmp_path)
+    given.refuses("too_early", "the auditor has not drawn the 1 preparations")
+    assert (given.last().name, given.last().status) == ("audits", "NOT YET")
+    later = list(audited.entries)
+
+    def add(kind: str, fields: dict[str, Any]) -> Mail:
+        request = records.sign(kind, audited.round, fields, key=rounds_made.key("lab"))
+        at = audited.now + timedelta(seconds=len(later))
+        later.append(records.Record(kind, audited.round, at, fields, request["by"], request["sig"]).encode())
+        return given.with_entries(list(later))
+
+    drawn = add("AuditDrawn", {"secret": base64.b64encode(SECRET).decode()})
+    drawn.refuses("too_early", "1 of the 1 drawn re-runs have no outcome yet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds_made, "DEFINITION", AUDITED)
+        numbered = [(i, records.parse(line)) for i, line in enumerate(later)]
+        own = [(i, r) for i, r in numbered if r.round == audited.round]
+        state = rounds_made.rounds.fold(own, audited.competition)
+    (key,) = state.drawn or ()
+    outcome = dict(zip(("submission", "task", "seed"), key, strict=True))
+    outcome |= {"tolerance": 0.0, "hardware": "cpu/x86_64"}
+    agrees = {**outcome, "prepared": state.prepared[key]["prepared"], "agrees": True, "reason": "equal bytes"}
+    differs = {**outcome, "prepared": digests.of_bytes(b"another"), "agrees": False, "reason": "other weights"}
+    kept = list(later)
+    bad = add("PreparationAudited", differs)
+    bad.refuses("guard_failed", "does not agree", "don't release")
+    assert (bad.last().name, bad.last().status) == ("audits", "FAILED")
+    later[:] = kept
+    good = add("PreparationAudited", agrees)
+    assert "1 drawn preparations were made again, and agree" in {c.detail for c in good.release()[1]}
+
+
+# ---- what contradicts ----------------------------------------------------------------------------------------------
+
+
+def test_fewer_witnesses_than_the_quorum_are_named(given: Mail) -> None:
+    lone = given.cosigned(at=NOW, by=NAMES[:1])
+    lone.refuses("quorum_missing", "1 witnesses cosigned", "asks for 2", "missing: w2.example.org, w3.example.org")
+    assert (lone.last().name, lone.last().status) == ("witnesses", "FAILED")
+    # Once more by the same one is no second witness.
+    given.change(note=cosigned(lone.mailed.note, at=NOW, by=NAMES[:1])).refuses("quorum_missing", "1 witnesses")
+
+
+def test_a_witness_that_disagrees_is_named(given: Mail) -> None:
+    """A line under the witness's name that it never wrote, or wrote for another history."""
+    other = log.sign_checkpoint(given.made.signer, len(given.mailed.lines), digests.leaf_hash(b"another history"))
+    line = cosigned(other, at=NOW, by=NAMES[2:]).splitlines(keepends=True)[-1]
+    note = given.cosigned(at=NOW, by=NAMES[:2]).mailed.note + line
+    given.change(note=note).refuses("proof_invalid", f"the signature of {NAMES[2]}")
+    assert given.change(note=note).last().name == "witnesses"
+
+
+def test_another_history_than_the_pinned_one_is_refused(given: Mail) -> None:
+    lines = list(given.mailed.lines)
+    document = json.loads(lines[0])
+    lines[0] = digests.canonical(document | {"at": document["at"].replace(".000000Z", ".000001Z")})
+    given.with_entries(lines).refuses("log_inconsistent", "does not extend the pinned checkpoint", "pins.json")
+
+
+def test_an_old_checkpoint_is_refused(given: Mail) -> None:
+    """Shorter than what was pinned: the server went back, or the mail is an old one."""
+    given.until(2).refuses("log_inconsistent", "the log of 2 entries does not extend the pinned checkpoint of 3")
+
+
+@pytest.mark.parametrize("what", ["changed", "missing", "more", "swapped"])
+def test_entries_that_are_not_the_checkpoints_are_refused(what: str, given: Mail) -> None:
+    lines = list(given.mailed.lines)
+    if what == "changed":
+        lines[-1] = lines[-1].replace(b".000000Z", b".000001Z", 1)
+    elif what == "swapped":
+        lines[-1], lines[-2] = lines[-2], lines[-1]
+    else:
+        lines = lines[:-1] if what == "missing" else [*lines, lines[-1]]
+    found = given.change(lines=lines)
+    if what == "more":  # beyond what is signed nothing is read
+        found.release()
+    else:
+        found.refuses("log_inconsistent", "do not hash to the root")
+
+
+def test_another_logs_signature_is_refused(given: Mail) -> None:
+    other = log.Signer(rounds_made.ORIGIN, rounds_made.key("a thief"))
+    root = log.root([digests.leaf_hash(line) for line in given.mailed.lines])
+    note = log.sign_checkpoint(other, len(given.mailed.lines), root)
+    given.change(note=cosigned(note, at=NOW, by=NAMES)).refuses(
+        "proof_invalid", "no known key signed", given.made.signer.vkey
+    )
+
+
+def test_another_definition_is_refused(given: Mail) -> None:
+    given.change(raw=given.mailed.raw + b"\n").refuses("log_inconsistent", "not the one that RoundDefined names")
+
+
+def test_a_voided_round_gets_no_share(given: Mail) -> None:
+    made = given.made
+    fields: dict[str, Any] = {"reason": "the holdout leaked"}
+    approvals = [
+        records.approve(
+            "RoundVoided", made.round, fields, by=rounds_made.public("organizer"), key=rounds_made.key(name)
+        )
+        for name in ("custodian-a", "custodian-c")
+    ]
+    request = records.sign(
+        "RoundVoided", made.round, {**fields, "approvals": approvals}, key=rounds_made.key("organizer")
+    )
+    at = made.now + timedelta(seconds=1)
+    record = records.Record("RoundVoided", made.round, at, request["fields"], request["by"], request["sig"])
+    given.with_entries([*given.mailed.lines, record.encode()]).refuses("phase_wrong", "was voided")
+
+
+def test_where_others_were_faster_the_share_is_not_needed(given: Mail) -> None:
+    lines = list(given.mailed.lines)
+    for index, name in ((1, "custodian-a"), (3, "custodian-c")):
+        fields = {"seal": given.made.seal["seal"], "index": index}
+        fields |= {"document": custody.document_digest(given.made.documents[index])}
+        request = records.sign("ShareReleased", given.made.round, fields, key=rounds_made.key(name))
+        at = given.made.now + timedelta(seconds=index)
+        lines.append(
+            records.Record("ShareReleased", given.made.round, at, fields, request["by"], request["sig"]).encode()
+        )
+    given.with_entries(lines).refuses("phase_wrong", "yours is not needed")
+
+
+# ---- the wrong key, the wrong share --------------------------------------------------------------------------------
+
+
+def test_another_custodians_keys_release_nothing(given: Mail, tmp_path: Path) -> None:
+    path = tmp_path / "others"
+    path.mkdir(mode=0o700)
+    other = key_folder(given.made, path, "custodian-a")
+    shutil.copy(given.keys.folder / "pins.json", path)
+    replace(given, keys=other).refuses("share_false", f"share {INDEX}")
+
+
+def test_an_envelope_that_does_not_open_is_told_with_what_to_do(given: Mail) -> None:
+    other = replace(given.keys, age_identity=given.made.identities["custodian-a"])
+    replace(given, keys=other).refuses("share_unreadable", "does not open with the identity", "backup")
+
+
+def test_another_share_or_another_rounds_is_refused(given: Mail, tmp_path: Path) -> None:
+    first, second, third = given.mailed.envelopes or []
+    given.change(envelopes=[first, third]).refuses("share_false", f"0 envelopes for share {INDEX}")
+    swapped = {**first, "index": INDEX}
+    given.change(envelopes=[first, swapped, third]).refuses("share_false", "not the one that the seal's record names")
+    share = custody.parse_document(given.made.documents[INDEX])
+    for false in (
+        replace(share, share=bytes(len(share.share))),
+        replace(share, seal=digests.of_bytes(b"another seal")),
+    ):
+        recipient = keys.recipient_of(given.made.identities[NAME])
+        forged = custody.envelope(false.encode(), index=INDEX, to=NAME, main=recipient, backup=None)
+        given.change(envelopes=[first, forged, third]).refuses("share_false", NAME)
+    # The round's own second envelope, but of a round made again: another seal.
+    again = make(tmp_path / "again")
+    given.change(envelopes=again.envelopes).refuses("share_false", "not the one that the seal's record names")
+
+
+def test_a_round_that_was_never_acknowledged_is_unknown(given: Mail) -> None:
+    (given.keys.folder / "pins.json").unlink()
+    given.refuses("round_unknown", "pins no round", "custodian ack")
+
+
+# ---- files that are none -------------------------------------------------------------------------------------------
+
+
+def zipped(**members: bytes) -> bytes:
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return whole.getvalue()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: b"",
+        lambda data: b"not a ZIP",
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-1],
+        lambda data: zipped(MANIFEST=b""),
+        lambda data: zipped(**{"request.json": b'{"type":"acclimate release request","v":1}'}),
+        lambda data: zipped(**{"request.json": b'{"round":"x","type":"acclimate release request","v":1}'}),
+        lambda data: data.replace(b"request.json", b"reqqest.json"),
+    ],
+)
+def test_what_is_no_request_is_one_refusal(change: Callable[[bytes], bytes], given: Mail, tmp_path: Path) -> None:
+    path = packed(given.mailed, tmp_path / "mailed")
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(Refusal) as caught:
+        requests.read(path)
+    assert caught.value.code == "file_unreadable"
+    assert "no request for a release" in caught.value.sentence
+    assert "round request" in caught.value.hint
+
+
+def test_what_is_no_answer_is_one_refusal(tmp_path: Path) -> None:
+    path = tmp_path / "answer.json"
+    for text in (
+        "",
+        "{}",
+        "[]",
+        '{"v":1}',
+        '{"v":1,"type":"acclimate release","round":"r","record":{},"document":"!"}',
+    ):
+        path.write_text(text)
+        with pytest.raises(Refusal) as caught:
+            requests.read_answer(path)
+        assert caught.value.code == "file_unreadable"
+
+
+# ---- the age command -----------------------------------------------------------------------------------------------
+
+age = pytest.mark.skipif(not shutil.which("age"), reason="the age command is not installed")
+
+
+@age
+def test_the_age_command_opens_our_envelopes_and_we_open_its(given: Mail, tmp_path: Path) -> None:
+    envelope = (given.mailed.envelopes or [])[INDEX - 1]
+    (tmp_path / "share.age").write_bytes(base64.b64decode(envelope["main"]))
+    identity = given.keys.folder / "age.txt"
+    opened = subprocess.run(["age", "-d", "-i", identity, tmp_path / "share.age"], capture_output=True, check=True)
+    assert opened.stdout == given.made.documents[INDEX]
+    line = ["age", "-r", given.keys.age_recipient, "-o", tmp_path / "theirs.age"]
+    subprocess.run(line, input=opened.stdout, check=True)
+    assert given.keys.age_identity is not None
+    assert custody.unwrap((tmp_path / "theirs.age").read_bytes(), given.keys.age_identity) == opened.stdout
+
+
+@age
+def test_a_key_that_age_keygen_made_opens_a_share(given: Mail, tmp_path: Path) -> None:
+    subprocess.run(["age-keygen", "-o", tmp_path / "backup.txt"], check=True, capture_output=True)
+    identity = keys.load_age_identity(tmp_path / "backup.txt")
+    document = given.made.documents[INDEX]
+    envelope = custody.envelope(
+        document, index=INDEX, to=NAME, main=given.keys.age_recipient, backup=keys.recipient_of(identity)
+    )
+    share = given.made.seal["shares"][INDEX - 1] | {"envelope": custody.envelope_digest(envelope)}
+    assert custody.open_envelope(envelope, identity, share=share, seal=given.made.seal["seal"]) == document
+    (tmp_path / "share.age").write_bytes(base64.b64decode(envelope["backup"]))
+    opened = subprocess.run(
+        ["age", "-d", "-i", tmp_path / "backup.txt", tmp_path / "share.age"], capture_output=True, check=True
+    )
+    assert opened.stdout == document
