@@ -1,11 +1,17 @@
 """`acclimate audit`: what a round's second operator does."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acclimate.cli.options import AsJson, KeysFolder
-from acclimate.cli.output import emit, say
+from acclimate.cli.options import AsJson, KeysFolder, RoundId, connect, need
+from acclimate.cli.output import bar, counted, emit, say
+
+if TYPE_CHECKING:
+    from acclimate.rerun import Progress
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,3 +44,116 @@ def keygen(
         f" --name {name} --invitation CODE --server URL --keys {keys}"
     )
     emit(made, as_json=as_json, text=[f"{label} {value}" for label, value in made.items()])
+
+
+@app.command()
+def draw(round_id: RoundId, keys: KeysFolder, as_json: AsJson = False) -> None:
+    """Tell the secret, so that the preparations to make again are drawn.
+
+    Once every preparation is in the log, not before. Before the secret leaves this machine the whole log is read and hashed, and held against what was seen before.
+
+    Example: acclimate audit draw digits-2027-1 --keys ./lab
+    """
+    from acclimate.client import auditor
+
+    client, opened = connect(keys)
+    with client:
+        auditor.draw(client, opened, round_id)
+        state = auditor.status(client, opened, round_id)
+    say(f"next: acclimate audit run {state['round']} --keys {keys}")
+    emit(state, as_json=as_json, text=_lines(state))
+
+
+@app.command()
+def run(round_id: RoundId, keys: KeysFolder, as_json: AsJson = False) -> None:
+    """Make the drawn preparations again on this machine, and log what came of each.
+
+    Draws first, if that was not done. Each drawn entry's files are downloaded, prepared again in a confined process by the code that the evaluator ran, and compared: equal bytes on the same hardware class, else the validation nll within the declared tolerance. Interrupted, the same command goes on. Exits 1 unless all agree.
+
+    Example: acclimate audit run digits-2027-1 --keys ./lab
+    """
+    need("runner", "torch", "transformers")
+    from acclimate.client import auditor, reruns
+
+    client, opened = connect(keys)
+    with client, _steps() as progress:
+        for done in reruns.run(client, opened, round_id, say=say, progress=progress):
+            said = "agrees" if done["agrees"] else "DOES NOT AGREE"
+            say(
+                f"{said}: {done['entrant']}, {done['task']}, seed {done['seed']}: {done['reason']} (log entry {done['index']})"
+            )
+        state = auditor.status(client, opened, round_id)
+    emit(state, as_json=as_json, text=_lines(state))
+    if state["missing"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(round_id: RoundId, keys: KeysFolder, as_json: AsJson = False) -> None:
+    """Show what was drawn, what came of it, and what is missing before the release.
+
+    Example: acclimate audit status digits-2027-1 --keys ./lab
+    """
+    from acclimate.client import auditor
+
+    client, opened = connect(keys)
+    with client:
+        state = auditor.status(client, opened, round_id)
+    emit(state, as_json=as_json, text=_lines(state))
+
+
+@app.command()
+def report(
+    round_id: RoundId,
+    keys: KeysFolder,
+    bundle: Annotated[
+        Path, typer.Option("--bundle", help="The whole bundle, downloaded by `acclimate round bundle`.", metavar="FILE")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Verify a published round's whole bundle, and sign that nothing FAILED.
+
+    Of a holdout that stays private this stands for what the public can't check.
+
+    Example: acclimate audit report digits-2027-1 --bundle digits-2027-1.zip --keys ./lab
+    """
+    from acclimate.client import auditor
+
+    if not bundle.exists():
+        from acclimate_competitions.errors import Refusal
+
+        raise Refusal(
+            "file_unreadable",
+            f"{bundle}: there is no such file or folder",
+            hint=f"acclimate round bundle {round_id} --out {bundle} --keys {keys}, with --whole where the holdout stays private",
+        )
+    client, opened = connect(keys)
+    with client:
+        done = auditor.report(client, opened, round_id, bundle)
+    counts = done["checks"]
+    text = f"reported on {done['round']}: {counts['ok']} checks ok, {counts['not_checked']} NOT CHECKED, log entry {done['index']}"
+    emit(done, as_json=as_json, text=text)
+
+
+@contextmanager
+def _steps() -> "Iterator[Progress]":
+    with bar("preparing again", unit="steps") as tell:
+        yield lambda done, total, what: tell(done, total or 1)
+
+
+def _lines(state: dict[str, Any]) -> Iterator[str]:
+    yield f"round {state['round']}, {state['phase']}"
+    if state["due"] == 0:
+        yield "the definition asks for no re-runs"
+    elif not state["drawn"]:
+        yield f"{counted(state['due'], 'preparation')} to be drawn"
+    for job in state["jobs"]:
+        mark = {True: "agrees", False: "DOES NOT AGREE", None: "to do"}[job["agrees"]]
+        reason = f": {job['reason']}" if job["reason"] else ""
+        yield f"{mark:<14}  {job['entrant']}, {job['task']}, seed {job['seed']}{reason}"
+    if state["due"]:
+        yield (
+            f"missing: {state['missing']}" if state["missing"] else "every drawn preparation was made again and agrees"
+        )
+    if state["reports"]:
+        yield counted(state["reports"], "report")

@@ -3,17 +3,19 @@
 import os
 import zipfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acclimate.cli.options import AsJson, LogKey, read_key, read_log_key
-from acclimate.cli.output import emit, plain
+from acclimate.cli.options import AsJson, LogKey, need, read_key, read_log_key
+from acclimate.cli.output import Progress, bar, emit, plain
 from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
     from acclimate.verify import Check, Report
+    from acclimate.verify.audit import Rerun
 
 _COLOURS = {"ok": "green", "FAILED": "red", "NOT CHECKED": "yellow"}
 
@@ -25,16 +27,28 @@ def verify(
         list[str] | None,
         typer.Option("--witness", help="A witness's key, got elsewhere; may be repeated.", metavar="KEY"),
     ] = None,
-    level: Annotated[
-        list[str] | None,
-        typer.Option("--level", help="log, seal or scores; may be repeated. All of them by default.", metavar="LEVEL"),
+    log: Annotated[bool, typer.Option("--log", help="Check the log: what was said, when, by whom.")] = False,
+    seal: Annotated[bool, typer.Option("--seal", help="Check the seal and its opening, and what that needs.")] = False,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Check predictions, scores and ranking, and what that needs.")
+    ] = False,
+    rerun: Annotated[
+        str | None,
+        typer.Option(
+            "--rerun", help="Prepare and evaluate this entrant's model again; needs --models.", metavar="ENTRANT"
+        ),
     ] = None,
+    models: Annotated[
+        Path | None,
+        typer.Option("--models", help="The folder with the files that the entrant submitted.", metavar="DIR"),
+    ] = None,
+    level: Annotated[list[str] | None, typer.Option("--level", hidden=True, help="As --log, --seal, --scores.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify a round from its bundle alone, offline, with no word of any server.
 
     One numbered line a check: ok, FAILED with the first bad place, or NOT CHECKED with the reason. Exits 0 if nothing
-    FAILED, else 1.
+    FAILED, else 1. Of --log, --seal and --scores those that are given are checked, all where none is.
 
     Example: acclimate verify digits-2027-1.zip --log-key key-that-a-custodian-gave-me.txt
     """
@@ -45,14 +59,32 @@ def verify(
             "file_unreadable", f"{bundle}: there is no such file or folder", hint="give a bundle's folder or ZIP"
         )
     _require_bundle(bundle)
-    report = auditor.verify(
-        bundle,
-        log_key=read_log_key(log_key) if log_key is not None else None,
-        witnesses=[read_key(text) for text in witness or []],
-        levels=level or auditor.LEVELS,
-    )
+    chosen = [name for name, wanted in (("log", log), ("seal", seal), ("scores", scores)) if wanted] + (level or [])
+    if (rerun is None) != (models is None):
+        raise typer.BadParameter("--rerun ENTRANT and --models DIR belong together")
+    with bar("making it again", unit="steps") if rerun is not None else nullcontext() as tell:
+        report = auditor.verify(
+            bundle,
+            log_key=read_log_key(log_key) if log_key is not None else None,
+            witnesses=[read_key(text) for text in witness or []],
+            levels=[*chosen, "rerun"] if chosen and rerun is not None else chosen or auditor.LEVELS,
+            rerun=_again(rerun, models, tell)
+            if rerun is not None and models is not None and tell is not None
+            else None,
+        )
     emit(report.document(), as_json=as_json, text=_lines(report), styled=True)
     raise typer.Exit(report.exit_code)
+
+
+def _again(entrant: str, models: Path, tell: Progress) -> "Rerun":
+    if not models.is_dir():
+        raise Refusal(
+            "file_unreadable", f"{models} is no folder", hint="the folder with the entrant's config.json and weights"
+        )
+    need("runner", "torch", "transformers")
+    from acclimate.bundle_rerun import Entrant
+
+    return Entrant(entrant, models, lambda done, total, what: tell(done, total or 1))
 
 
 def _require_bundle(path: Path) -> None:

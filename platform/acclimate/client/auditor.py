@@ -2,6 +2,9 @@
 
 The draw's secret is made before the round is, and kept in `draws.json` of the key folder; RoundDefined holds its digest. So whoever
 prepared the models did not know which would be made again. A secret serves one round: once told, it tells every draw it is for.
+
+An auditor trusts its own machine only: it reads the whole log, hashes it to the checkpoint, folds the round's records and demands that the
+log only grew since it last looked. The secret leaves it after PreparationFinished is in such a checkpoint, not before.
 """
 
 import base64
@@ -10,10 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from acclimate import keys as key_files
+from acclimate import log
 from acclimate.client import folder as files
+from acclimate.client.connection import Client
+from acclimate.client.entrant import definition_of
+from acclimate.client.evidence import History, Online, read_history, require_quorum
 from acclimate.keys import Keys
-from acclimate_competitions import digests
+from acclimate_competitions import digests, records, rounds
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, Round
+from acclimate_competitions.records import Record
 
 AUDITOR_FILE = "auditor.json"
 DRAWS_FILE = "draws.json"
@@ -78,6 +87,176 @@ def secret_of(keys: Keys, draw: str) -> str:
             hint="restore the key folder from its backup; without the secret nobody can draw, and the organizer voids the round",
         )
     return found
+
+
+# ---- what the log says ---------------------------------------------------------------------------------------------
+
+
+def evidence(client: Client, keys: Keys, round_id: str, *, holding: str = "") -> Round:
+    """Where the round stands by the log that this machine has read and hashed itself.
+
+    1. RoundDefined and definition agree with the round's id, and name these keys' auditor.
+    2. The log's key is the one kept, the entries hash to its signed checkpoint, which the round's quorum of witnesses cosigned.
+    3. The log only grew since this folder last looked; what was seen is kept in `checkpoints/`.
+    4. The records fold.
+
+    Args:
+        client: a connection for the auditor's account.
+        keys: the auditor's keys.
+        round_id: the round, or a prefix of its id.
+        holding: a record type of the round that must be there; waited for a moment.
+
+    Raises:
+        Refusal: role_missing, log_inconsistent, phase_wrong, …
+    """
+    # 1
+    defined, competition = definition_of(client, round_id)
+    named = defined.fields.get("auditor")
+    if named is None or named["ed25519"] != keys.public:
+        whom = "no auditor" if named is None else f"the auditor {named['name']}, with the key {named['ed25519']}"
+        raise Refusal(
+            "role_missing",
+            f"round {defined.round} names {whom}; the key in {keys.folder} is {keys.public}",
+            hint="name the key folder whose auditor.json the organizer was sent: --keys DIR",
+        )
+    # 2
+    kept = files.kept_log_keys(keys.folder)
+    if kept and defined["log"] not in kept:
+        raise Refusal(
+            "log_inconsistent",
+            f"round {defined.round} is of the log {defined['log']}, {keys.folder} keeps {', '.join(kept)}",
+            hint="ask the operator, and the others, before you go on",
+        )
+    history = read_history(Online(client), defined, holding=holding)
+    require_quorum(history.note, defined)
+    # 3
+    _keep_growth(keys, defined, history)
+    # 4
+    return rounds.fold(history.numbered, competition)
+
+
+def _keep_growth(keys: Keys, defined: Record, history: History) -> None:
+    path = keys.folder / "checkpoints" / f"{defined.round}.txt"
+    if path.exists():
+        seen = log.open_checkpoint(path.read_text("utf-8"), log.parse_vkey(defined["log"])).checkpoint
+        if seen.size > len(history.hashes) or digests.root_of_hashes(history.hashes[: seen.size]) != seen.root:
+            raise Refusal(
+                "log_inconsistent",
+                f"the log of {len(history.hashes)} entries does not extend the checkpoint of {seen.size} in {path}",
+                hint="the server shows another history than before: keep that file, and tell the custodians",
+            )
+    files.write(path, history.note.encode(), mode=0o644)
+
+
+def draw(client: Client, keys: Keys, round_id: str) -> Round:
+    """Tell the secret, once every preparation is in the log, so that the draw follows; the round with its drawn jobs.
+
+    Raises:
+        Refusal: phase_wrong, guard_failed where the round asks for no re-runs, file_unreadable where the secret is lost, …
+    """
+    state = evidence(client, keys, round_id)
+    assert state.auditor is not None
+    if state.drawn is not None:
+        return state
+    if state.competition.round.audits == 0:
+        raise Refusal(
+            "guard_failed",
+            f"the definition of {state.id} asks for no re-runs: audits = 0",
+            hint="the auditor of such a round reports on its bundle: acclimate audit report",
+        )
+    if state.phase is not Phase.PREPARED:
+        raise Refusal(
+            "phase_wrong",
+            f"round {state.id} is {state.phase}; the draw comes once it is prepared, before the first share",
+            hint=f"acclimate status {state.id} --watch; the secret stays here until then",
+        )
+    fields = {"secret": secret_of(keys, state.auditor["draw"])}
+    client.post(state.id, "draw", records.sign("AuditDrawn", state.id, fields, key=keys.ed25519))
+    return evidence(client, keys, state.id, holding="AuditDrawn")
+
+
+def status(client: Client, keys: Keys, round_id: str) -> dict[str, Any]:
+    """Where the audit stands.
+
+    Returns:
+        {round, phase, due, drawn, missing, jobs: [{submission, entrant, task, seed, agrees (null: no outcome), reason}], reports};
+        missing says in words what stands between the audit and the release.
+    """
+    state = evidence(client, keys, round_id)
+    entrants = {entry.submission: entry.entrant for entry in state.entries}
+    jobs = []
+    for key in state.drawn or ():
+        record = state.audited.get(key)
+        outcome = {"agrees": record["agrees"], "reason": record["reason"]} if record is not None else {}
+        named = dict(zip(("submission", "task", "seed"), key, strict=True))
+        jobs.append({**named, "entrant": entrants[key[0]], "agrees": None, "reason": "", **outcome})
+    return {
+        "round": state.id,
+        "phase": str(state.phase),
+        "due": state.audits_due if state.closed is not None else state.competition.round.audits,
+        "drawn": state.drawn is not None,
+        "missing": rounds.audits_missing(state)
+        if state.finished is not None
+        else "the preparations have not finished yet",
+        "jobs": jobs,
+        "reports": len(state.reports),
+    }
+
+
+# ---- the report ----------------------------------------------------------------------------------------------------
+
+
+def report(client: Client, keys: Keys, round_id: str, bundle: Path) -> dict[str, Any]:
+    """Verify the whole bundle of a published round, and sign that nothing FAILED; {round, index, bundle, checks}.
+
+    1. The bundle is the round's, whole, and of the newest ranking.
+    2. It is verified here, by the log key that RoundDefined names; nothing may FAIL.
+    3. RoundAudited names the bundle by its MANIFEST.
+
+    Raises:
+        Refusal: phase_wrong, bundle_invalid, …
+    """
+    from acclimate import verify
+    from acclimate.verify import files as bundles
+
+    # 1
+    state = evidence(client, keys, round_id)
+    if state.phase is not Phase.PUBLISHED:
+        raise Refusal(
+            "phase_wrong",
+            f"round {state.id} is {state.phase}; the auditor reports once the ranking is published",
+            hint=f"acclimate status {state.id} --watch",
+        )
+    try:
+        with bundles.opened(bundle) as found:
+            whole = bool(found.under("predictions"))
+            manifest, ranking = found.digest("MANIFEST"), found.digest("ranking.json")
+    except verify.Failed as failed:
+        raise Refusal("bundle_invalid", f"{failed.where}: {failed.why}", hint="download the bundle again") from failed
+    newest = state.rankings[-1][0]
+    if not whole or ranking != newest:
+        sentence = (
+            f"{bundle} has no predictions: it is the public bundle of a round whose holdout stays private"
+            if not whole
+            else f"{bundle} has the ranking {ranking}, the newest published is {newest}"
+        )
+        whole_bundle = f"acclimate round bundle {state.id} --out FILE" + (" --whole" if state.private else "")
+        raise Refusal("bundle_invalid", sentence, hint=f"report on the whole bundle of now: {whole_bundle}")
+    # 2
+    checked = verify.verify(bundle, log_key=state.defined["log"])
+    if checked.failed or checked.round != state.id:
+        raise Refusal(
+            "bundle_invalid",
+            checked.summary if checked.failed else f"the bundle is of {checked.round}, not {state.id}",
+            hint="nothing was signed; `acclimate verify` on it says all that is wrong",
+            problems=[f"{check.where}: {check.meaning}" for check in checked.failed],
+        )
+    # 3
+    said = [check.status for check in checked.checks]
+    counts = {"ok": said.count("ok"), "failed": said.count("FAILED"), "not_checked": said.count("NOT CHECKED")}
+    fields = {"bundle": manifest, "ranking": newest, "checks": counts}
+    answer = client.post(state.id, "reports", records.sign("RoundAudited", state.id, fields, key=keys.ed25519))
+    return {"round": state.id, "index": answer["index"], "bundle": manifest, "checks": counts}
 
 
 def _draws(keys: Keys) -> dict[str, Any]:

@@ -24,6 +24,6 @@ instruction, and nothing malformed in it ends the audit: the check that met it h
 """
 
 from acclimate.verify.checks import CHECKS, LEVELS, recompute_ranking, recompute_scores, verify
-from acclimate.verify.report import Check, Report
+from acclimate.verify.report import Check, Failed, Report
 
-__all__ = ["CHECKS", "LEVELS", "Check", "Report", "recompute_ranking", "recompute_scores", "verify"]
+__all__ = ["CHECKS", "LEVELS", "Check", "Failed", "Report", "recompute_ranking", "recompute_scores", "verify"]

@@ -1,6 +1,6 @@
 """One audit under way: the bundle, what the auditor brought along, and what the checks have shown so far."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,12 +30,14 @@ class Audit:
         log_key: the log's vkey that the auditor got elsewhere, if any.
         witnesses: vkeys of witnesses that the auditor got elsewhere.
         work: a temporary folder, for the opened holdout.
+        rerun: makes an entry's preparations and evaluations again, and says how many agree; raises Failed or NotChecked.
     """
 
     bundle: Bundle
     log_key: str | None
     witnesses: tuple[str, ...]
     work: Path
+    rerun: "Rerun | None" = None
     log: Verifier = field(init=False)  # checkpoint: the key that keys.json names
     chain: Chain = field(init=False)  # checkpoint: all keys of the log, by its hand-overs
     note: Checkpoint = field(init=False)  # checkpoint
@@ -61,3 +63,7 @@ class Audit:
     def tree(self) -> Tree:
         """The Merkle tree over the entries."""
         return Tree(map(leaf_hash, self.leaves))
+
+
+Rerun = Callable[[Audit], str]
+"""Makes an entry again from a bundle that the checks before it have gone through."""

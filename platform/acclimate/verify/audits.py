@@ -1,21 +1,78 @@
-"""Honest preparation and origin of the predictions: what only doing the work again can show."""
+"""Honest preparation and origin of the predictions: what only doing the work again can show.
+
+1. honest: a second operator, named before the round opened, made drawn preparations again. That the secret is the one committed to, that
+   the draw follows from it and PreparationFinished, that no share was released before each of them agreed, and that no agreement
+   contradicts its own values, check `rules` has shown by its fold. Here it is counted, and what does not agree is named.
+2. rerun: whoever verifies has made an entry's preparations and evaluations again. What does it is handed in: this package runs no model.
+"""
 
 from acclimate.verify.audit import Audit
-from acclimate.verify.report import NotChecked
+from acclimate.verify.report import Failed, NotChecked
+from acclimate_competitions.phases import PreparationKey, Round
 
 
 def honest(audit: Audit) -> str:
     """A second operator, declared before the round opened, made drawn preparations again and found the same."""
-    if audit.competition.round.audits == 0:
+    state, declared = audit.round, audit.competition.round.audits
+    if declared == 0:
         raise NotChecked(
             "the round declared no drawn re-runs (audits = 0), so no second operator prepared a model again; that each entry"
             " was prepared by the recipe, and by nothing else, is the evaluator's word"
         )
-    raise NotChecked("this version does not verify the audits of preparations")
+    assert state.auditor is not None, "a definition with audits names an auditor, and RoundDefined the same"
+    who = state.auditor["name"]
+    if state.drawn is None:
+        raise NotChecked(f"{who} has not drawn the {declared} preparations to make again")
+    for key, record in state.audited.items():
+        if not record["agrees"]:
+            raise Failed(
+                f"PreparationAudited of {_named(state, key)}",
+                f"made again by {who} on {record['hardware']}, it does not agree: {record['reason']}",
+            )
+    missing = [key for key in state.drawn if key not in state.audited]
+    if missing:
+        raise NotChecked(
+            f"{who} has made {len(state.audited)} of {len(state.drawn)} drawn preparations again; of {_named(state, missing[0])}"
+            " the log has no outcome"
+        )
+    if not state.drawn:
+        raise NotChecked("the round has no preparation, so none could be drawn")
+    return (
+        f"{len(state.drawn)} of {len(state.preparations)} preparations drawn and made again by {who}: {_counted(state)}"
+    )
+
+
+def _counted(state: Round) -> str:
+    """How many of the re-runs agree by what."""
+    equal = failed = 0
+    within: list[float] = []
+    for key, record in state.audited.items():
+        first = state.prepared[key]
+        if record["prepared"] is None:
+            failed += 1
+        elif record["prepared"] == first["prepared"]:
+            equal += 1
+        else:
+            within.append(record["tolerance"])
+    said = [f"{equal} with equal bytes"] if equal else []
+    if within:
+        said.append(f"{len(within)} on other hardware, by a validation nll within {max(within):g}")
+    if failed:
+        said.append(f"{failed} failed likewise")
+    return ", ".join(said)
+
+
+def _named(state: Round, key: PreparationKey) -> str:
+    submission, task, seed = key
+    entrant = next(entry.entrant for entry in state.entries if entry.submission == submission)
+    return f"{entrant}, {task}, seed {seed}"
 
 
 def rerun(audit: Audit) -> str:
     """The auditor's own machine prepared and evaluated an entry again."""
-    raise NotChecked(
-        "the bundle holds no weights; that the logged models gave the logged predictions is the evaluator's word"
-    )
+    if audit.rerun is None:
+        raise NotChecked(
+            "the bundle holds no weights; that the logged models gave the logged predictions is the evaluator's word."
+            " With an entrant's files: --rerun ENTRANT --models DIR"
+        )
+    return audit.rerun(audit)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from acclimate.log import parse_vkey
 from acclimate.verify import audits, files, history, order, private, scores, seal, witnesses
-from acclimate.verify.audit import Audit
+from acclimate.verify.audit import Audit, Rerun
 from acclimate.verify.report import Beside, Check, Failed, NotChecked, Report
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.ranking import Ranking
@@ -230,12 +230,25 @@ _SCORES = (
     ),
     Rule("honest preparation", "scores", "a second operator's drawn re-runs agree", ("rules",), audits.honest),
 )
-_RERUN = (Rule("re-run", "rerun", "preparing and evaluating again gives the same", ("submissions",), audits.rerun),)
+_RERUN = (
+    Rule(
+        "re-run",
+        "rerun",
+        "preparing and evaluating an entry again, on the machine that verifies, gives the same",
+        ("submissions", "public files"),
+        audits.rerun,
+    ),
+)
 CHECKS: tuple[Rule, ...] = (*_LOG, *_SEAL, *_SCORES, *_RERUN)
 
 
 def verify(
-    path: Path, *, log_key: str | None = None, witnesses: Sequence[str] = (), levels: Collection[str] = LEVELS
+    path: Path,
+    *,
+    log_key: str | None = None,
+    witnesses: Sequence[str] = (),
+    levels: Collection[str] = LEVELS,
+    rerun: Rerun | None = None,
 ) -> Report:
     """Audit a bundle.
 
@@ -244,6 +257,7 @@ def verify(
         log_key: the log's vkey, got elsewhere than from the bundle.
         witnesses: vkeys of witnesses, got elsewhere.
         levels: which of LEVELS to check; checks that those need are made and reported too, and always whose log it is.
+        rerun: makes an entry again, for the check of this name; such as acclimate.bundle_rerun.Entrant.
 
     Raises:
         Refusal: key_refused, for a malformed log_key or witness; request_invalid, for an unknown level. A bad bundle raises
@@ -256,7 +270,7 @@ def verify(
         raise Refusal("request_invalid", f"unknown level {unknown[0]!r}", hint=f"levels are {', '.join(LEVELS)}")
     rules = _wanted(levels)
     try:
-        with _audit(path, log_key=log_key, witnesses=tuple(witnesses)) as audit:
+        with _audit(path, log_key=log_key, witnesses=tuple(witnesses), rerun=rerun) as audit:
             checks = _go_through(audit, rules)
             name = audit.records[audit.first].round if _ok(checks, "round") else ""
     except Failed as failed:
@@ -300,9 +314,11 @@ def _recomputed(path: Path, last: str) -> Iterator[Audit]:
 
 
 @contextmanager
-def _audit(path: Path, *, log_key: str | None, witnesses: tuple[str, ...]) -> Iterator[Audit]:
+def _audit(
+    path: Path, *, log_key: str | None, witnesses: tuple[str, ...], rerun: Rerun | None = None
+) -> Iterator[Audit]:
     with files.opened(path) as bundle, tempfile.TemporaryDirectory(prefix="acclimate-verify-") as work:
-        yield Audit(bundle, log_key, witnesses, Path(work))
+        yield Audit(bundle, log_key, witnesses, Path(work), rerun)
 
 
 def _wanted(levels: Collection[str]) -> list[Rule]:

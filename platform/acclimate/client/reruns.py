@@ -1,0 +1,204 @@
+"""What a second operator's machine does with the drawn preparations: fetch, prepare again, compare, sign, send, forget."""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from acclimate import locks, rerun
+from acclimate.client import auditor
+from acclimate.client.connection import Client
+from acclimate.client.entrant import Say
+from acclimate.keys import Keys
+from acclimate.rerun import Again, Progress, Verdict, Workshop
+from acclimate_competitions import records, rounds
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, PreparationKey, Round
+from acclimate_runners.jobs import ModelFiles
+
+
+def run(
+    client: Client, keys: Keys, round_id: str, *, say: Say = lambda line: None, progress: Progress = rerun.SILENT
+) -> Iterator[dict[str, Any]]:
+    """Make every drawn preparation again, and log what came of each; yields {entrant, task, seed, agrees, reason, index}.
+
+    1. The draw is made, if it was not; this machine's code is the round's.
+    2. The submitted files of each drawn entry are downloaded; together they are the model that its preparations began with.
+    3. It is prepared again in a confined child, by the code that the evaluator ran, and compared (rerun.py).
+    4. Where the two do not agree, it is made once more: a machine that contradicts itself says nothing of another's work.
+    5. PreparationAudited is signed and sent.
+    6. Once every drawn job is in the log, the entrants' weights are removed from this machine.
+
+    Killed at any moment and called again, it goes on: what is in the log is not made again, nor what was finished here.
+
+    Args:
+        client: a connection for the auditor's account.
+        keys: the auditor's keys.
+        round_id: the round, or a prefix of its id.
+        say: called with a sentence at each step.
+        progress: called with (steps done, steps in all, what is done).
+
+    Raises:
+        Refusal: as draw; code_other, rerun_undecided; busy, where another process audits from this folder; this machine's faults.
+    """
+    # 1
+    state = auditor.draw(client, keys, round_id)
+    work = keys.folder / "audits" / state.id
+    if not rounds.audits_missing(state) or state.phase is not Phase.PREPARED:
+        shutil.rmtree(work, ignore_errors=True)
+        return
+    rerun.require_same_code(state)
+    work.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = locks.take(work / "lock")
+    if lock is None:
+        raise Refusal("busy", f"{locks.holder(work / 'lock')} audits from {work}", hint="wait until it has ended")
+    with lock:
+        shop = Workshop(work, progress=progress)
+        for group, jobs in _grouped(client, state).items():
+            if all(key in state.audited for key in jobs):
+                continue
+            # 2
+            model = _fetched(client, state, shop, group, jobs=jobs, say=say)
+            # 3
+            say(f"preparing again: {_name(jobs)}")
+            again = rerun.prepare(shop, state, model, [key[1:] for key in jobs])
+            for key, job in jobs.items():
+                if key in state.audited:
+                    continue
+                made = again[key[1:]]
+                verdict = _verdict(client, state, shop, model, key, again=made, versions=job["versions"])
+                # 4
+                if not verdict.agrees:
+                    say(f"it does not agree, so it is made once more: {_name({key: job})}")
+                    rerun.confirm(shop, state, model, key[1:], again=made)
+                # 5
+                yield _send(client, keys, state, key, job=job, made=made, verdict=verdict)
+    # 6
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _grouped(client: Client, state: Round) -> dict[tuple[int, str], dict[PreparationKey, dict[str, Any]]]:
+    """The drawn jobs by entry and task, whose seeds share a selection: what the server says of them, held against the own draw.
+
+    The groups are those of the draw, whatever is in the log already: so what was begun before is found again.
+    """
+    told = {(int(job["submission"]), str(job["task"]), int(job["seed"])): job for job in client.audits(state.id)}
+    drawn = state.drawn or ()
+    if set(told) != set(drawn):
+        raise Refusal(
+            "log_inconsistent", f"the server names {len(told)} drawn jobs, the log's draw has {len(drawn)} others"
+        )
+    found: dict[tuple[int, str], dict[PreparationKey, dict[str, Any]]] = {}
+    for key in drawn:
+        found.setdefault(key[:2], {})[key] = told[key]
+    return found
+
+
+def _name(jobs: Mapping[PreparationKey, Mapping[str, Any]]) -> str:
+    (_, task, _), job = next(iter(jobs.items()))
+    return f"{job['entrant']}, {task}, seed {', '.join(str(seed) for _, _, seed in jobs)}"
+
+
+def _fetched(
+    client: Client,
+    state: Round,
+    shop: Workshop,
+    group: tuple[int, str],
+    *,
+    jobs: Mapping[PreparationKey, Mapping[str, Any]],
+    say: Say,
+) -> ModelFiles:
+    """The entry's model, with all that preparing it reads in the workshop's blobs."""
+    submission, task = group
+    job = next(iter(jobs.values()))
+    model = ModelFiles(dict(job["files"]))
+    if model.digest != state.bases[submission]:
+        raise Refusal(
+            "log_inconsistent",
+            f"the files of {job['entrant']} that the server offers are the model {model.digest},"
+            f" its preparations began with {state.bases[submission]}",
+            hint="nothing was sent; keep this message and tell the custodians",
+        )
+    for name, digest in model.files.items():
+        if not shop.blobs.has(digest):
+            say(f"downloading {name} of {job['entrant']}")
+            _fetch(shop, digest, partial(client.audit_file, state.id, digest))
+    for name in rerun.public_files(state, [task]):
+        digest = state.defined["files"][name]
+        if not shop.blobs.has(digest):
+            _fetch(shop, digest, partial(client.file, state.id, name))
+    return model
+
+
+def _fetch(shop: Workshop, digest: str, download: Callable[[Path], object]) -> None:
+    path = shop.folder / "download"
+    try:
+        download(path)
+        found = shop.blobs.put(path)
+    finally:
+        path.unlink(missing_ok=True)
+    if found != digest:
+        raise Refusal("log_inconsistent", f"asked for was the file {digest}, the server sent {found}")
+
+
+def _verdict(
+    client: Client,
+    state: Round,
+    shop: Workshop,
+    model: ModelFiles,
+    key: PreparationKey,
+    *,
+    again: Again,
+    versions: Mapping[str, str],
+) -> Verdict:
+    """Whether what was made here agrees with the log.
+
+    Raises:
+        Refusal: code_other, rerun_undecided, this machine's faults.
+    """
+    first = state.prepared[key]
+    there = first.fields.get("prepared")
+    if first["hardware"] == again.hardware and there != again.prepared and (other := rerun.other_versions(versions)):
+        raise Refusal(
+            "code_other",
+            f"{key[1]}, seed {key[2]} came out otherwise, and so did the libraries: {'; '.join(other)}",
+            hint="nothing was sent; install those versions and repeat the command, or use another class of hardware",
+        )
+
+    def measure() -> tuple[float | None, float | None]:
+        assert again.prepared is not None
+        _fetch(shop, str(there), partial(client.audit_file, state.id, str(there)))
+        theirs, mine = (
+            rerun.validation_nll(shop, state, model, key[1:], prepared=digest)
+            for digest in (str(there), again.prepared)
+        )
+        return theirs, mine
+
+    return rerun.compare(first, again, tolerance=state.competition.round.audit_tolerance, measure=measure)
+
+
+def _send(
+    client: Client,
+    keys: Keys,
+    state: Round,
+    key: PreparationKey,
+    *,
+    job: Mapping[str, Any],
+    made: Again,
+    verdict: Verdict,
+) -> dict[str, Any]:
+    submission, task, seed = key
+    fields = {
+        "submission": submission,
+        "task": task,
+        "seed": seed,
+        "prepared": made.prepared,
+        "agrees": verdict.agrees,
+        "tolerance": verdict.tolerance,
+        "hardware": made.hardware,
+        "reason": verdict.reason[: records.LONGEST_REASON],
+    }
+    answer = client.post(state.id, "audits", records.sign("PreparationAudited", state.id, fields, key=keys.ed25519))
+    said = {name: fields[name] for name in ("task", "seed", "agrees", "reason")}
+    return {"entrant": job["entrant"], **said, "index": answer["index"]}

@@ -1,0 +1,397 @@
+"""Preparing and evaluating again, by the same code in the same confined child: what a second operator and a strict auditor do.
+
+Two runs of a preparation are compared so:
+
+- equal bytes agree, on whatever machine;
+- on one hardware class with the same code and library versions, other bytes do not agree;
+- on another hardware class bytes can't be expected to be equal. There both prepared models are scored on the validation split by one machine, and
+  agree where their validation nll is no further apart than the tolerance that the definition declares;
+- what the comparison can't decide is refused, and nothing is claimed.
+"""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from acclimate_competitions import digests, tables
+from acclimate_competitions.definition import Task
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Round
+from acclimate_competitions.records import Record
+from acclimate_runners import jobs
+from acclimate_runners.blobs import FolderBlobs
+from acclimate_runners.code import code_digest
+from acclimate_runners.jobs import EvaluateJob, Job, Limits, ModelFiles, PrepareJob, TaskData
+from acclimate_runners.local import LocalRunner
+from acclimate_runners.runner import Status
+
+_LOOK = 0.1
+Progress = Callable[[int, int, str], None]
+"""Called with (steps done, steps in all, what is done)."""
+SILENT: Progress = lambda done, total, what: None  # noqa: E731
+
+
+@dataclass(frozen=True)
+class Again:
+    """What a preparation came to when it was made again.
+
+    Attributes:
+        prepared: the prepared model's digest; None where it failed.
+        failed: why it failed; "" where it didn't.
+        limited: whether it failed for time or memory, which may be this machine's fault.
+        selection: {candidates, selected, diverged} as ModelPrepared has them; {} where it failed.
+        hardware: the hardware class here.
+        versions: of the libraries here.
+    """
+
+    prepared: str | None
+    failed: str = ""
+    limited: bool = False
+    selection: Mapping[str, Any] = field(default_factory=dict)
+    hardware: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether two runs of a preparation agree, and by what; tolerance 0 where nothing but equality was asked for."""
+
+    agrees: bool
+    tolerance: float
+    reason: str
+
+
+class Workshop:
+    """A folder of this machine in which jobs are made again; what was finished in it is not made twice.
+
+    Args:
+        folder: made if it is not there; whoever made it removes it.
+        progress: told of the steps.
+    """
+
+    def __init__(self, folder: Path, *, progress: Progress = SILENT) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder, self._progress = folder, progress
+        self.blobs = FolderBlobs(folder / "blobs")
+
+    def carry_out(self, job: Job, *, attempt: str = "") -> Status:
+        """Do a job in a confined child, or take its outcome where it was done here before.
+
+        Args:
+            job: its inputs are blobs of this folder.
+            attempt: another name for another attempt at the same job.
+
+        Raises:
+            Refusal: no_space, runner_failed, job_failed, …: this machine's faults; time and memory are the caller's to judge.
+        """
+        # The code, too: an update in between makes another attempt of it.
+        name = digests.of_json({"job": json.loads(jobs.to_json(job)), "code": code_digest(), "attempt": attempt})[7:39]
+        runner = LocalRunner(self.folder, 1)
+        try:
+            handle = runner.start(name, job, self.blobs)
+            while (status := handle.poll()).state == "running":
+                self._progress(status.step, status.total, status.what)
+                time.sleep(_LOOK)
+        finally:
+            runner.close()
+        if status.state == "failed" and status.code != "limit_exceeded":
+            raise Refusal(status.code, f"the re-run failed here: {status.reason}", hint="repeat the command")
+        return status
+
+
+# ---- jobs ----------------------------------------------------------------------------------------------------------
+
+
+def limits_of(state: Round) -> Limits:
+    """What a model may be, and what its child process may use, in this round."""
+    rules, isolation = state.competition.submission, state.competition.isolation
+    return Limits(
+        architectures=rules.architectures,
+        max_parameters=rules.max_parameters,
+        max_bytes=rules.max_bytes,
+        memory=isolation.memory,
+        wall_seconds=isolation.wall.total_seconds(),
+    )
+
+
+def public_files(state: Round, tasks: Iterable[str]) -> list[str]:
+    """The public files that preparing for these tasks reads."""
+    names = [f"splits/{task}/{split}.parquet" for task in tasks for split in ("preparation", "validation")]
+    return [name for name in [*names, "tokenizer.json"] if name in state.defined["files"]]
+
+
+def preparing(state: Round, model: ModelFiles, stages: Sequence[tuple[str, int]]) -> PrepareJob:
+    """The job that prepares a model for some tasks and seeds, as the round's dispatcher would make it."""
+    files = state.defined["files"]
+    tasks = [state.competition.task(name) for name in dict.fromkeys(task for task, _ in stages)]
+    return PrepareJob(
+        kind="prepare",
+        model=model,
+        tasks=tuple(
+            TaskData(t, files[f"splits/{t.name}/preparation.parquet"], files[f"splits/{t.name}/validation.parquet"])
+            for t in tasks
+        ),
+        recipe=state.competition.preparation,
+        limits=limits_of(state),
+        tokenizer=files.get("tokenizer.json"),
+        stages=tuple(stages),
+    )
+
+
+def evaluating(
+    state: Round,
+    model: ModelFiles,
+    stages: Sequence[tuple[str, int | None, str]],
+    *,
+    inputs: Mapping[str, str],
+    prepared: Mapping[str, str],
+    entrant: str = "again",
+) -> EvaluateJob:
+    """The job that evaluates a model.
+
+    Args:
+        state: the round.
+        model: as submitted.
+        stages: (task, seed, protocol).
+        inputs: task -> digest of the rows to predict.
+        prepared: "task/seed" -> digest of the prepared weights.
+        entrant: whose name the predictions carry.
+    """
+    return EvaluateJob(
+        kind="evaluate",
+        model=model,
+        tasks=tuple(TaskData(state.competition.task(name), holdout_inputs=digest) for name, digest in inputs.items()),
+        recipe=state.competition.preparation,
+        limits=limits_of(state),
+        tokenizer=state.defined["files"].get("tokenizer.json"),
+        entrant=entrant,
+        stages=tuple(stages),
+        prepared=dict(prepared),
+    )
+
+
+# ---- preparing again -----------------------------------------------------------------------------------------------
+
+
+def require_same_code(state: Round) -> None:
+    """Refuse to make again with other code what this code did not make.
+
+    Raises:
+        Refusal: code_other.
+    """
+    if state.defined["code"] != code_digest():
+        raise Refusal(
+            "code_other",
+            f"the round's code is {state.defined['code']}, this machine's {code_digest()}",
+            hint="install the version of acclimate that the round was defined with; `GET /v1/server` names its version",
+        )
+
+
+def prepare(
+    shop: Workshop, state: Round, model: ModelFiles, stages: Sequence[tuple[str, int]], *, attempt: str = ""
+) -> dict[tuple[str, int], Again]:
+    """Prepare a model again; (task, seed) -> what it came to.
+
+    Raises:
+        Refusal: this machine's faults.
+    """
+    status = shop.carry_out(preparing(state, model, stages), attempt=attempt)
+    outcome = status.outcome
+    if outcome is None:
+        # No manifest says what it ran on; the class that the definition declares is what the record has then, too.
+        hardware = state.competition.compute.hardware
+        return dict.fromkeys(stages, Again(None, status.reason, limited=True, hardware=hardware))
+    plain = Again(None, hardware=outcome.hardware, versions=dict(outcome.versions))
+    if outcome.status == "refused":
+        return dict.fromkeys(stages, replace(plain, failed=outcome.reason))
+    selections = {entry["task"]: entry for entry in outcome.results["selections"]}
+    found: dict[tuple[str, int], Again] = {}
+    for entry in outcome.results["prepared"]:
+        if "failed" in entry:
+            made = replace(plain, failed=str(entry["failed"]["reason"]))
+        else:
+            chosen = selections[entry["task"]]
+            selection = {"candidates": chosen["candidates"], "selected": chosen["selected"]}
+            selection |= {"diverged": bool(entry.get("diverged"))}
+            made = replace(plain, prepared=entry["prepared"], selection=selection)
+        found[entry["task"], entry["seed"]] = made
+    return found
+
+
+def selection_of(first: Record) -> dict[str, Any]:
+    """What ModelPrepared says of the selection, as Again has it."""
+    return {
+        "candidates": first["candidates"],
+        "selected": first["selected"],
+        "diverged": "diverged" in first.fields,
+    }
+
+
+def differing(first: Record, again: Again, *, tolerance: float) -> str:
+    """Where two selections differ by more than the tolerance, in words; "" where they don't."""
+    here, there = again.selection, selection_of(first)
+    # With no tolerance everything is equal or not; else two rates that do equally well may change places.
+    if tolerance == 0:
+        same = digests.canonical(_finite(here)) == digests.canonical(there)
+        return "" if same else f"the record's selection is {json.dumps(there)}, here it is {json.dumps(dict(here))}"
+    if [(c["lr"], c["epoch"]) for c in here["candidates"]] != [(c["lr"], c["epoch"]) for c in there["candidates"]]:
+        return f"the record has the candidates {there['candidates']}, here they are {here['candidates']}"
+    for mine, theirs in zip(here["candidates"], there["candidates"], strict=True):
+        if not near(mine["validation"], theirs["validation"], within=tolerance):
+            rate = "the model as submitted" if mine["lr"] is None else f"learning rate {mine['lr']:g}"
+            return f"validation nll of {rate}: {theirs['validation']} in the record, {mine['validation']} here"
+    return ""
+
+
+def near(here: float | None, there: float | None, *, within: float) -> bool:
+    """Whether two numbers are no further apart; what is no number is near its like only."""
+    fine = [value is not None and math.isfinite(value) for value in (here, there)]
+    if not all(fine):
+        return fine == [False, False]
+    assert here is not None and there is not None
+    return abs(here - there) <= within
+
+
+def compare(
+    first: Record, again: Again, *, tolerance: float, measure: Callable[[], tuple[float | None, float | None]]
+) -> Verdict:
+    """Whether a preparation made again agrees with the first one.
+
+    Args:
+        first: its ModelPrepared.
+        again: what it came to here.
+        tolerance: the definition's audit_tolerance, in nats.
+        measure: gives the validation nll of the first prepared model and of the one made here, both by this machine.
+
+    Raises:
+        Refusal: rerun_undecided, where the two machines are not alike enough to tell.
+    """
+    there, alike = str(first["hardware"]), first["hardware"] == again.hardware
+    if "failed" in first.fields or again.failed:
+        return _compare_failures(first, again, alike=alike)
+    equal = first["prepared"] == again.prepared
+    if equal or alike:
+        slack = 0.0 if alike else tolerance
+        wrong = differing(first, again, tolerance=slack) if alike or slack else ""
+        if not equal:
+            other = f"prepared {first['prepared']} in the record, {again.prepared} here, both on {there}"
+            return Verdict(agrees=False, tolerance=0, reason=f"other bytes on the same hardware class: {other}")
+        return Verdict(not wrong, slack, wrong or "the same bytes")
+    if tolerance == 0:
+        raise _undecided(
+            f"the first preparation ran on {there}, this one on {again.hardware}, and the round declares no tolerance",
+            there,
+        )
+    if wrong := differing(first, again, tolerance=tolerance):
+        return Verdict(agrees=False, tolerance=tolerance, reason=wrong)
+    theirs, mine = measure()
+    said = (
+        f"validation nll {_number(theirs)} of the first, {_number(mine)} of this one, both scored on {again.hardware}"
+    )
+    return Verdict(near(mine, theirs, within=tolerance), tolerance, f"{said}; tolerance {tolerance:g}")
+
+
+def _compare_failures(first: Record, again: Again, *, alike: bool) -> Verdict:
+    reason = str(first["failed"]["reason"]) if "failed" in first.fields else ""
+    if reason and again.failed:
+        return Verdict(agrees=True, tolerance=0, reason=f"it failed here, too: {again.failed}"[:2000])
+    if not alike or again.limited:
+        outcome = f"failed ({reason})" if reason else "was prepared"
+        here = f"failed ({again.failed})" if again.failed else "was prepared"
+        sentence = f"it {outcome} on {first['hardware']}, and {here} on {again.hardware}: that may be the machines'"
+        raise _undecided(sentence, str(first["hardware"]))
+    said = f"it failed first ({reason}), and was prepared here" if reason else f"it failed here: {again.failed}"
+    return Verdict(agrees=False, tolerance=0, reason=said[:2000])
+
+
+def _undecided(sentence: str, hardware: str) -> Refusal:
+    hint = f"nothing was sent; run it on a machine of class {hardware}, with the time and memory that the definition allows"
+    return Refusal("rerun_undecided", sentence, hint=hint)
+
+
+def other_versions(first: Mapping[str, str]) -> list[str]:
+    """Where this machine's libraries differ from those the first run had, one line each."""
+    found = []
+    for name, version in sorted(first.items()):
+        try:
+            own = sys.version.split()[0] if name == "python" else metadata.version(name)
+        except metadata.PackageNotFoundError:
+            own = "none"
+        if own != version:
+            found.append(f"{name} {version} there, {own} here")
+    return found
+
+
+def validation_nll(
+    shop: Workshop, state: Round, model: ModelFiles, key: tuple[str, int], *, prepared: str
+) -> float | None:
+    """The validation nll of a prepared model, scored by this machine; None where it is no number.
+
+    Raises:
+        Refusal: this machine's faults; model_invalid, where the file is no weights of this model.
+    """
+    task = state.competition.task(key[0])
+    split = state.defined["files"][f"splits/{task.name}/validation.parquet"]
+    job = evaluating(
+        state,
+        model,
+        [(task.name, key[1], "prepared")],
+        inputs={task.name: split},
+        prepared={f"{task.name}/{key[1]}": prepared},
+    )
+    outcome = shop.carry_out(job).outcome
+    if outcome is None or outcome.status == "refused":
+        reason = outcome.reason if outcome is not None else "it took too long or too much memory"
+        raise Refusal("model_invalid", f"the prepared model {prepared} can't be scored here: {reason}")
+    (file,) = outcome.files
+    with shop.blobs.local(outcome.files[file]) as path:
+        predictions = tables.read(path)
+    with shop.blobs.local(split) as path:
+        return nll(predictions.to_pylist(), tables.read(path).to_pylist(), task)
+
+
+def nll(predictions: list[dict[str, Any]], rows: list[dict[str, Any]], task: Task) -> float | None:
+    """Mean over the rows of −log-likelihood of the target, in nats; None where a prediction is missing or no number."""
+    place = {choice: number for number, choice in enumerate(task.choices)}
+    given = {row["example"]: row["loglikelihoods"] for row in predictions}
+    losses = []
+    for row in rows:
+        found = given.get(row["example"])
+        value = None if found is None else found[place[row["target"]]]
+        if value is None or not math.isfinite(value):
+            return None
+        losses.append(-value)
+    return math.fsum(losses) / len(losses) if losses else None
+
+
+def confirm(shop: Workshop, state: Round, model: ModelFiles, key: tuple[str, int], *, again: Again) -> None:
+    """Make it a second time here: a machine that contradicts itself says nothing of another's work.
+
+    Raises:
+        Refusal: rerun_undecided.
+    """
+    second = prepare(shop, state, model, [key], attempt="second")[key]
+    if replace(second, failed="", versions={}) != replace(again, failed="", versions={}):
+        raise Refusal(
+            "rerun_undecided",
+            f"this machine prepared {key[0]}, seed {key[1]}, twice and got {again.prepared} and {second.prepared}",
+            hint="nothing was sent; check this machine's memory and processor, or use another",
+        )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _number(value: float | None) -> str:
+    return "no number" if value is None else f"{value:.6g}"
