@@ -17,6 +17,7 @@ import httpx
 
 from acclimate import notes
 from acclimate.log import Checkpoint, parse_checkpoint
+from acclimate.redaction import hidden
 from acclimate_competitions.errors import Refusal
 
 CLOCK_TOLERANCE = 300
@@ -59,12 +60,15 @@ def parse_endpoint(text: str) -> Endpoint:
     try:
         parsed = httpx.URL(url)
         verifier = notes.parse_vkey(vkey)
-    except httpx.InvalidURL as error:
+    except (httpx.InvalidURL, ValueError) as error:
         raise Refusal("config_invalid", f"witness {url!r}: {error}", hint=hint) from error
     except Refusal as refusal:
         raise Refusal("config_invalid", f"witness {url!r}: {refusal.sentence}", hint=hint) from refusal
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment or parsed.userinfo:
-        raise Refusal("config_invalid", f"witness {url!r} is not a plain http address", hint=hint)
+    plain = (
+        parsed.scheme in ("http", "https") and parsed.host and not (parsed.query or parsed.fragment or parsed.userinfo)
+    )
+    if not plain or not (parsed.port is None or 0 < parsed.port < 65_536):
+        raise Refusal("config_invalid", f"witness {hidden(url)!r} is not a plain http address", hint=hint)
     if verifier.kind != notes.COSIGNATURE:
         kinds = f"kind {verifier.kind:#04x}, expected {notes.COSIGNATURE:#04x}"
         raise Refusal("config_invalid", f"witness {url!r}: the key {verifier.name} has {kinds}", hint=hint)

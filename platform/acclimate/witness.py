@@ -123,7 +123,7 @@ class Witness:
     def add_checkpoint(self, body: bytes) -> Answer:
         """Cosign a checkpoint, or say why not. The numbers of the statuses are the specification's.
 
-        1. The request parses, else 400.
+        1. The request parses, else 400; where only the note does not, and its log is known, 403.
         2. Its log is known, else 404.
         3. A known key of the log signed, and no line of a known key is false, else 403. The text is a checkpoint, else 400.
         4. The old size is no larger than the checkpoint's, else 400.
@@ -139,7 +139,9 @@ class Witness:
         try:
             asked = Request.parse(body)
         except Refusal as refusal:
-            return _no(400, refusal.sentence)
+            # What is no note is signed by nobody: of a known log that is 403, for whoever spells a signature in another way.
+            first = body.partition(b"\n\n")[2].partition(b"\n")[0].decode("utf-8", "replace")
+            return _no(403 if refusal.code == "proof_invalid" and first in self.logs else 400, refusal.sentence)
         # 2
         origin = asked.note.text.partition("\n")[0]
         if (known := self.logs.get(origin)) is None:

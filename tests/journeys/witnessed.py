@@ -92,6 +92,12 @@ class Running:
         self.process.stdout.close()
 
 
+def acclimate(*words: str) -> "subprocess.CompletedProcess[str]":
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}
+    command = [sys.executable, "-m", "acclimate", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=kept)
+
+
 def make(folder: Path, name: str = "witness.example/w1") -> str:
     """A witness's folder, and its verifier key."""
     return witness_folder.create(folder, name, now=MADE).verifier.text()

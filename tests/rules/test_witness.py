@@ -265,12 +265,22 @@ def malformed(small):
     yield b""
     yield b"\n\n"
     yield head + b"\n\n"
+    yield good.replace(b"log.example", b"log\xff.example")
+    yield good + b"x" * LARGEST_REQUEST
+
+
+def no_notes(small):
+    good = small.grow(5).request(3)
     yield good[:-1]
     yield good + b"\n"
     yield good + b"x"
-    yield good.replace(b"log.example", b"log\xff.example")
+    yield good + "— x y\n".encode()
     yield good.replace(b"\n8\n", b"\n8\x00\n")
-    yield good + b"x" * LARGEST_REQUEST
+    # Base64 with bits that nobody reads: the signature would verify where it is read loosely.
+    assert good.endswith(b"=\n")
+    last = good[-3:-2]
+    order = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    yield good[:-3] + order[order.index(last) + 1 :][:1] + b"=\n"
 
 
 def test_what_does_not_parse_is_400(witness, state, small):
@@ -280,6 +290,12 @@ def test_what_does_not_parse_is_400(witness, state, small):
     assert state.all_seen() == []
     # An empty line more, and the log's name is an empty one.
     assert witness.add_checkpoint(small.request(3).replace(b"\n\n", b"\n\n\n", 1)).status == 404
+
+
+def test_what_is_no_note_is_signed_by_nobody_403(witness, state, small):
+    for body in no_notes(small):
+        assert witness.add_checkpoint(body).status == 403, body
+    assert state.all_seen() == []
 
 
 def test_a_signed_text_that_is_no_checkpoint_is_400(witness, small):
