@@ -17,7 +17,6 @@ most 100 characters, with no empty, `.` or `..` part; no name is another's folde
 an archive: the reader builds each header again from what it read and compares.
 """
 
-import io
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -87,14 +86,16 @@ def write(
     files: Mapping[str, Path],
     row_key: bytes,
     *,
-    watch: Callable[[str], Callable[[bytes], None] | None] = lambda _: None,
-) -> Iterator[bytes]:
+    watch: Callable[[str], Callable[[memoryview], None] | None] = lambda _: None,
+    room: Callable[[], bytearray] = lambda: bytearray(CHUNK),
+) -> Iterator[bytes | memoryview]:
     """The archive's bytes, in pieces of at most 1 MiB.
 
     Args:
         files: name -> file.
         row_key: 32 bytes.
         watch: asked before each file for what is to be called with each piece of it, if anything.
+        room: gives the buffer of the next piece of a file.
 
     Raises:
         Refusal: splits_invalid; file_unreadable, where a file can't be read or changes while it is.
@@ -104,31 +105,42 @@ def write(
         path = files[name]
         try:
             with path.open("rb", buffering=0) as stream:
-                yield from _member(name, stream, size=os.fstat(stream.fileno()).st_size, told=watch(name))
+                size = os.fstat(stream.fileno()).st_size
+                yield member_header(name, size)
+                told, left = watch(name), size
+                while count := stream.readinto(buffer := room()):
+                    left -= count
+                    if left < 0:
+                        break
+                    piece = memoryview(buffer)[:count]
+                    if told is not None:
+                        told(piece)
+                    yield piece
+                if left:
+                    raise Refusal(
+                        "file_unreadable",
+                        f"{name} changed while it was read; {size} bytes were expected",
+                        hint="seal again",
+                    )
+                yield b"\0" * (-size % BLOCK)
         except OSError as error:
             raise Refusal("file_unreadable", f"{path}: {error.strerror or error}") from error
     yield b"\0" * (2 * BLOCK)
 
 
-def _member(name: str, stream: io.FileIO, *, size: int, told: Callable[[bytes], None] | None) -> Iterator[bytes]:
+def member_header(name: str, size: int) -> bytes:
+    """A member's header block, of a size that its field can say.
+
+    Raises:
+        Refusal: splits_invalid.
+    """
     if size > LARGEST_MEMBER:
         raise Refusal(
             "splits_invalid",
             f"{name} has {size} bytes, at most {LARGEST_MEMBER} fit into an archive",
             hint="split it into several Parquet files",
         )
-    yield header(name, size)
-    left = size
-    while chunk := stream.read(CHUNK):
-        left -= len(chunk)
-        if left < 0:
-            break
-        if told is not None:
-            told(chunk)
-        yield chunk
-    if left:
-        raise Refusal("file_unreadable", f"{name} changed while it was read; {size} bytes were expected")
-    yield b"\0" * (-size % BLOCK)
+    return header(name, size)
 
 
 def _padded(data: bytes) -> bytes:

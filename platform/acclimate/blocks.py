@@ -13,6 +13,8 @@ from acclimate_competitions.errors import Refusal
 BLOCK = 1 << 20
 _WAITING = 4  # pieces of at most a block that wait for a hash
 
+Piece = bytes | memoryview
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -41,9 +43,11 @@ def measure(path: Path) -> Measured:
         Refusal: file_unreadable.
     """
     try:
-        with Tally() as tally, path.open("rb") as stream:
-            while piece := stream.read(BLOCK):
-                tally.feed(piece)
+        ring = Ring(BLOCK)
+        with Tally() as tally, path.open("rb", buffering=0) as stream:
+            while size := stream.readinto(ring.current):
+                tally.feed(memoryview(ring.current)[:size])
+                ring.turn()
             return tally.result()
     except OSError as error:
         raise Refusal("file_unreadable", f"{path}: {error.strerror or error}") from error
@@ -62,15 +66,36 @@ def bad_blocks(path: Path, block_hashes: Sequence[bytes], *, block_root: str) ->
     return [i for i in numbers if found[i : i + 1] != tuple(block_hashes[i : i + 1])]
 
 
+class Ring:
+    """Buffers used in turn, since new ones for each piece would cost as much as a third of its hash.
+
+    The next one is free as soon as each piece before it was handed to an Aside (or to the same several): its bounded queue has room for
+    a piece only once the one `_WAITING` before it was taken, and that one is taken only once the one before was done.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._buffers = [bytearray(size) for _ in range(_WAITING + 2)]
+        self._turn = 0
+
+    @property
+    def current(self) -> bytearray:
+        """The buffer to fill now."""
+        return self._buffers[self._turn]
+
+    def turn(self) -> None:
+        """Go on to the next buffer, after the current one was handed over."""
+        self._turn = (self._turn + 1) % len(self._buffers)
+
+
 class Aside:
     """Work on pieces in a thread of its own, in their order; used in a `with` block.
 
     hashlib and the operating system work without the interpreter's lock, so that several such threads cost little more than the longest.
     """
 
-    def __init__(self, work: Callable[[bytes], None], *, waiting: int = _WAITING) -> None:
+    def __init__(self, work: Callable[[Piece], None], *, waiting: int = _WAITING) -> None:
         self._work = work
-        self._queue = queue.Queue[bytes | None](waiting)
+        self._queue = queue.Queue[Piece | None](waiting)
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._drain, daemon=True)
 
@@ -81,8 +106,8 @@ class Aside:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def put(self, piece: bytes) -> None:
-        """Hand over the next piece, which must not change afterwards; waits while too many wait."""
+    def put(self, piece: Piece) -> None:
+        """Hand over the next piece, which must not change until it was worked on; waits while too many wait."""
         self._queue.put(piece)
 
     def finish(self) -> None:
@@ -128,8 +153,8 @@ class Tally:
         for aside in self._asides:
             aside.__exit__()
 
-    def feed(self, piece: bytes) -> None:
-        """Take the next piece; it must not change afterwards."""
+    def feed(self, piece: Piece) -> None:
+        """Take the next piece; it must not change until it was hashed (as a Ring sees to)."""
         self._size += len(piece)
         for aside in self._asides:
             aside.put(piece)
@@ -141,7 +166,7 @@ class Tally:
         hashes = [*self._hashes, self._block.digest()] if self._filled else self._hashes
         return Measured("sha256:" + self._whole.hexdigest(), self._size, tuple(hashes))
 
-    def _blocks(self, piece: bytes) -> None:
+    def _blocks(self, piece: Piece) -> None:
         view = memoryview(piece)
         while view:
             part, view = view[: BLOCK - self._filled], view[BLOCK - self._filled :]
@@ -174,8 +199,8 @@ class Digests:
         self._names.append(name)
         self._aside.put(b"")
 
-    def feed(self, piece: bytes) -> None:
-        """Take the next piece of the file begun last; it must not change afterwards."""
+    def feed(self, piece: Piece) -> None:
+        """Take the next piece of the file begun last; it must not change until it was hashed (as a Ring sees to)."""
         if piece:
             self._aside.put(piece)
 
@@ -185,7 +210,7 @@ class Digests:
         self._end()
         return self._found
 
-    def _take(self, piece: bytes) -> None:
+    def _take(self, piece: Piece) -> None:
         if piece:
             self._state.update(piece)
             self._size += len(piece)

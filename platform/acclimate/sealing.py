@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from acclimate import archive, custody, rows
-from acclimate.blocks import BLOCK, Aside, Digests, Measured, Tally, measure
+from acclimate.blocks import BLOCK, Aside, Digests, Measured, Ring, Tally, measure
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 
@@ -162,27 +162,34 @@ def _encrypt(
     blobs: Digests,
 ) -> Measured:
     """Write the encrypted archive, all of it on the disk in the end; the caller takes the blobs' digests from `blobs`."""
+    plain, cipher = Ring(archive.CHUNK), Ring(_HEADER + _encrypted(archive.CHUNK) + _CHUNK)
 
-    def watch(name: str) -> Callable[[bytes], None] | None:
+    def told(piece: memoryview) -> None:
+        blobs.feed(piece)
+        plain.turn()
+
+    def watch(name: str) -> Callable[[memoryview], None] | None:
         if name.endswith(rows.SUFFIX):
             return None
         blobs.begin(name)
-        return blobs.feed
+        return told
 
     unsettled = 0
     # The disk works while the rest is computed, not only at the end; a piece handed to `settling` has no meaning.
     with Tally() as tally, Aside(lambda _: os.fsync(stream.fileno()), waiting=1) as settling:
-        for piece in archive.write(files, row_key, watch=watch):
-            encrypted = encryptor.update(piece)
+        for piece in archive.write(files, row_key, watch=watch, room=lambda: plain.current):
+            count = encryptor.update_into(piece, cipher.current)
+            encrypted = memoryview(cipher.current)[:count]
             tally.feed(encrypted)
             stream.write(encrypted)
-            unsettled += len(encrypted)
+            cipher.turn()
+            unsettled += count
             if unsettled >= _SETTLE:
                 settling.put(b"")
                 unsettled = 0
-        encrypted = encryptor.finalize()
-        tally.feed(encrypted)
-        stream.write(encrypted)
+        last = encryptor.finalize()
+        tally.feed(last)
+        stream.write(last)
         settling.finish()
         stream.flush()
         os.fsync(stream.fileno())
