@@ -96,7 +96,7 @@ def checkpoint(tx: Tx, quorum: Quorum) -> str:
         Refusal: quorum_missing, where there is none.
     """
     size = newest(tx, quorum)
-    if size == 0:
+    if size == 0 and quorum.number:
         have = {key.partition("+")[0]: size for key, size in sizes(tx, quorum.witnesses).items()}
         told = ", ".join(f"{name}: {f'{size} entries' if size else 'nothing'}" for name, size in have.items())
         raise Refusal(
