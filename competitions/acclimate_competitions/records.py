@@ -113,16 +113,29 @@ def _form(value: object, form: str) -> bool:
             return _object(value, reason="words", log="digest")
         case "choice or null":
             return value is None or _object(value, lr="measure", epoch="number or null")
-        case "candidates":
-            parts = {"lr": "measure", "epoch": "number", "validation": "measure"}
-            return isinstance(value, list) and all(_object(item, **parts) for item in value)
+        case "custodians" | "shares" | "approvals" | "candidates":
+            return isinstance(value, list) and all(_object(item, **_LISTS[form]) for item in value)
+        case "digests":
+            return isinstance(value, dict) and all(digests.is_digest(item) for item in value.values())
+        case "organizer":
+            return isinstance(value, dict) and _object({"name": "", **value}, name="text", ed25519="text")
+        case "text or null":
+            return value is None or isinstance(value, str)
         case "measure":
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return math.isfinite(value)
             return value is None
         case _:
-            names = form.split()
-            return isinstance(value, list) and all(isinstance(item, dict) and set(item) == set(names) for item in value)
+            raise AssertionError(f"no form {form}")
+
+
+# What the objects of a list have: field -> a name of _form.
+_LISTS: dict[str, dict[str, str]] = {
+    "custodians": {"name": "text", "age": "text", "ed25519": "text", "backup": "text or null"},
+    "shares": {"index": "number", "to": "text", "commitment": "digest", "envelope": "digest"},
+    "approvals": {"by": "text", "sig": "text"},
+    "candidates": {"lr": "measure", "epoch": "number", "validation": "measure"},
+}
 
 
 def _object(value: object, **parts: str) -> bool:
@@ -134,7 +147,7 @@ def _object(value: object, **parts: str) -> bool:
     )
 
 
-# What each field holds, where the rules rely on it: a name of _form, or the fields of the objects in a list.
+# What each field holds, where the rules rely on it: a name of _form.
 _FORMS: dict[str, str] = {
     name: form
     for form, names in {
@@ -145,7 +158,9 @@ _FORMS: dict[str, str] = {
         "number or null": "seed",
         "text": "competition name log entrant ed25519 task protocol reason format secret old new",
         "texts": "witnesses evaluators conflicts",
-        "object": "files organizer cost",
+        "object": "cost",
+        "digests": "files",
+        "organizer": "organizer",
         "words": "hardware diverged",
         "tally": "forfeited",
         "failure": "failed",
@@ -155,9 +170,9 @@ _FORMS: dict[str, str] = {
         "amount": "tolerance",
         "auditor": "auditor",
         "checks": "checks",
-        "name age ed25519 backup": "custodians",
-        "index to commitment envelope": "shares",
-        "by sig": "approvals",
+        "custodians": "custodians",
+        "shares": "shares",
+        "approvals": "approvals",
     }.items()
     for name in names.split()
 }
@@ -325,8 +340,13 @@ def _expected(form: str) -> str:
         "failure": "an object of reason (text that is not blank) and log (a digest)",
         "choice or null": "an object of lr and epoch, or null",
         "candidates": "a list of objects of lr, epoch, validation",
+        "custodians": "a list of objects of name, age, ed25519, backup (a text, or null)",
+        "shares": "a list of objects of index (a whole number from 0), to, commitment, envelope (two digests)",
+        "approvals": "a list of objects of by and sig",
+        "digests": "an object of digests",
+        "organizer": "an object of ed25519 and, if wanted, name",
     }
-    return known.get(form, f"a list of objects of {form.replace(' ', ', ')}")
+    return known[form]
 
 
 def verify(record: Record) -> None:

@@ -32,6 +32,7 @@ MOST_SIGNATURES = 100
 LARGEST_NOTE = 1_000_000
 _CONTROL = re.compile("[\x00-\x09\x0b-\x1f]")
 _BLANK_OR_PLUS = re.compile(r"[\s+]")  # \s takes every Unicode space
+_SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of a command line that is not UTF-8
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,8 @@ def parse_vkey(text: str) -> Verifier:
 
 
 def is_name(name: str) -> bool:
-    """Whether a key may have this name: not empty, no space of any kind, no plus, no control character."""
-    return bool(name) and not _BLANK_OR_PLUS.search(name) and not _CONTROL.search(name)
+    """Whether a key may have this name: not empty, UTF-8, no space of any kind, no plus, no control character."""
+    return bool(name) and not any(kind.search(name) for kind in (_BLANK_OR_PLUS, _CONTROL, _SURROGATE))
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,8 @@ def _copy_out(path: Path, folder: Path) -> None:
 
 def _accepted(archive: zipfile.ZipFile, *, bound: int, where: str) -> dict[str, zipfile.ZipInfo]:
     """The members to copy by their name in the bundle: a single folder around all of them is taken off."""
-    members = [member for member in archive.infolist() if not member.is_dir()]
+    # Not is_dir(): it takes a name for granted.
+    members = [member for member in archive.infolist() if not member.filename.endswith("/")]
     if len(members) > MOST_FILES or sum(member.file_size for member in members) > bound:
         raise Failed(where, f"the ZIP would unpack to more than {MOST_FILES} files or {bound} bytes")
     names = [member.filename for member in members]

@@ -1,0 +1,66 @@
+"""The parsers under a coverage-guided fuzzer: nothing but refusals, and what is taken is written again as the same bytes.
+
+1,000 inputs each in `make test`, ten minutes each in `make test-all`; as many at once as there are cores. An input that breaks one is
+printed, and is to be added to the seeds of its target.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+NAMES = (
+    "notes", "keys", "receipts", "proofs", "json", "records", "rules", "shares", "envelopes", "definitions", "archives", "bundles",
+)  # fmt: skip
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("atheris") is None, reason="atheris has no wheel for this Python or machine"
+)
+
+
+def fuzz(name: str, how: str, folder: Path) -> str:
+    """What broke the target, or nothing."""
+    command = [sys.executable, str(HERE / "drive.py"), name, str(folder / name), how]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=900)
+    runs = next((line for line in done.stderr.splitlines() if line.startswith("stat::number_of_executed_units")), "")
+    if done.returncode == 0 and int(runs.split()[-1]) >= 1000:
+        return ""
+    shown = [line for line in done.stderr.splitlines() if not line.startswith(("INFO:", "WARNING:", "#"))]
+    return f"{name}:\n" + "\n".join(shown[-40:])[-4000:]
+
+
+def broken(how: str, folder: Path) -> list[str]:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return [said for said in pool.map(lambda name: fuzz(name, how, folder), NAMES) if said]
+
+
+def test_a_thousand_inputs_each_find_nothing_but_refusals(tmp_path: Path) -> None:
+    assert broken("-runs=1000", tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(len(NAMES) * 900)
+def test_ten_minutes_of_fuzzing_each_find_nothing_but_refusals(tmp_path: Path) -> None:
+    assert broken("-max_total_time=600", tmp_path) == []
+
+
+def test_a_fault_is_found_and_told(tmp_path: Path) -> None:
+    """The fuzzer would see one: a target that breaks on what it takes."""
+    program = (
+        f"import sys; sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent / 'journeys')!r}]\n"
+        "import drive, parsers\n"
+        "def broken(data):\n"
+        "    parsers.same(data[:2], b'ab') if data[:1] == b'a' else None\n"
+        "parsers.TARGETS['broken'] = parsers.Target(broken, lambda: [b'b'])\n"
+        f"drive.main('broken', {str(tmp_path)!r}, '-runs=1000000')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, errors="replace", timeout=120
+    )
+    assert done.returncode != 0
+    assert "became b'ab'" in done.stderr
