@@ -230,10 +230,8 @@ def defined(live: Live, folder: Path, *, name: str = "tiny", **changes: Any) -> 
         "release_by": format_time(START + timedelta(days=10)),
         "k": 2,
         "custodians": custodians,
-        "witnesses": [],
-        "quorum": 0,
         "organizer": {"name": "organizer", "ed25519": live.organizer().public},
-        **{key: server[key] for key in ("code", "log", "evaluators")},
+        **{key: server[key] for key in ("code", "log", "evaluators", "witnesses", "quorum")},
         **changes,
     }
     return staged, live.organizer().sign("RoundDefined", "", **staged.fields)

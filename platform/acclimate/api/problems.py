@@ -41,7 +41,7 @@ def problem(request: Request, refusal: Refusal, *, status: int | None = None) ->
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, Refusal)
-    if error.status >= 500 and error.code != "busy":
+    if error.status >= 500 and error.code not in ("busy", "quorum_missing"):
         facts = {"request_id": request.state.request_id, "code": error.code, "reason": error.sentence}
         _log.error("request %s: %s: %s", request.state.request_id, error.code, error.sentence, extra={"facts": facts})
     return problem(request, error)

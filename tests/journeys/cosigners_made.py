@@ -1,0 +1,101 @@
+"""Real witnesses for tests of a server: each a folder of its own and an HTTP server in a thread, which can be stopped and started again."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import live
+import uvicorn
+
+from acclimate import notes, witness_folder, witness_http
+from acclimate.config import Settings
+from acclimate.service import identity
+from acclimate.store import Store
+from acclimate.witness import Witness
+
+WITHIN = 60.0
+
+
+class Partner:
+    """A witness at a partner institution."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.identity = witness_folder.create(folder, name, now=0)
+        with witness_http.listen("127.0.0.1", 0) as probe:
+            self.port = probe.getsockname()[1]
+        self._server: uvicorn.Server | None = None
+
+    @property
+    def verifier(self) -> notes.Verifier:
+        return self.identity.verifier
+
+    @property
+    def text(self) -> str:
+        """As the setting `witnesses` names it."""
+        return f"http://127.0.0.1:{self.port} {self.verifier.text()}"
+
+    def size(self, origin: str) -> int:
+        """How many entries it has cosigned."""
+        memory = self.identity.memory()
+        try:
+            seen = memory.seen(origin)
+            return seen.size if seen is not None else 0
+        finally:
+            memory.close()
+
+    def start(self, *logs: str, clock: Callable[[], float] = time.time) -> None:
+        memory = self.identity.memory()
+        known = [notes.parse_vkey(text) for text in logs]
+        name, key = self.identity.verifier.name, self.identity.keys.ed25519
+        listener = witness_http.listen("127.0.0.1", self.port)
+        server = witness_http.server(witness_http.App(Witness(name, key, logs=known, state=memory, clock=clock)))
+
+        def run() -> None:
+            with listener:
+                server.run(sockets=[listener])
+            memory.close()
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+        self._server = server
+        while not server.started:
+            assert self._thread.is_alive()
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+            self._thread.join(20)
+            self._server = None
+
+
+@contextmanager
+def partners(folder: Path, *names: str) -> Iterator[list[Partner]]:
+    with ExitStack() as stack:
+        made = [Partner(folder / name, name) for name in names]
+        for partner in made:
+            stack.callback(partner.stop)
+        yield made
+
+
+@contextmanager
+def server(folder: Path, made: Sequence[Partner], *, quorum: int, **given: Any) -> Iterator[live.Live]:
+    """A live server whose checkpoints these witnesses cosign."""
+    words = {"witnesses": [partner.text for partner in made], "quorum": quorum, **given}
+    with live.serve(folder, **words) as running:
+        yield running
+
+
+def log_key(settings: Settings, store: Store) -> str:
+    return identity.load(settings, store).vkey
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    end = time.monotonic() + WITHIN
+    while not (found := condition()):
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+    return found

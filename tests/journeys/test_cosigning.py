@@ -1,0 +1,357 @@
+"""A server whose log is cosigned by real witnesses: to the quorum, past witnesses that are down, late, or see another log."""
+
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import live
+import pytest
+import rounds_made
+from cosigners_made import Partner, log_key, partners, server, until
+from databases import refused, settings, store
+from sqlalchemy import select
+
+from acclimate import config, cosignatures, cosigners, log, notes, witness_http
+from acclimate.cosignatures import Quorum
+from acclimate.cosigners import parse_endpoints
+from acclimate.cosigning import Cosigner
+from acclimate.sequencer import Sequencer
+from acclimate.service import identity
+from acclimate.store import Store, log_checkpoints
+from acclimate.store import cosignatures as table
+from acclimate_competitions import records
+
+__all__ = ["settings", "store"]
+
+NAMES = ("w1.example.org", "w2.example.org", "w3.example.org")
+
+
+@pytest.fixture
+def three(tmp_path: Path):
+    with partners(tmp_path / "witnesses", *NAMES) as made:
+        yield made
+
+
+def opened(text: str, vkey: str, made: list[Partner]) -> log.SignedCheckpoint:
+    return log.open_checkpoint(text, notes.parse_vkey(vkey), [partner.verifier for partner in made])
+
+
+def cosigned(client, **params: str):
+    return client.get("/v1/log/checkpoint", params={"cosigned": "true", **params})
+
+
+# ---- over HTTP -----------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_and_receipts_carry_the_quorums_cosignatures(three, tmp_path):
+    with server(tmp_path, three, quorum=2, metrics="on") as running:
+        key, anyone = log_key(running.settings, running.store), running.anyone()
+        about = anyone.get("/v1/server").json()
+        assert (about["witnesses"], about["quorum"]) == ([one.verifier.text() for one in three], 2)
+        # Before the first: the code, and who lacks.
+        answer = cosigned(anyone)
+        assert answer.status_code == 503 and answer.json()["code"] == "quorum_missing"
+        assert all(name in answer.json()["detail"] for name in NAMES) and answer.json()["hint"]
+        for partner in three[:2]:
+            partner.start(key)
+        staged = live.create(running, tmp_path)
+        assert (staged.fields["witnesses"], staged.fields["quorum"]) == (about["witnesses"], 2)
+        until(lambda: cosigned(anyone).status_code == 200)
+        receipt = log.Receipt.parse(anyone.get("/v1/log/proof/0").text)
+        record, signed = receipt.open(notes.parse_vkey(key), [one.verifier for one in three])
+        assert record.type == "RoundDefined"
+        assert set(signed.cosigned) == {one.verifier.text() for one in three[:2]}
+        assert all(abs(seconds - time.time()) < 3600 for seconds in signed.cosigned.values())
+        # The third comes later; the newest checkpoint then has its line, too.
+        three[2].start(key)
+        until(lambda: len(opened(anyone.get("/v1/log/checkpoint").text, key, three).cosigned) == 3)
+        live.seal(staged)
+        size = opened(anyone.get("/v1/log/checkpoint").text, key, three).checkpoint.size
+        assert size == 2
+        found = log.Receipt.parse(anyone.get("/v1/log/proof/1").text)
+        _, signed = found.open(notes.parse_vkey(key), [one.verifier for one in three])
+        assert signed.checkpoint.size == 2 and len(signed.cosigned) >= 2
+        until(lambda: anyone.get("/readyz").json()["checks"]["witnesses"] == "ok")
+        numbers = until(lambda: (text := anyone.get("/metrics").text) and "uncosigned_entries 0" in text and text)
+        assert "acclimate_log_uncosigned_age_seconds 0.0" in numbers
+        assert 'acclimate_witness_entries{witness="w1.example.org"}' in numbers
+        by_round = cosigned(anyone, round=staged.round)
+        assert opened(by_round.text, key, three).checkpoint.size == 2
+        assert cosigned(anyone, round="nothing").json()["code"] == "round_unknown"
+
+
+def test_with_its_witnesses_down_the_round_goes_on_and_everybody_is_told(three, tmp_path, monkeypatch):
+    monkeypatch.setattr("acclimate.health.COSIGNED_WITHIN", 0.0)
+    with server(tmp_path, three, quorum=2, metrics="on") as running:
+        key, anyone = log_key(running.settings, running.store), running.anyone()
+        three[0].start(key)
+        staged = live.open_round(running, tmp_path)
+        assert running.phase(staged.round) == "open"
+        # One of three has signed; no quorum has, and receipts come without.
+        receipt = log.Receipt.parse(anyone.get("/v1/log/proof/0").text)
+        record, signed = receipt.open(notes.parse_vkey(key), [one.verifier for one in three])
+        assert record.type == "RoundDefined" and len(signed.cosigned) < 2
+        assert cosigned(anyone).json()["code"] == "quorum_missing"
+        running.clock.forward(minutes=5)
+        answer = until(lambda: (got := anyone.get("/readyz")) and "witness_unreachable" in got.text and got)
+        assert answer.status_code == 200 and answer.json()["status"] == "ready"
+        assert f"{NAMES[1]}: witness_unreachable" in answer.json()["checks"]["witnesses"]
+        entries = int(anyone.get("/v1/log/checkpoint").text.splitlines()[1])
+        numbers = until(
+            lambda: (text := anyone.get("/metrics").text) and f"uncosigned_entries {entries}" in text and text
+        )
+        assert "acclimate_ready 1.0" in numbers
+        # They come back, and what was missed is made good without anybody's doing.
+        three[1].start(key)
+        until(lambda: cosigned(anyone).status_code == 200)
+        receipt = log.Receipt.parse(anyone.get("/v1/log/proof/0").text)
+        assert len(receipt.open(notes.parse_vkey(key), [one.verifier for one in three])[1].cosigned) == 2
+
+
+def test_who_waits_for_a_receipt_takes_no_place_from_others(three, tmp_path):
+    with server(tmp_path, three, quorum=3) as running:
+        staged = live.create(running, tmp_path)
+        # Nobody cosigns: all of these wait, more than there are threads, and others are served meanwhile.
+        answers, anyone = [], running.anyone()
+
+        def ask() -> None:
+            answer = httpx.get(f"{running.url}/v1/log/proof/0", trust_env=False, timeout=60)
+            answers.append(answer.status_code)
+
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(60)]
+        for thread in threads:
+            thread.start()
+        served = 0
+        while any(thread.is_alive() for thread in threads):
+            assert anyone.get(staged.path).status_code == 200
+            served += 1
+        assert answers == [200] * 60 and served > 1
+
+
+def test_a_round_for_other_witnesses_is_refused(three, tmp_path):
+    with server(tmp_path, three[:1], quorum=1) as running:
+        staged = live.create(running, tmp_path)
+        fields = {**staged.fields, "name": "other", "witnesses": [], "quorum": 0}
+        body = running.organizer().sign("RoundDefined", "", **fields)
+        answer = running.organizer().post("/v1/rounds", body)
+        assert answer.json()["code"] == "guard_failed"
+        assert {problem.split(" ")[0] for problem in answer.json()["problems"]} == {"witnesses", "quorum"}
+        assert three[0].verifier.text() in str(answer.json()["problems"])
+
+
+# ---- below HTTP: on each database -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def logged(settings, store, tmp_path):
+    """A log that grows by `add()`, its sequencer, and its key."""
+    request = rounds_made.request(store.blobs, tmp_path / "made")
+    known = identity.begin(settings, store)
+    sequencer = Sequencer(store, known.signer)
+    count = iter(range(10**6))
+
+    def add(number: int = 1) -> int:
+        for _ in range(number):
+            fields = {**request["fields"], "name": f"r{next(count)}"}
+            with store.transaction() as tx:
+                tx.append(records.sign("RoundDefined", "", fields, key=rounds_made.key("organizer")))
+        return sequencer.advance()
+
+    yield add, sequencer, known.vkey
+    sequencer.close()
+
+
+def asks(store: Store, sequencer: Sequencer, made: list[Partner], *, quorum: int) -> Cosigner:
+    return Cosigner(store, sequencer, parse_endpoints([one.text for one in made]), quorum=quorum)
+
+
+def lines_of(store: Store, size: int) -> int:
+    with store.snapshot() as tx:
+        return len(tx.execute(select(table.c.witness).where(table.c.size == size)).all())
+
+
+def test_two_processes_collect_to_one_quorum_and_keep_each_line_once(settings, store, logged, three, tmp_path):
+    add, sequencer, key = logged
+    given = {"database": settings.database, "blobs": settings.blobs, "server_keys": str(settings.keys)}
+    beside = Store.open(config.load(tmp_path / "beside", environ={}, given=given))
+    second = Sequencer(beside, identity.load(settings, store).signer)
+    for partner in three:
+        partner.start(key)
+    both = [asks(store, sequencer, three, quorum=3), asks(beside, second, three, quorum=3)]
+    for one in both:
+        one.start()
+    try:
+        for _ in range(5):
+            size = add(3)
+            second.advance()
+            until(lambda size=size: all(one.reached >= size for one in both))
+        until(lambda: lines_of(store, size) == 3)
+        assert (
+            len({one.size(log.parse_checkpoint(notes.parse_note(sequencer.checkpoint()).text).origin) for one in three})
+            == 1
+        )
+    finally:
+        for one in both:
+            one.close()
+        beside.close()
+
+
+def test_what_one_process_began_another_ends_when_it_is_gone(store, logged, three):
+    add, sequencer, key = logged
+    size = add()
+    for partner in three:
+        partner.start(key)
+    first, second = (asks(store, sequencer, three, quorum=3) for _ in range(2))
+    first.step()
+    assert first.reached == size and lines_of(store, size) == 3
+    size = add()
+    # The first has the lease, and the other asks nobody.
+    second.step()
+    assert lines_of(store, size) == 0
+    first.close()
+    second.step()
+    assert second.reached == size and lines_of(store, size) == 3
+    second.close()
+
+
+def test_a_witness_that_hangs_keeps_no_quorum_waiting(store, logged, three, tmp_path):
+    add, sequencer, key = logged
+    for partner in three[:2]:
+        partner.start(key)
+    # It takes the connection and says nothing.
+    with witness_http.listen("127.0.0.1", three[2].port):
+        cosigner = asks(store, sequencer, three, quorum=2)
+        for _ in range(3):
+            size = add()
+            began = time.monotonic()
+            cosigner.step()
+            assert cosigner.reached == size
+            # Not a tenth of what it may take with its answer.
+            assert time.monotonic() - began < cosigner.witnesses[2].pause * 5
+        cosigner.close()
+
+
+def test_a_witness_is_asked_anew_from_what_it_has(store, logged, three):
+    add, sequencer, key = logged
+    three[0].start(key)
+    first = asks(store, sequencer, three[:1], quorum=1)
+    add(5)
+    first.step()
+    first.close()
+    # Cosignatures are lost, as in a database that was put back; the witness knows what it has signed.
+    with store.transaction() as tx:
+        tx.execute(table.delete())
+    size = add(3)
+    again = asks(store, sequencer, three[:1], quorum=1)
+    again.step()
+    assert again.reached == size
+    again.close()
+
+
+def test_a_witness_that_saw_another_history_disagrees_and_is_told_of(store, logged, three, caplog):
+    add, sequencer, key = logged
+    add(4)
+    three[0].start(key)
+    # Somebody with the log's key has shown this witness another log.
+    other = log.Tree(log.leaf_hash(b"%d" % number) for number in range(3))
+    signer = sequencer._signer
+    forged = log.sign_checkpoint(signer, 3, other.root())
+    with httpx.Client() as client:
+        cosigners.ask(parse_endpoints([three[0].text])[0], forged, old=0, proof_of=lambda _: [], client=client)
+    cosigner = asks(store, sequencer, three[:1], quorum=1)
+    cosigner.step()
+    assert cosigner.witnesses[0].problem == "witness_disagrees" and cosigner.reached == 0
+    assert any(row.levelname == "ERROR" and NAMES[0] in row.getMessage() for row in caplog.records)
+    assert lines_of(store, 4) == 0
+    # Signing goes on.
+    assert add() == 5
+    cosigner.close()
+
+
+def test_a_witness_with_a_wrong_clock_gives_nothing_that_is_kept(store, logged, three):
+    add, sequencer, key = logged
+    size = add()
+    three[0].start(key, clock=lambda: time.time() + 86_400)
+    cosigner = asks(store, sequencer, three[:1], quorum=1)
+    cosigner.step()
+    assert cosigner.witnesses[0].problem and lines_of(store, size) == 0
+    cosigner.close()
+
+
+def cosign(store: Store, partner: Partner, size: int) -> None:
+    """A line as a witness would have given it."""
+    with store.transaction() as tx:
+        note = tx.execute(select(log_checkpoints.c.note).where(log_checkpoints.c.size == size)).scalar_one()
+        text = notes.parse_note(note).text
+        name, key = partner.identity.verifier.name, partner.identity.keys.ed25519
+        line = notes.cosign(text, name=name, key=key, time=int(time.time()))
+        assert cosignatures.keep(tx, size, partner.verifier, line)
+        assert not cosignatures.keep(tx, size, partner.verifier, line)
+
+
+def test_which_checkpoint_came_first_to_its_quorum_never_changes(store, logged, three):
+    add, _, key = logged
+    for size in range(1, 7):
+        assert add() == size
+    quorum = Quorum(tuple(one.verifier.text() for one in three), 2)
+    for partner, size in ((0, 2), (1, 3), (0, 4), (1, 4), (2, 2), (0, 6), (2, 6)):
+        cosign(store, three[partner], size)
+    with store.snapshot() as tx:
+        found = cosignatures.Reached(tx, quorum, above=0)
+        # 4 came to its quorum before 2 did, which therefore never was the first to hold anything.
+        assert [found.covering(index) for index in range(7)] == [4, 4, 4, 4, 6, 6, None]
+        before = {size: found.lines(size) for size in (2, 4, 6)}
+        assert before[2] == "" and len(before[4].splitlines()) == 2
+        newest = opened(cosignatures.checkpoint(tx, quorum), key, three)
+        assert newest.checkpoint.size == 6 and len(newest.cosigned) == 2
+        assert cosignatures.Reached(tx, Quorum(quorum.witnesses, 3), above=0).covering(0) is None
+    # More lines later, under earlier checkpoints and the same ones: nothing that was chosen moves.
+    for partner, size in ((2, 3), (2, 4), (1, 6), (0, 1), (1, 1), (0, 5), (1, 5)):
+        cosign(store, three[partner], size)
+    with store.snapshot() as tx:
+        later = cosignatures.Reached(tx, quorum, above=0)
+        assert [later.covering(index) for index in range(7)] == [4, 4, 4, 4, 6, 6, None]
+        assert {size: later.lines(size) for size in (2, 4, 6)} == before
+        assert len(opened(cosignatures.checkpoint(tx, quorum), key, three).cosigned) == 3
+        strangers = Quorum((three[0].verifier.text(),), 1)
+        assert cosignatures.newest(tx, strangers) == 6
+        refused("quorum_missing", cosignatures.checkpoint, tx, Quorum(quorum.witnesses[:1] * 1, 2))
+
+
+# ---- settings ------------------------------------------------------------------------------------------------------
+
+
+def test_settings_of_witnesses_are_read_from_file_and_environment(three, tmp_path):
+    texts = [one.text for one in three]
+    file = tmp_path / "acclimate.toml"
+    lines = ",\n".join(f'  "{text}"' for text in texts)
+    file.write_text(f"quorum = 2\nwitnesses = [\n{lines}\n]\n", "utf-8")
+    found = config.load(tmp_path, file=file, environ={})
+    assert found.witnesses == tuple(texts) and found.quorum == 2
+    environ = {"ACCLIMATE_WITNESSES": f"{texts[0]} ; {texts[1]}\n{texts[2]};", "ACCLIMATE_QUORUM": "3"}
+    assert config.load(tmp_path, environ=environ).witnesses == tuple(texts)
+    assert config.load(tmp_path, environ={"ACCLIMATE_WITNESSES": ""}).witnesses == ()
+    assert config.shown("witnesses", found.witnesses) == "; ".join(texts)
+
+
+def test_impossible_settings_of_witnesses_are_refused_with_what_is_wrong(three, tmp_path):
+    text = three[0].text
+    url, key = text.split()
+    log_kind = log.Signer("log.example.org", rounds_made.key("log")).vkey
+    for given, quorum, told in (
+        ([text], 2, "2 of 1 witnesses can't be reached"),
+        ([], 1, "1 of 0 witnesses can't be reached"),
+        ([url], 1, "expected 2"),
+        ([f"{url} {key[:-4]}AAAA"], 1, "verifier key"),
+        ([f"{url} {log_kind}"], 1, "expected 0x04"),
+        ([f"ftp://w.example.org {key}"], 1, "plain http address"),
+        ([f"http://user:secret@w.example.org {key}"], 1, "plain http address"),
+        ([text, f"http://elsewhere.example.org {key}"], 1, "one key"),
+        (7, 0, "must be a list"),
+    ):
+        refusal = refused(
+            "config_invalid", config.load, tmp_path, environ={}, given={"witnesses": given, "quorum": quorum}
+        )
+        assert any(told in problem for problem in refusal.problems), (given, refusal.problems)
+        assert "secret" not in str(refusal.problems).replace("user:secret@w", "") or "secret" not in str(given)
