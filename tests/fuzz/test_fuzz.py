@@ -31,7 +31,7 @@ def fuzz(name: str, how: str, folder: Path) -> str:
     if done.returncode == 0 and int(runs.split()[-1]) >= 1000:
         return ""
     shown = [line for line in done.stderr.splitlines() if not line.startswith(("INFO:", "WARNING:", "#"))]
-    return f"{name}:\n" + "\n".join(shown[-40:])[-4000:]
+    return f"{name}:\n{done.stdout[-3000:]}\n" + "\n".join(shown[-40:])[-3000:]
 
 
 def broken(how: str, folder: Path) -> list[str]:
@@ -63,4 +63,4 @@ def test_a_fault_is_found_and_told(tmp_path: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, errors="replace", timeout=120
     )
     assert done.returncode != 0
-    assert "became b'ab'" in done.stderr
+    assert "became b'ab'" in done.stdout
