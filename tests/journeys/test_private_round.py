@@ -208,9 +208,12 @@ def check_report(staged: Staged, lab: Actor) -> None:
     refused(lab.post(address, other.sign("RoundAudited", staged.round, **fields)), "signature_invalid", 403)
     older = lab.sign("RoundAudited", staged.round, **{**fields, "ranking": digests.of_bytes(b"?")})
     refused(lab.post(address, older), "guard_failed", 409)
+    waits = staged.live.anyone().get(staged.path).json()
+    assert waits["waiting_for"] == ["the report of lab"] and "audit report" in waits["next"]
     first = lab.post(address, record)
     assert first.status_code == 200, first.text
     assert lab.post(address, record).json() == first.json()
+    assert staged.live.anyone().get(staged.path).json()["waiting_for"] == []
     with connection.Client(staged.live.url) as anybody:
         path = anybody.bundle(staged.round, staged.folder / "later.zip")
     found = {check.name: check for check in verify.verify(path).checks}

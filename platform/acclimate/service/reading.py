@@ -194,6 +194,10 @@ def _upcoming(tx: Tx, state: Round) -> dict[str, Any]:
             text = f"the organizer publishes the ranking: acclimate round publish {state.id}"
             return found | {"text": text, "waiting_for": ["the published ranking"]}
         case Phase.PUBLISHED:
+            if state.private and not any(report["ranking"] == state.rankings[-1][0] for report in state.reports):
+                assert state.auditor is not None, "a private holdout needs an auditor"
+                text = f"the ranking is published; the auditor reports on the whole bundle: acclimate audit report {state.id}"
+                return found | {"text": text, "waiting_for": [f"the report of {state.auditor['name']}"]}
             return found | {"text": "nothing: the ranking is published"}
     return found | {"text": "nothing: the round is void"}
 
