@@ -2,12 +2,14 @@
 
 The content follows from the round's records and blobs alone: the log is cut at the first checkpoint that holds the round's last record,
 names are sorted, tables and JSON are written in one way. Written twice, a bundle is the same bytes; the log's other
-rounds may have gone on meanwhile.
+rounds may have gone on meanwhile. Where the round has witnesses, "the first checkpoint" is the first that its quorum cosigned, with the
+quorum's lines; one that no quorum has cosigned yet stands in for it without them, and the bundle is another once one has.
 
 Where the holdout stays private there are two: the whole bundle, for organizer and auditor, and the public one, which has neither shares
 nor holdout, predictions and scores. Both open the drawn rows (drawn_rows.py).
 """
 
+import bisect
 import secrets
 import shutil
 import time
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, select
 
 from acclimate import drawn_rows, log, rows, table_blobs
+from acclimate.cosignatures import Quorum, Reached
 from acclimate.service import publish, release
 from acclimate.store import Store, Tx, log_checkpoints, submissions
 from acclimate_competitions import digests
@@ -85,13 +88,19 @@ def write(store: Store, blobs: Blobs, round_id: str, out: Path, *, whole: bool =
     return out
 
 
+def is_cosigned(tx: Tx, state: Round) -> bool:
+    """Whether a bundle of now ends with a checkpoint that the round's quorum cosigned; always where it asks for none."""
+    quorum, last = Quorum.of_round(state.defined.fields), tx.last(state.id)
+    return quorum.number == 0 or Reached(tx, quorum, above=last).covering(last) is not None
+
+
 def _await_checkpoint(store: Store, round_id: str) -> None:
-    """Wait, not for long, until the sequencer has signed the round's last record."""
+    """Wait, not for long, until the sequencer has signed the round's last record, and its witnesses have."""
     until = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         with store.snapshot() as tx:
             signed = tx.execute(select(func.max(log_checkpoints.c.size))).scalar() or 0
-            if signed > tx.last(round_id):
+            if signed > tx.last(round_id) and is_cosigned(tx, tx.round(round_id)):
                 return
         time.sleep(0.05)
 
@@ -146,37 +155,57 @@ class _Writer:
 
 def _write_log(writer: _Writer, tx: Tx, state: Round) -> None:
     own = tx.records(state.id)
-    notes = _notes(tx)
-    size = _covering(notes, own[-1][0], state)
-    entries = tx.entries(0, size)
+    checkpoints = _Checkpoints(tx, state, first=own[0][0])
+    size = checkpoints.covering(own[-1][0])
+    entries, note = tx.entries(0, size), checkpoints.note(size)
     writer.lines("entries.jsonl", entries)
-    writer.data("checkpoint", notes[size].encode())
+    writer.data("checkpoint", note.encode())
     # Of a hand-over of the log's key the one that both keys signed, whoever asked for it.
     rotated = {index + 1 for index, _ in tx.records("") if index < size}
-    for kept in sorted({_covering(notes, index, state) for index in _milestones(own, state)} | rotated):
-        writer.data(f"checkpoints/{kept}", notes[kept].encode())
+    for kept in sorted({checkpoints.covering(index) for index in _milestones(own, state)} | rotated):
+        writer.data(f"checkpoints/{kept}", checkpoints.note(kept).encode())
     tree = log.Tree(log.leaf_hash(entry) for entry in entries)
     for index, record in own:
         if record.type == "SubmissionAccepted":
             proof = tuple(tree.inclusion_proof(index))
-            writer.data(
-                f"receipts/{index}.tlog-proof", log.Receipt(index, entries[index], proof, notes[size]).text().encode()
-            )
+            receipt = log.Receipt(index, entries[index], proof, note)
+            writer.data(f"receipts/{index}.tlog-proof", receipt.text().encode())
 
 
-def _notes(tx: Tx) -> dict[int, str]:
-    rows = tx.execute(select(log_checkpoints.c.size, log_checkpoints.c.note).order_by(log_checkpoints.c.size)).all()
-    return {row.size: row.note for row in rows}
+class _Checkpoints:
+    """The log's checkpoints, and which of them a bundle shows.
 
+    Args:
+        tx: a transaction.
+        state: the round.
+        first: index of its first record.
+    """
 
-def _covering(notes: Mapping[int, str], index: int, state: Round) -> int:
-    """The size of the first checkpoint that holds a log entry."""
-    size = next((size for size in notes if size > index), None)
-    if size is None:
-        raise Refusal(
-            "busy", f"no checkpoint holds log entry {index} of round {state.id} yet", hint="try again in a second"
-        )
-    return size
+    def __init__(self, tx: Tx, state: Round, *, first: int) -> None:
+        rows = tx.execute(select(log_checkpoints.c.size, log_checkpoints.c.note).order_by(log_checkpoints.c.size)).all()
+        self._notes = {int(row.size): str(row.note) for row in rows}
+        self._sizes, self._round = list(self._notes), state.id
+        quorum = Quorum.of_round(state.defined.fields)
+        self._reached = Reached(tx, quorum, above=first) if quorum.number else None
+
+    def covering(self, index: int) -> int:
+        """The size of the first checkpoint that holds a log entry: of those that the quorum cosigned, if one of them does.
+
+        Raises:
+            Refusal: busy.
+        """
+        cosigned = self._reached.covering(index) if self._reached is not None else None
+        if cosigned is not None:
+            return cosigned
+        at = bisect.bisect_right(self._sizes, index)
+        if at == len(self._sizes):
+            sentence = f"no checkpoint holds log entry {index} of round {self._round} yet"
+            raise Refusal("busy", sentence, hint="try again in a second")
+        return self._sizes[at]
+
+    def note(self, size: int) -> str:
+        """The checkpoint of a size, with the lines of its quorum."""
+        return self._notes[size] + (self._reached.lines(size) if self._reached is not None else "")
 
 
 def _milestones(own: list[tuple[int, Record]], state: Round) -> list[int]:

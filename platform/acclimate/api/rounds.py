@@ -171,19 +171,21 @@ def _made(
     *,
     media: str,
 ) -> FileResponse:
-    """A file of the round's results, made on first demand and again where the log of the round has grown.
+    """A file of the round's results, made on first demand and again where the log of the round has grown, or witnesses have cosigned it.
 
     One is made at a time, and nobody waits for it in a thread that others need: whoever comes meanwhile is told to ask again.
 
     Raises:
         Refusal: phase_wrong; busy, while a file of results is being made.
     """
+    from acclimate import bundle as bundles
+
     with here.store.snapshot() as tx:
         state = finding.find(tx, given)
         publish.require_results(tx, state, account)
-        last = tx.last(state.id)
+        last, cosigned = tx.last(state.id), bundles.is_cosigned(tx, state)
     folder = here.settings.reports / state.id
-    path = folder / f"{last}-{file}"
+    path = folder / f"{last}-{file if cosigned else f'uncosigned-{file}'}"
     if not path.exists():
         if not here.making.acquire(blocking=False):
             sentence = f"{file.partition('.')[0]} of round {state.id}: results are being made, one file at a time"
