@@ -55,23 +55,24 @@ def parse_endpoint(text: str) -> Endpoint:
     hint = "a witness is its address, a blank and its key: https://witness.example.org witness.example.org+hash+key"
     parts = text.split() if isinstance(text, str) else []
     if len(parts) != 2:
-        raise Refusal("config_invalid", f"witness {text!r}: {len(parts)} words, expected 2", hint=hint)
+        raise Refusal("config_invalid", f"witness {hidden(str(text))!r}: {len(parts)} words, expected 2", hint=hint)
     url, vkey = parts[0].rstrip("/"), parts[1]
+    shown = hidden(url)
     try:
         parsed = httpx.URL(url)
         verifier = notes.parse_vkey(vkey)
     except (httpx.InvalidURL, ValueError) as error:
-        raise Refusal("config_invalid", f"witness {url!r}: {error}", hint=hint) from error
+        raise Refusal("config_invalid", f"witness {shown!r}: {error}", hint=hint) from error
     except Refusal as refusal:
-        raise Refusal("config_invalid", f"witness {url!r}: {refusal.sentence}", hint=hint) from refusal
+        raise Refusal("config_invalid", f"witness {shown!r}: {refusal.sentence}", hint=hint) from refusal
     plain = (
         parsed.scheme in ("http", "https") and parsed.host and not (parsed.query or parsed.fragment or parsed.userinfo)
     )
     if not plain or not (parsed.port is None or 0 < parsed.port < 65_536):
-        raise Refusal("config_invalid", f"witness {hidden(url)!r} is not a plain http address", hint=hint)
+        raise Refusal("config_invalid", f"witness {shown!r} is not a plain http address", hint=hint)
     if verifier.kind != notes.COSIGNATURE:
         kinds = f"kind {verifier.kind:#04x}, expected {notes.COSIGNATURE:#04x}"
-        raise Refusal("config_invalid", f"witness {url!r}: the key {verifier.name} has {kinds}", hint=hint)
+        raise Refusal("config_invalid", f"witness {shown!r}: the key {verifier.name} has {kinds}", hint=hint)
     return Endpoint(url, verifier)
 
 

@@ -95,6 +95,7 @@ def test_a_witness_is_named_by_address_and_key() -> None:
     [
         "",
         "https://w.example.org",
+        "https://user:secret@w.example.org",
         VERIFIER.text(),
         f"{VERIFIER.text()} https://w.example.org",
         f"w.example.org {VERIFIER.text()}",
