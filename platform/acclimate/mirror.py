@@ -97,14 +97,23 @@ def opened(folder: Path, known: str | None) -> Iterator[Kept]:
 def check(folder: Path, known: str | None = None) -> Followed:
     """Check what a mirror holds, offline.
 
+    Args:
+        folder: the mirror's.
+        known: a key that must be among the log's; None for whatever the mirror was begun with.
+
     Raises:
         Refusal: file_unreadable, log_inconsistent, proof_invalid, rotation_invalid.
     """
-    verifier = log.parse_vkey(known if known is not None else _read(folder / KEY).strip())
-    kept = _load(folder, verifier)
+    kept = _load(folder, log.parse_vkey(_read(folder / KEY).strip()))
     if kept.signed is None:
         raise Refusal("file_unreadable", f"{folder} holds no checkpoint yet", hint="acclimate log mirror begins it")
     chain = _chain(kept, kept.size)
+    if known is not None and log.parse_vkey(known) not in chain.keys:
+        raise Refusal(
+            "proof_invalid",
+            f"{folder} mirrors the log {', then '.join(key.text() for key in chain.keys)}, the key given is {known}",
+            hint="ask whom you have the key from: this is another log, or the mirror was made of a false one",
+        )
     for turn in chain.turns:
         _check_turn(kept, chain, turn, _read(folder / CHECKPOINTS / str(turn.index + 1)))
     return Followed(chain, kept.signed, 0)

@@ -5,6 +5,7 @@ from pathlib import Path
 import rounds_made
 
 from acclimate import log, rotation
+from acclimate.checkpoints import Copies
 from acclimate.sequencer import Sequencer
 from acclimate.service import identity
 from acclimate_competitions import digests, records
@@ -45,11 +46,13 @@ def end(store, round_id: str) -> None:
 
 def sign(settings, store) -> str:
     """The newest checkpoint, by the key in force."""
-    sequencer = Sequencer(store, identity.begin(settings, store).signer)
+    signer = identity.begin(settings, store).signer
+    sequencer = Sequencer(store, signer, copies=Copies(store.blobs, settings.data, signer.verifier))
     sequencer.start()
-    note = sequencer.checkpoint()
-    sequencer.close()
-    return note
+    try:
+        return sequencer.checkpoint()
+    finally:
+        sequencer.close()
 
 
 def _rounds():
