@@ -2,8 +2,10 @@
 
     competition.toml  tokenizer.json (optional)
     splits/<task>/preparation.parquet  validation.parquet  holdout.parquet  [practice.parquet]
+    blobs/<64 hex digits>  files that rows of a holdout name: images, structures (optional)
 
-Columns are strings: example, input, target, and, where the definition or the prompt names them, cluster and others. Nothing that an
+Columns are strings: example, input, target, and, where the definition or the prompt names them, cluster and others. A holdout may have
+further columns that name a file each, of type struct {sha256: string, size: int64}; these files are sealed with it. Nothing that an
 entrant may see stands in a holdout, of whichever task: no example, no cluster, and no input that differs only in case, blanks or
 Unicode form. Tasks may share inputs within one split.
 """
@@ -27,6 +29,7 @@ from acclimate_competitions.tables import SPLIT_COLUMNS
 
 REQUIRED = ("preparation", "validation", "holdout")
 PUBLIC = ("preparation", "validation", "practice")
+BLOBS = "blobs"
 
 _EXPRESSION = re.compile(r"{[{%](.*?)[%}]}", re.DOTALL)
 _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
@@ -41,6 +44,8 @@ class _Seen:
     examples: dict[str, str] = field(default_factory=dict)
     clusters: dict[str, str] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
+    blobs: dict[tuple[str, int], str] = field(default_factory=dict)
+    """(digest, size) that a row names -> what names it first."""
 
 
 def check(folder: Path, competition: Competition) -> dict[str, Any]:
@@ -58,12 +63,15 @@ def check(folder: Path, competition: Competition) -> dict[str, Any]:
             if table is None:
                 continue
             tasks[task.name][split] = {"rows": table.num_rows, "digest": digests.of_file(path)}
+            if split == "holdout":
+                table = _note_blobs(table, f"{task.name}/{path.name}", seen)
             if _check_columns(table, f"{task.name}/{path.name}", task, competition, seen):
                 _check_rows(table, split, task, competition.ranking.cluster, seen)
     known = {task.name for task in competition.tasks}
     for found in sorted((folder / "splits").glob("*")):
         if found.name not in known:
             seen.problems.append(f"splits/{found.name}: the definition has no such task")
+    _check_blobs(folder / BLOBS, seen)
     tokenizer = _check_tokenizer(folder / "tokenizer.json", seen)
     if seen.problems:
         count = "1 problem" if len(seen.problems) == 1 else f"{len(seen.problems)} problems"
@@ -93,15 +101,30 @@ def public_files(folder: Path) -> dict[str, Path]:
 
 
 def holdout_files(folder: Path) -> dict[str, Path]:
-    """What is sealed, by name in the archive ("digit.parquet").
+    """What is sealed, by name in the archive ("digit.parquet"), with the blobs that the rows name ("blobs/…").
 
     Raises:
-        Refusal: splits_invalid, where a task has no holdout.
+        Refusal: splits_invalid, where a task has no holdout, or one that is no Parquet.
     """
     files = {f"{task.name}.parquet": task / "holdout.parquet" for task in _tasks(folder)}
     missing = [f"splits/{path.parent.name}/holdout.parquet is missing" for path in files.values() if not path.is_file()]
     if missing:
         raise Refusal("splits_invalid", f"{folder}: {missing[0]}", hint="build the competition again", problems=missing)
+    seen = _Seen()
+    for name, path in list(files.items()):
+        table = _read(path, name, "holdout", seen)
+        if table is not None:
+            _note_blobs(table, name, seen)
+    if seen.problems:
+        raise Refusal(
+            "splits_invalid",
+            f"{folder}: {seen.problems[0]}",
+            hint="build the competition again",
+            problems=seen.problems,
+        )
+    for digest, _ in seen.blobs:
+        name = f"{BLOBS}/{digest.removeprefix('sha256:')}"
+        files[name] = folder / name
     return files
 
 
@@ -141,6 +164,47 @@ def _read(path: Path, name: str, split: str, seen: _Seen) -> pa.Table | None:
     if table.num_rows == 0:
         seen.problems.append(f"{name}: the {split} split is empty")
     return table
+
+
+def _note_blobs(table: pa.Table, name: str, seen: _Seen) -> pa.Table:
+    """The table without its columns that name blobs; what they name is noted."""
+    columns = [i for i, column in enumerate(table.schema) if is_blob(column.type)]
+    for i in columns:
+        for row, value in enumerate(table.column(i).to_pylist()):
+            if value is None:
+                continue
+            if not digests.is_digest(value["sha256"]) or type(value["size"]) is not int or value["size"] < 0:
+                seen.problems.append(f"{name}: row {row}, column {table.schema[i].name!r}: {value} names no blob")
+            else:
+                seen.blobs.setdefault((value["sha256"], value["size"]), f"{name}, row {row}")
+    return table.select([i for i in range(table.num_columns) if i not in columns])
+
+
+def is_blob(kind: pa.DataType) -> bool:
+    """Whether a column of this type names files: struct {sha256: string, size: int64}, in any order."""
+    return pa.types.is_struct(kind) and {field.name: field.type for field in kind} == {
+        "sha256": pa.string(),
+        "size": pa.int64(),
+    }
+
+
+def _check_blobs(folder: Path, seen: _Seen) -> None:
+    """Each blob that a row names is there with that digest and size, and no other file is."""
+    names = {digest.removeprefix("sha256:") for digest, _ in seen.blobs}
+    for (digest, size), where in seen.blobs.items():
+        path = folder / digest.removeprefix("sha256:")
+        if not path.is_file():
+            seen.problems.append(f"{BLOBS}/{path.name}: {where} names it, and the file is missing")
+            continue
+        with path.open("rb") as stream:
+            found = digests.of_stream(stream)
+        if found != (digest, size):
+            seen.problems.append(
+                f"{BLOBS}/{path.name}: the file is {found[0]} of {found[1]} bytes, {where} says {size} bytes"
+            )
+    for path in sorted(folder.glob("*")):
+        if path.name not in names:
+            seen.problems.append(f"{BLOBS}/{path.name}: no row of a holdout names it")
 
 
 def _check_columns(table: pa.Table, name: str, task: Task, competition: Competition, seen: _Seen) -> bool:

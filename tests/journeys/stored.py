@@ -25,7 +25,7 @@ def fill(target: Store, made: rounds_made.Made, *, entries: int | None = None) -
 
         for index, data, record in parsed:
             add(store.log_entries, index=index, round=record.round, type=record.type, data=data)
-        for size, note in made.notes.items():
+        for size, note in [pair for pair in made.notes.items() if pair[0] <= len(parsed)]:
             add(store.log_checkpoints, size=size, note=note, at=format_time(made.now))
         now = format_time(made.now)
         for name, role in (("organizer", "organizer"), *((entrant, "entrant") for entrant in rounds_made.SKILL)):
@@ -37,9 +37,8 @@ def fill(target: Store, made: rounds_made.Made, *, entries: int | None = None) -
         add(store.seals, seal=made.seal["seal"], round=made.round, kind="real", **seal)
         for index in (1, 3):
             add(store.share_documents, seal=made.seal["seal"], index=index, document=made.documents[index])
-        files = {
-            f"{task}.parquet": digests.of_file(made.folder / "opened" / f"{task}.parquet") for task in rounds_made.TASKS
-        }
+        opened = made.folder / "opened"
+        files = {p.relative_to(opened).as_posix(): digests.of_file(p) for p in opened.rglob("*") if p.is_file()}
         add(store.openings, round=made.round, files=files, at=now)
         for row in made.submissions:
             given = {name: row[name] for name in ("entrant", "nonce", "manifest", "commitment")}

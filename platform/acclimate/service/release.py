@@ -246,12 +246,14 @@ def _check_usable(store: Store, state: Round, files: Mapping[str, Path]) -> None
     Raises:
         Refusal: seal_mismatch, with all problems.
     """
-    from acclimate import table_blobs
+    from acclimate import rows, table_blobs
     from acclimate_competitions import splits, tables
 
     tasks = {f"{task.name}.parquet": task for task in state.competition.tasks}
     problems = [f"{name} is missing" for name in tasks if name not in files]
-    problems += [f"{name!r} belongs to no task" for name in files if name not in tasks]
+    problems += [
+        f"{name!r} belongs to no task" for name in files if name not in tasks and not name.startswith(rows.BLOBS)
+    ]
     for name, task in tasks.items():
         if name not in files:
             continue

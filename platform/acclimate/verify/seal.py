@@ -129,6 +129,9 @@ def unseen(audit: Audit) -> str:
             other.append(name)
     for task in audit.competition.tasks:
         _link(folder / "splits" / task.name / "holdout.parquet", audit.opened[f"{task.name}.parquet"])
+    for name, path in audit.opened.items():
+        if not name.endswith(".parquet"):
+            _link(folder / name, path)
     try:
         splits.check(folder, audit.competition)
     except Refusal as refusal:
@@ -148,4 +151,6 @@ def _link(name: Path, to: Path) -> None:
 def _place(where: str) -> str:
     """The bundle's name of a file that splits.check calls <task>/<split>.parquet."""
     task, _, split = where.partition("/")
+    if task == splits.BLOBS:
+        return f"holdout/{where}"
     return f"holdout/{task}.parquet" if split == "holdout.parquet" else f"public/splits/{where}" if split else where
