@@ -134,6 +134,14 @@ def test_the_whole_bundle_is_checked_like_any_other(made: rounds_made.Made, bund
     assert verify.recompute_ranking(bundles / "whole").document() == made.ranking
 
 
+@pytest.mark.parametrize("recompute", [verify.recompute_scores, verify.recompute_ranking])
+def test_nothing_is_recomputed_from_the_public_bundle(recompute: Callable[[Path], object], bundles: Path) -> None:
+    with pytest.raises(Refusal) as refused:
+        recompute(bundles / "public")
+    assert refused.value.code == "holdout_private"
+    assert "--whole" in refused.value.hint
+
+
 def test_the_opened_rows_are_those_that_the_protocol_describes(made: rounds_made.Made, bundles: Path) -> None:
     """Told again by another hand: the draw, the salts, the tree."""
     opening = next(i for i, entry in enumerate(made.entries) if b'"type":"HoldoutOpened"' in entry)

@@ -282,7 +282,7 @@ def recompute_scores(path: Path) -> pa.Table:
     """All scores of a bundle (tables.SCORES), recomputed from predictions and holdout as `verify` does.
 
     Raises:
-        Refusal: bundle_invalid, naming the check that FAILED on the way.
+        Refusal: bundle_invalid, naming the check that FAILED on the way; holdout_private, for what a public bundle withholds.
     """
     with _recomputed(path, "majority") as audit:
         return pa.concat_tables(audit.scores[entrant] for entrant in sorted(audit.scores))
@@ -292,7 +292,7 @@ def recompute_ranking(path: Path) -> Ranking:
     """The ranking of a bundle, recomputed from its predictions; for the organizer before the ranking is published.
 
     Raises:
-        Refusal: bundle_invalid, naming the check that FAILED on the way.
+        Refusal: bundle_invalid, naming the check that FAILED on the way; holdout_private, for what a public bundle withholds.
     """
     with _recomputed(path, "ranking") as audit:
         return audit.ranking
@@ -303,9 +303,19 @@ def _recomputed(path: Path, last: str) -> Iterator[Audit]:
     until = [rule for rule in CHECKS if rule.name in {"manifest"} | _closure({last})]
     try:
         with _audit(path, log_key=None, witnesses=()) as audit:
-            for check in _go_through(audit, until):
+            checks = _go_through(audit, until)
+            for check in checks:
                 if check.status == "FAILED":
                     raise Failed(check.where, f"check {check.name}: {check.meaning}")
+            if not _ok(checks, last):
+                if private.withheld(audit):
+                    raise Refusal(
+                        "holdout_private",
+                        f"{path} is the public bundle of round {audit.round.id}, whose holdout stays private: nothing to compute from",
+                        hint="the round's organizer and its auditor get more: acclimate round bundle ROUND --out FILE --whole",
+                    )
+                missing = next(check for check in checks if check.status == "NOT CHECKED" and check.name != "whose log")
+                raise Failed(missing.name, f"NOT CHECKED: {missing.meaning}")
             yield audit
     except Failed as failed:
         raise Refusal(
