@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -55,10 +56,41 @@ def test_the_wheel_carries_the_digits_and_shows_their_definition(core: Path, tmp
     assert "prime" in done.stdout
 
 
-@pytest.mark.parametrize("command", [["api", "--data", "d"], ["dispatch", "--data", "d"], ["demo", "--data", "d"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["api", "--data", "d"],
+        ["dispatch", "--data", "d"],
+        ["demo", "--data", "d"],
+        ["witness", "run", "--keys", "d", "--log", "k"],
+    ],
+)
 def test_what_needs_an_extra_says_which(core: Path, tmp_path: Path, command: list[str]) -> None:
     done = run(core, *command, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert "pip install" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_witness_needs_uvicorn_and_nothing_else(core: Path, tmp_path: Path) -> None:
+    """The last test: it adds the extra to the environment."""
+    import witnessed
+
+    small = witnessed.SmallLog(size=3)
+    uv = Path(sys.executable).parent / "uv"
+    wheel = next((core.parent.parent / "dist").glob("*.whl"))
+    environment = {**os.environ, "VIRTUAL_ENV": str(core.parent), "UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", "")}
+    subprocess.run([uv, "pip", "install", "--quiet", f"{wheel}[witness]"], check=True, env=environment)
+    folder = tmp_path / "w1"
+    made = run(core, "witness", "keygen", "--name", "w.example", "--keys", folder, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    command = [core / "acclimate", "witness", "run", "--keys", folder, "--log", small.vkey, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[2]
+        answer = httpx.post(f"{url}/add-checkpoint", content=small.request(0), trust_env=False)
+        process.terminate()
+        assert answer.status_code == 200 and process.wait(60) == 0
+    for name in HEAVY:
+        test_a_core_install_is_light(core, name)
