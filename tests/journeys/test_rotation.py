@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import live
@@ -15,12 +16,15 @@ from sqlalchemy import func, select
 from stored import fill
 
 from acclimate import bundle, config, keys, log, log_key, rotation, verify
-from acclimate.client import Client
+from acclimate.client import Client, evidence
+from acclimate.client.evidence import Online, read_history
+from acclimate.client.folder import save_receipt
 from acclimate.client.hand_overs import chain_to
 from acclimate.service import identity, rotate
 from acclimate.store import Store, installation, log_checkpoints
 from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase
 
 __all__ = ["settings", "store"]
 
@@ -435,3 +439,31 @@ def test_a_round_of_before_the_rotation_verifies_by_its_own_key_also_where_it_is
         report = verify.verify(path, log_key=key)
         assert failed(report) == set(), [check for check in report.checks if check.status == "FAILED"]
         assert statuses(report)["whose log"].status == "ok"
+
+
+def test_the_round_s_people_read_its_log_after_a_rotation_and_release_nothing_over_one(tmp_path):
+    with live.serve(tmp_path) as server:
+        staged = live.open_round(server, tmp_path)
+        ada = live.enter(staged, server.actor("ada"))
+        index = int(server.anyone().get("/v1/log/checkpoint").text.splitlines()[1]) - 1
+        with Client(server.url) as client:
+            defined = client.records(staged.round)[0][1]
+            assert read_history(Online(client), defined).chain.turns == ()
+        server.organizer().post(f"{staged.path}/void", server.organizer().sign("RoundVoided", staged.round, reason="x"))
+        rotate.rotate(server.store, server.settings, reason=REASON)
+    with live.serve(tmp_path, clock=server.clock) as server, Client(server.url) as client:
+        history = read_history(Online(client), defined)
+        assert [turn.old.text() for turn in history.chain.turns] == [defined["log"]]
+        # The receipt of a round of before, as somebody fetches it again.
+        with server.store.snapshot() as tx:
+            record = records.parse(tx.entry(index))
+        request = {name: getattr(record, name) for name in ("type", "round", "fields", "by", "sig")}
+        path = save_receipt(client, tmp_path / "receipt", index=index, vkey=defined["log"], request=request)
+        log.Receipt.parse(path.read_text()).open(log.parse_vkey(vkey(server.settings)))
+        assert ada.name == record["entrant"]
+        # While the round was under way it would be no honest operator's.
+        state = server.store.recall(staged.round)
+        assert state is not None
+        refusal = refused("rotation_invalid", evidence._require_one_key, history, replace(state, phase=Phase.PREPARED))
+        assert "don't release" in refusal.hint
+        evidence._require_one_key(history, state)

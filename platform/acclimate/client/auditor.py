@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from acclimate import keys as key_files
-from acclimate import log
 from acclimate.client import folder as files
 from acclimate.client.connection import Client
 from acclimate.client.entrant import definition_of
@@ -120,15 +119,15 @@ def evidence(client: Client, keys: Keys, round_id: str, *, holding: str = "") ->
             hint="name the key folder whose auditor.json the organizer was sent: --keys DIR",
         )
     # 2
+    history = read_history(Online(client), defined, holding=holding)
     kept = files.kept_log_keys(keys.folder)
-    if kept and defined["log"] not in kept:
+    if kept and not {key.text() for key in history.chain.keys} & set(kept):
         raise Refusal(
             "log_inconsistent",
             f"round {defined.round} is of the log {defined['log']}, {keys.folder} keeps {', '.join(kept)}",
             hint="ask the operator, and the others, before you go on",
         )
-    history = read_history(Online(client), defined, holding=holding)
-    require_quorum(history.note, defined)
+    require_quorum(history, defined)
     # 3
     _keep_growth(keys, defined, history)
     # 4
@@ -138,7 +137,7 @@ def evidence(client: Client, keys: Keys, round_id: str, *, holding: str = "") ->
 def _keep_growth(keys: Keys, defined: Record, history: History) -> None:
     path = keys.folder / "checkpoints" / f"{defined.round}.txt"
     if path.exists():
-        seen = log.open_checkpoint(path.read_text("utf-8"), log.parse_vkey(defined["log"])).checkpoint
+        seen = history.chain.open(path.read_text("utf-8")).checkpoint
         if seen.size > len(history.hashes) or digests.root_of_hashes(history.hashes[: seen.size]) != seen.root:
             raise Refusal(
                 "log_inconsistent",

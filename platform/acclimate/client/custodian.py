@@ -71,7 +71,7 @@ def acknowledge(
     round_id = defined.round
     # 2
     history = evidence.read_history(source, defined, holding="HoldoutSealed")
-    evidence.require_quorum(history.note, defined)
+    evidence.require_quorum(history, defined)
     state = rounds.fold(history.numbered, competition)
     index = _own_index(state, keys)
     _require_own_entry(state, keys, index=index)

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
-from acclimate import log
+from acclimate import log, rotation
 from acclimate.client.connection import Client
 from acclimate.client.entrant import definition_of
 from acclimate.client.pins import Pin
 from acclimate.keys import Keys
 from acclimate.quorum import Quorum
+from acclimate.rotation import Chain
 from acclimate_competitions import digests, records, rounds
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
@@ -96,11 +97,13 @@ class History:
         note: the signed checkpoint.
         hashes: the leaf hash of each entry.
         numbered: the round's records with their log indices.
+        chain: the log's keys, by the hand-overs among the entries.
     """
 
     note: str
     hashes: list[bytes]
     numbered: list[tuple[int, Record]]
+    chain: Chain
 
 
 def of_index(envelopes: list[dict[str, Any]], index: int) -> dict[str, Any]:
@@ -143,30 +146,30 @@ def read_history(source: Source, defined: Record, *, holding: str = "") -> Histo
 
 def _read(source: Source, defined: Record) -> History:
     note = source.checkpoint(defined)
-    checkpoint = log.open_checkpoint(note, log.parse_vkey(defined["log"])).checkpoint
-    hashes: list[bytes] = []
-    numbered: list[tuple[int, Record]] = []
-    for index, data in enumerate(source.entries(checkpoint.size)):
-        hashes.append(digests.leaf_hash(data))
-        record = records.parse(data)
-        if record.round == defined.round:
-            numbered.append((index, record))
+    entries = list(source.entries(log.parse_checkpoint(log.parse_note(note).text).size))
+    # The round's own key, or one to which it was handed over once the round was done.
+    chain = rotation.chain(entries, log.parse_vkey(defined["log"]))
+    checkpoint = chain.open(note).checkpoint
+    hashes = [digests.leaf_hash(data) for data in entries]
+    numbered = [
+        (index, record) for index, record in enumerate(map(records.parse, entries)) if record.round == defined.round
+    ]
     if len(hashes) != checkpoint.size or digests.root_of_hashes(hashes) != checkpoint.root:
         raise Refusal(
             "log_inconsistent",
             f"the log's {len(hashes)} entries do not hash to the root of its checkpoint of {checkpoint.size}",
         )
-    return History(note, hashes, numbered)
+    return History(note, hashes, numbered, chain)
 
 
-def require_quorum(note: str, defined: Record) -> log.SignedCheckpoint:
-    """The checkpoint of a note that the quorum of the round's witnesses cosigned.
+def require_quorum(history: History, defined: Record) -> log.SignedCheckpoint:
+    """The history's checkpoint, which the quorum of the round's witnesses cosigned.
 
     Raises:
         Refusal: proof_invalid, naming the witness whose line does not verify; quorum_missing, naming those that did not sign.
     """
     quorum = Quorum.of(defined.fields)
-    signed = log.open_checkpoint(note, log.parse_vkey(defined["log"]), quorum.witnesses)
+    signed = history.chain.open(history.note, quorum.witnesses)
     if not quorum.reached(signed):
         raise Refusal(
             "quorum_missing",
@@ -211,10 +214,11 @@ def examine(source: Source, keys: Keys, pin: Pin, *, now: datetime) -> Iterator[
         state = rounds.fold(history.numbered, competition)
         if state.seal is None or state.seal["seal"] != pin.seal:
             raise Refusal("seal_mismatch", f"the log has another seal for {pin.round} than the acknowledged {pin.seal}")
+        _require_one_key(history, state)
     yield Check("records", "ok", f"{len(history.numbered)} records fold to phase {state.phase} on this machine"), state
     # 5
     with _checking("witnesses"):
-        cosigned = require_quorum(history.note, defined)
+        cosigned = require_quorum(history, defined)
     yield _witnessed(defined, cosigned), state
     # 6, 7, 8
     for check in _included(history, state, pin):
@@ -254,7 +258,7 @@ def pinned_definition(source: Source, pin: Pin) -> tuple[Record, Competition]:
 
 def _require_growth(history: History, pin: Pin) -> int:
     """The size of the pinned checkpoint, which the log must extend."""
-    before = log.open_checkpoint(pin.checkpoint, log.parse_vkey(pin.log)).checkpoint
+    before = history.chain.open(pin.checkpoint).checkpoint
     if before.size > len(history.hashes) or digests.root_of_hashes(history.hashes[: before.size]) != before.root:
         raise Refusal(
             "log_inconsistent",
@@ -262,6 +266,18 @@ def _require_growth(history: History, pin: Pin) -> int:
             hint="the server shows another history than before: keep pins.json, and tell the other custodians",
         )
     return before.size
+
+
+def _require_one_key(history: History, state: Round) -> None:
+    """Refuse a hand-over of the log's key while the round is under way: an honest operator can't make one."""
+    begun = history.numbered[0][0]
+    for turn in history.chain.turns:
+        if turn.index > begun and state.phase not in (Phase.PUBLISHED, Phase.VOIDED):
+            raise Refusal(
+                "rotation_invalid",
+                f"log entry {turn.index} hands the log over to {turn.new.text()} while {state.id} is {state.phase}",
+                hint="the log's key changes between rounds only: don't release, and phone the organizer and the other custodians",
+            )
 
 
 def _witnessed(defined: Record, signed: log.SignedCheckpoint) -> Check:

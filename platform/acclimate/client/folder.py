@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from acclimate import log
+from acclimate import log, rotation
 from acclimate.client import hand_overs
 from acclimate.client.connection import Client, Request
 from acclimate.keys import Keys
@@ -195,7 +195,11 @@ def save_receipt(client: Client, path: Path, *, index: int, vkey: str, request: 
     """
     text = client.proof(index)
     receipt = log.Receipt.parse(text)
-    record = receipt.verify(log.parse_vkey(vkey))
+    chain = rotation.Chain(log.parse_vkey(vkey))
+    if chain.first.key_id not in {signature.key_id for signature in log.parse_note(receipt.checkpoint).signatures}:
+        # The round is long over, and the log was handed over since.
+        chain = rotation.follow(hand_overs.receipts(client), chain.first)
+    record = receipt.verify(chain.of(receipt.checkpoint))
     found = {"type": record.type, "round": record.round, "fields": record.fields, "by": record.by, "sig": record.sig}
     if receipt.index != index or found != request:
         raise Refusal(

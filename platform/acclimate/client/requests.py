@@ -87,7 +87,7 @@ def make(client: Client, round_id: str, out: Path) -> dict[str, Any]:
     source = evidence.Online(client)
     defined, competition = source.definition(round_id)
     history = evidence.read_history(source, defined)
-    evidence.require_quorum(history.note, defined)
+    evidence.require_quorum(history, defined)
     state = rounds.fold(history.numbered, competition)
     if state.finished is None:
         raise Refusal(
