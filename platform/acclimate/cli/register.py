@@ -60,6 +60,10 @@ def register(
         say(f"the log was handed over from {kept[0]} to {vkey}; {keys / folder.LOG_KEY_FILE} keeps the new key")
     if new:
         say(f"made a new key in {keys}; keep it safe: nothing else can prove that you are {name}")
+    if role == "custodian" and not (keys / folder.DOCUMENT_FILE).exists():
+        say(
+            f"next: acclimate custodian keygen --name {name} --keys {keys} --make-backup FILE makes custodian.json for the organizer"
+        )
     value = {
         "id": account.id,
         "role": account.role,

@@ -1,0 +1,100 @@
+"""A custodian's keys: made, interrupted, made after the account; and nobody else's folder taken."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acclimate import keys
+from acclimate.cli import main
+
+
+class Ran:
+    """What a command did: exit code, stdout, stderr."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def acclimate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Runs `acclimate …` in this process, exactly as the installed script does."""
+    for name in list(os.environ):
+        if name.startswith("ACCLIMATE_"):
+            monkeypatch.delenv(name)
+
+    def run(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["acclimate", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main.run()
+        out, err = capfd.readouterr()
+        return Ran(end.value.code if isinstance(end.value.code, int) else 0, out, err)
+
+    return run
+
+
+def account_in(folder: Path, *, name: str = "custodian-a", role: str = "custodian") -> None:
+    """What `acclimate register` leaves in a folder, keys included."""
+    if not (folder / "ed25519.pem").exists():
+        keys.create(folder, age=False)
+    account = {"server": "http://127.0.0.1:9", "id": name, "role": role, "token": "t"}
+    (folder / "account.json").write_text(json.dumps(account))
+    (folder / "account.json").chmod(0o600)
+
+
+def test_a_custodian_who_registers_before_keygen_is_not_stuck(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+    folder, backup = tmp_path / "a", tmp_path / "backup.txt"
+    account_in(folder)
+    public = keys.load(folder).public
+    keygen = ("custodian", "keygen", "--name", "custodian-a", "--keys", folder, "--make-backup", backup, "--json")
+    ran = acclimate(*keygen)
+    assert ran.code == 0, ran.err
+    opened = keys.load(folder)
+    assert ran.json == json.loads((folder / "custodian.json").read_text())
+    assert (ran.json["ed25519"], opened.public) == (public, public)
+    assert ran.json["age"] == opened.age_recipient
+    # And the key is still never overwritten.
+    assert acclimate(*keygen).code == 1
+    assert keys.load(folder).age_recipient == opened.age_recipient
+
+
+@pytest.mark.parametrize(("name", "role"), [("custodian-a", "entrant"), ("custodian-b", "custodian")])
+def test_nobody_elses_folder_becomes_a_custodians(
+    name: str, role: str, acclimate: Callable[..., Ran], tmp_path: Path
+) -> None:
+    folder = tmp_path / "a"
+    account_in(folder, name=name, role=role)
+    before = sorted(path.name for path in folder.iterdir())
+    ran = acclimate("custodian", "keygen", "--name", "custodian-a", "--keys", folder, "--json")
+    assert ran.json["error"]["code"] == "conflict"
+    assert f"{name!r} ({role})" in ran.err
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("left", [(), ("age.txt",), ("age.txt", "ed25519.pem"), ("age.txt", "ed25519.pem", "backup")])
+def test_a_killed_keygen_is_finished_by_the_same_line(
+    left: tuple[str, ...], acclimate: Callable[..., Ran], tmp_path: Path
+) -> None:
+    """Whatever a kill has left, in the order in which it is made."""
+    whole, folder, backup = tmp_path / "whole", tmp_path / "a", tmp_path / "backup.txt"
+    keygen = ("custodian", "keygen", "--name", "custodian-a", "--json", "--keys")
+    made = acclimate(*keygen, whole, "--make-backup", tmp_path / "other.txt").json
+    folder.mkdir(mode=0o700)
+    for name in left:
+        source, to = (tmp_path / "other.txt", backup) if name == "backup" else (whole / name, folder / name)
+        to.write_bytes(source.read_bytes())
+        to.chmod(0o600)
+    ran = acclimate(*keygen, folder, "--make-backup", backup)
+    assert ran.code == 0, ran.err
+    for field, file in (("age", "age.txt"), ("ed25519", "ed25519.pem"), ("backup", "backup")):
+        assert (ran.json[field] == made[field]) == (file in left), field
+    assert ran.json["backup"] == keys.recipient_of(keys.load_age_identity(backup))
