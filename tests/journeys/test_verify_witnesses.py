@@ -86,7 +86,7 @@ def test_without_cosignatures_neither_history_nor_time_is_checked(bundle: Path, 
     found = checks(bundle, made)
     assert {name for name, check in found.items() if check.status != "ok"} == {"split view", "time"}
     assert found["split view"].status == found["time"].status == "NOT CHECKED"
-    assert "0 witnesses, the round asks for 2" in found["split view"].meaning
+    assert "0 of 3 witnesses, the round asks for 2" in found["split view"].meaning
     assert f"log entry {commitment(made, 'bea')}, the commitment of bea" in found["time"].meaning
 
 
@@ -94,7 +94,9 @@ def test_one_witness_of_two_is_no_quorum_and_the_missing_are_named(bundle: Path,
     recosign(bundle, lambda _, note: cosigned(note, at=made.now, by=NAMES[:1]))
     found = checks(bundle, made)
     assert found["split view"].status == "NOT CHECKED"
-    assert "1 witnesses, the round asks for 2 (not of w2.example.org, w3.example.org)" in found["split view"].meaning
+    assert (
+        "1 of 3 witnesses, the round asks for 2 (not of w2.example.org, w3.example.org)" in found["split view"].meaning
+    )
 
 
 def test_a_witness_counts_once_whatever_it_calls_itself(bundle: Path, made: Made) -> None:

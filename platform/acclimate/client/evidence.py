@@ -173,8 +173,8 @@ def require_quorum(history: History, defined: Record) -> log.SignedCheckpoint:
     if not quorum.reached(signed):
         raise Refusal(
             "quorum_missing",
-            f"{len(signed.cosigned)} witnesses cosigned the checkpoint of {signed.checkpoint.size} entries, {defined.round} asks"
-            f" for {quorum.needed}; missing: {', '.join(quorum.missing(signed))}",
+            f"{len(signed.cosigned)} of {len(quorum.witnesses)} witnesses cosigned the checkpoint of {signed.checkpoint.size}"
+            f" entries, {defined.round} asks for {quorum.needed}; missing: {', '.join(quorum.missing(signed))}",
             hint="a witness is down, or was shown another history: repeat it in an hour; if it stays so, phone the other custodians",
         )
     return signed

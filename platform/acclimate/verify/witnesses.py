@@ -57,7 +57,7 @@ def split_view(audit: Audit) -> str:
         holds = f"the newest that they cosigned ends at entry {newest.checkpoint.size - 1}, " if newest else ""
         raise NotChecked(
             f"{holds}the round's last record is entry {last}; the last checkpoint has the cosignatures of"
-            f" {len(most.cosigned)} witnesses, the round asks for {quorum.needed} (not of {', '.join(quorum.missing(most))});"
+            f" {len(most.cosigned)} of {len(quorum.witnesses)} witnesses, the round asks for {quorum.needed} (not of {', '.join(quorum.missing(most))});"
             " that everybody is shown this one history is the word of the log's operator"
         )
     names = ", ".join(sorted(vkey.partition("+")[0] for vkey in newest.cosigned))
