@@ -27,6 +27,7 @@ CODE = digests.of_bytes(b"a wheel")
 TASKS = {"tint": ("red", "green", "blue"), "size": ("small", "large")}
 SEEDS = (11, 12, 13)
 SKILL = {"ada": 2.0, "bea": 1.0, "untrained": 0.0}
+SUBMISSIONS = [("ada", 1), ("bea", 1), ("ada", 2), ("untrained", 1)]
 CONFLICTS: dict[str, list[str]] = {}
 FAILED = ("bea", "size", 13)
 ROWS = 12
@@ -146,6 +147,7 @@ class Made:
     random: random.Random
     now: datetime = START
     entries: list[bytes] = field(default_factory=list)
+    tree: log.Tree = field(default_factory=log.Tree)
     notes: dict[int, str] = field(default_factory=dict)
     kept: set[int] = field(default_factory=set)
     round: str = ""
@@ -171,9 +173,9 @@ class Made:
         given = {name: request.get(name) for name in ("by", "sig")}
         record = Record(request["type"], request["round"], self.now, request["fields"], **given)
         self.entries.append(record.encode())
+        self.tree.append(digests.leaf_hash(self.entries[-1]))
         size = len(self.entries)
-        root = log.root([digests.leaf_hash(entry) for entry in self.entries])
-        self.notes[size] = cosigned(log.sign_checkpoint(self.signer, size, root), at=self.now)
+        self.notes[size] = cosigned(log.sign_checkpoint(self.signer, size, self.tree.root()), at=self.now)
         if keep:
             self.kept.add(size)
         return size - 1
@@ -186,8 +188,7 @@ class Made:
 
     def receipt(self, index: int) -> str:
         size = index + 1
-        hashes = [digests.leaf_hash(entry) for entry in self.entries]
-        proof = tuple(log.inclusion_proof(hashes, index, size))
+        proof = tuple(self.tree.inclusion_proof(index, size))
         return log.Receipt(index, self.entries[index], proof, self.notes[size]).text()
 
     def fold(self) -> rounds.Round:
@@ -320,7 +321,7 @@ def submit_all(made: Made) -> None:
             "conflicts": ["baseline"] if baseline else CONFLICTS.get(entrant, []),
         }
         made.signed("EntrantRegistered", fields, by=signer_of(entrant))
-    for entrant, version in (("ada", 1), ("bea", 1), ("ada", 2), ("untrained", 1)):
+    for entrant, version in SUBMISSIONS:
         manifest = manifest_of(made, entrant, version)
         nonce = made.random.randbytes(32)
         fields = {"entrant": entrant, "commitment": digests.of_bytes(nonce + digests.canonical(manifest))}
@@ -481,7 +482,7 @@ def rank(made: Made) -> dict:
         everything,
         tasks=competition.tasks,
         policy=competition.ranking,
-        entrants=["ada", "bea", "untrained"],
+        entrants=list(SKILL),
         unranked=CONFLICTS,
     )
     return made_ranking.document()
