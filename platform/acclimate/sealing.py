@@ -321,6 +321,12 @@ def row_key(ciphertext: Path, secret: bytes, *, round_id: str, fields: Mapping[s
     return archive.row_key(_decrypt(ciphertext, key, context, state=hashlib.sha256()))
 
 
+def is_size(size: int) -> bool:
+    """Whether a ciphertext of this format can have so many bytes: archives have whole blocks of 512."""
+    chunks, last = divmod(size - _HEADER, _CHUNK)
+    return chunks >= 0 and last >= _TAG and (last - _TAG) % archive.BLOCK == 0 and size > _HEADER + 4 * archive.BLOCK
+
+
 def block_root(path: Path) -> str:
     """RFC 6962 root over a file in blocks of 1 MiB, as a digest."""
     return measure(path).block_root

@@ -1,7 +1,9 @@
 """Files that the holdout's rows name (images, structures) are sealed, opened, published and verified with them."""
 
 import contextlib
+import json
 import shutil
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -165,6 +167,15 @@ def test_a_whole_round_with_pictures_over_real_processes(tmp_path: Path) -> None
                 with_pictures(players.built / "splits" / task / "holdout.parquet", players.built / "blobs")
             players.play()
             found = players.bundle()
+            sealed = tmp_path / "holdout.sealed"
+            with zipfile.ZipFile(found) as names:
+                sealed.write_bytes(names.read(next(n for n in names.namelist() if n.endswith("holdout.sealed"))))
+            command = demo_servers.command(
+                "seal", "inspect", str(sealed), players.id, "--server", servers.url, "--json"
+            )
+            inspected = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert inspected["record"]["round"] == players.id
+    assert {finding["status"] for finding in inspected["findings"]} == {"ok"}
     assert verify.verify(found).failed == ()
     with zipfile.ZipFile(found) as names:
         pictures = {name.rpartition("/")[2] for name in names.namelist() if "/holdout/blobs/" in f"/{name}"}

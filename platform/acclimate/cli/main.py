@@ -20,6 +20,7 @@ from acclimate.cli import (
     receipts,
     register,
     rounds,
+    seal,
     server,
     settings,
     submit,
@@ -67,6 +68,7 @@ app.add_typer(receipts.app, name="receipt")
 app.command("ranking")(rounds.ranking)
 app.add_typer(rounds.app, name="round")
 app.add_typer(custodian.app, name="custodian")
+app.add_typer(seal.app, name="seal")
 app.add_typer(audit.app, name="audit")
 app.command("plan", short_help="Tell whether the pool can run a round, and how much at once.")(plan.plan)
 app.command("up", short_help="Run a whole installation on this machine.")(up.up)
