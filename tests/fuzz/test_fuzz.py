@@ -16,6 +16,7 @@ import pytest
 HERE = Path(__file__).parent
 NAMES = (
     "notes", "keys", "receipts", "proofs", "json", "records", "rules", "shares", "envelopes", "definitions", "archives", "bundles",
+    "requests", "answers",
 )  # fmt: skip
 
 pytestmark = pytest.mark.skipif(

@@ -349,6 +349,22 @@ def test_a_witness_without_its_memory_does_not_begin_anew(tmp_path: Path, small:
         assert running.post(small.request(0)).status_code == 409
 
 
+def test_a_memory_that_is_taken_or_replaced_under_a_running_witness_stops_it(tmp_path: Path, small: SmallLog) -> None:
+    """Else it would go on in a file that nobody has any more, and know nothing of it after the next start."""
+    folder = tmp_path / "w1"
+    with witnessed.witness(folder, [small.vkey]) as running:
+        assert running.post(small.request(0)).status_code == 200
+        shutil.copyfile(folder / "witness.db", tmp_path / "old.db")
+        assert running.post(small.grow(2).request(5)).status_code == 200
+        (folder / "witness.db").rename(tmp_path / "moved.db")
+        assert running.post(small.grow(2).request(7)).status_code == 503
+        shutil.copyfile(tmp_path / "old.db", folder / "witness.db")
+        assert running.post(small.request(7)).status_code == 503
+        (tmp_path / "moved.db").rename(folder / "witness.db")
+        assert cosigned(running, small, running.post(small.request(7)), 9)
+        assert [line["event"] for line in lines(running)].count("memory failed") == 2
+
+
 def test_a_key_that_others_may_read_is_not_used(tmp_path: Path, small: SmallLog) -> None:
     witnessed.make(tmp_path / "w1")
     (tmp_path / "w1" / "ed25519.pem").chmod(0o644)
