@@ -73,7 +73,7 @@ class Players:
             tiny.model(self.where / "models" / name, seed=seed)
         return self
 
-    def create(self, *, window: timedelta = WINDOW) -> None:
+    def create(self, *, window: timedelta = WINDOW, **given: Any) -> None:
         now = datetime.now(UTC)
         self.id = organizer.create_round(
             self.boss,
@@ -87,6 +87,7 @@ class Players:
             closes=now + window,
             closes_latest=now + timedelta(minutes=20),
             release_by=now + timedelta(days=1),
+            **given,
         )
 
     def seal(self) -> None:

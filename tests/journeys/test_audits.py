@@ -1,0 +1,461 @@
+"""A second operator over a real server and real preparations: an honest evaluator's work agrees, a dishonest one's is named and stops the round."""
+
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import live as staging
+import numpy as np
+import pytest
+import tiny
+from dispatching import dispatcher, give_shares, send, state_of, step_until
+from live import Live, Staged
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from acclimate import bundle, keys, log, rerun, verify
+from acclimate.bundle_rerun import Entrant
+from acclimate.cli.main import app
+from acclimate.client import auditor, folder, organizer, reruns
+from acclimate.client.connection import Client
+from acclimate.service import accounts, identity, publish
+from acclimate_competitions import definition, digests, records
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, PreparationKey, Round
+
+PEOPLE = {"ada": 1, "bea": 2}
+TOLERANCE = 0.05
+ELSEWHERE = "cpu/elsewhere/neon"
+
+
+def refuses(code, act, /, *arguments, **named):
+    with pytest.raises(Refusal) as caught:
+        act(*arguments, **named)
+    assert caught.value.code == code, caught.value
+    return caught.value
+
+
+@dataclass
+class Lab:
+    """The second operator, and the round it is named by."""
+
+    staged: Staged
+    client: Client
+    keys: keys.Keys
+
+    @property
+    def state(self) -> Round:
+        with self.staged.live.store.snapshot() as tx:
+            return tx.round(self.staged.round)
+
+    def run(self) -> list[dict[str, Any]]:
+        return list(reruns.run(self.client, self.keys, self.staged.round))
+
+    @property
+    def work(self) -> Path:
+        return self.keys.folder / "audits" / self.staged.round
+
+
+def lab_of(live: Live, where: Path) -> tuple[Client, keys.Keys]:
+    own = auditor.open_keys(where)
+    auditor.keygen(own, name="lab")
+    with Client(live.url) as visitor:
+        invitation = accounts.invite(live.store, "auditor")
+        account = folder.register_account(visitor, own, name="lab", role="auditor", invitation=invitation)
+        folder.keep_log_key(where, folder.log_key(visitor, where))
+    return account.connect(), own
+
+
+def audited(patch: pytest.MonkeyPatch, *, audits: int, tolerance: float = TOLERANCE) -> None:
+    asked = f'audits = {audits}\nauditor = "lab"\naudit_tolerance = {tolerance}'
+    patch.setattr(tiny, "DEFINITION", ORIGINAL.replace("audits = 0", asked))
+
+
+ORIGINAL = tiny.DEFINITION
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    with staging.serve(tmp_path_factory.mktemp("server")) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def lab(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A prepared round of two entrants, two of whose preparations an honest evaluator's second operator is to make again."""
+    where = tmp_path_factory.mktemp("lab")
+    client, own = lab_of(live, where / "keys")
+    with pytest.MonkeyPatch.context() as patch, client:
+        audited(patch, audits=2)
+        staged = staging.open_round(live, where, auditor=json.loads((own.folder / "auditor.json").read_text()))
+        found = Lab(staged, client, own)
+        refuses("phase_wrong", auditor.draw, client, own, staged.round)
+        sent = [send(staged, name, seed=seed)[1] for name, seed in PEOPLE.items()]
+        with dispatcher(live) as working:
+            step_until(working, lambda: all(state_of(live, s)[0] == "accepted" for s in sent))
+            live.clock.set(staged.fields["closes"], seconds=1)
+            step_until(working, lambda: found.state.phase is Phase.PREPARED)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def honest(lab: Lab) -> Lab:
+    """The same round after its re-runs, one of which was interrupted."""
+    first = reruns.run(lab.client, lab.keys, lab.staged.round)
+    next(first)
+    first.close()
+    assert len(lab.state.audited) == 1
+    lab.run()
+    return lab
+
+
+def test_before_the_draw_nobody_gets_a_file_and_no_share_is_taken(lab: Lab) -> None:
+    status = lab.staged.live.anyone().get(lab.staged.path).json()
+    assert status["auditor"] == {"name": "lab", "due": 2, "drawn": False, "audited": 0, "agree": 0, "reports": 0}
+    assert status["waiting_for"] == ["the re-runs of lab"] and "acclimate audit run" in status["next"]
+    assert status["problem"] is None
+    refuses("phase_wrong", lab.client.audits, lab.staged.round)
+    base = next(iter(lab.state.bases.values()))
+    refuses("phase_wrong", lab.client.audit_file, lab.staged.round, base, lab.keys.folder / "file")
+    with pytest.raises(AssertionError, match="has not drawn the 2"):
+        give_shares(lab.staged)
+    assert lab.state.released == {}
+
+
+def test_an_honest_evaluators_work_agrees_byte_for_byte(honest: Lab) -> None:
+    state = honest.state
+    assert len(state.drawn or ()) == 2 and set(state.audited) == set(state.drawn or ())
+    for key, record in state.audited.items():
+        assert record["agrees"] and record["prepared"] == state.prepared[key]["prepared"]
+        assert (record["tolerance"], record["reason"]) == (0, "the same bytes")
+    assert honest.run() == []
+
+
+def test_weights_are_forgotten_once_every_outcome_is_in_the_log(honest: Lab) -> None:
+    assert not honest.work.exists()
+    left = {path.name for path in honest.keys.folder.rglob("*") if path.is_file()}
+    assert not any(name.endswith((".safetensors", ".parquet")) for name in left)
+
+
+def test_only_the_rounds_auditor_gets_files_and_only_of_what_was_drawn(honest: Lab) -> None:
+    state, live = honest.state, honest.staged.live
+    files = {f for job in honest.client.audits(honest.staged.round) for f in job["files"].values()}
+    address = f"{honest.staged.path}/audits/files/"
+    some = next(iter(files))
+    for name, role in (("organizer", "organizer"), ("ada", "entrant"), ("other-lab", "auditor")):
+        assert live.actor(name, role).get(address + some).json()["code"] == "role_missing"
+        assert live.actor(name, role).get(f"{honest.staged.path}/audits").json()["code"] == "role_missing"
+    assert live.anyone().get(address + some).json()["code"] == "token_invalid"
+    assert digests.of_file(honest.client.audit_file(state.id, some, honest.keys.folder / "got")) == some
+    drawn = {state.prepared[key]["prepared"] for key in state.drawn or ()}
+    others = {record["prepared"] for record in state.prepared.values()} - drawn - files
+    assert others
+    refuses("not_found", honest.client.audit_file, state.id, min(others), honest.keys.folder / "no")
+    refuses("not_found", honest.client.audit_file, state.id, state.seal["ciphertext"], honest.keys.folder / "no")
+
+
+def test_a_stranger_neither_draws_nor_audits(honest: Lab) -> None:
+    other = honest.staged.live.actor("other-lab", "auditor")
+    request = other.sign("AuditDrawn", honest.state.id, secret="A" * 43 + "=")
+    assert other.post(f"{honest.staged.path}/draw", request).json()["code"] == "role_missing"
+    record = next(iter(honest.state.audited.values()))
+    request = other.sign("PreparationAudited", honest.state.id, **record.fields)
+    assert other.post(f"{honest.staged.path}/audits", request).json()["code"] == "role_missing"
+    refuses(
+        "role_missing",
+        auditor.evidence,
+        honest.client,
+        keys.create(honest.keys.folder / "x", age=False),
+        honest.state.id,
+    )
+
+
+def test_a_draw_serves_one_round(honest: Lab, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        audited(patch, audits=2)
+        _, request = staging.defined(
+            honest.staged.live, tmp_path, name="again", auditor=honest.staged.fields["auditor"],
+            opens=records.format_time(honest.staged.live.clock.now),
+            closes="2027-06-01T00:00:00.000000Z", closes_latest="2027-06-01T00:00:00.000000Z",
+            release_by="2027-07-01T00:00:00.000000Z",
+        )  # fmt: skip
+    answer = honest.staged.live.organizer().post("/v1/rounds", request).json()
+    assert answer["code"] == "conflict" and honest.staged.round in answer["detail"]
+
+
+def test_a_log_that_does_not_extend_what_was_seen_gets_no_secret(honest: Lab) -> None:
+    path = honest.keys.folder / "checkpoints" / f"{honest.state.id}.txt"
+    kept = path.read_text("utf-8")
+    server = honest.staged.live
+    with server.store.snapshot() as tx:
+        size = tx.size()
+    forged = log.sign_checkpoint(identity.load(server.settings, server.store).signer, size - 1, b"\x07" * 32)
+    path.write_text(forged, "utf-8")
+    try:
+        assert (
+            "does not extend"
+            in refuses("log_inconsistent", auditor.evidence, honest.client, honest.keys, honest.state.id).sentence
+        )
+    finally:
+        path.write_text(kept, "utf-8")
+
+
+# ---- the rest of the honest round, and what its bundle shows ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def written(honest: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The published round's bundle."""
+    live, staged = honest.staged.live, honest.staged
+    give_shares(staged)
+    with dispatcher(live) as working:
+        step_until(working, lambda: honest.state.phase is Phase.EVALUATED)
+    ranking = publish.ranking(live.store, staged.round).document()
+    fields = {"ranking": digests.of_json(ranking), "policy": staged.fields["policy"], "reason": ""}
+    request = live.organizer().sign("RankingPublished", staged.round, **fields)
+    answer = live.organizer().post(f"{staged.path}/ranking", {"record": request, "ranking": ranking})
+    assert answer.status_code == 200, answer.text
+    return bundle.write(live.store, live.store.blobs, staged.round, tmp_path_factory.mktemp("bundle") / "bundle")
+
+
+def line(report: verify.Report, name: str) -> verify.Check:
+    return next(check for check in report.checks if check.name == name)
+
+
+def test_the_bundle_shows_who_made_what_again(honest: Lab, written: Path) -> None:
+    report = verify.verify(written, log_key=honest.staged.fields["log"])
+    assert report.failed == ()
+    check = line(report, "honest preparation")
+    assert (
+        check.status == "ok" and check.where == "2 of 12 preparations drawn and made again by lab: 2 with equal bytes"
+    )
+    assert line(report, "re-run").status == "NOT CHECKED"
+
+
+def test_an_entrants_files_give_the_same_again(honest: Lab, written: Path, tmp_path: Path) -> None:
+    models = honest.staged.folder / "model-1"
+    report = verify.verify(written, rerun=Entrant("ada", models))
+    check = line(report, "re-run")
+    assert check.status == "ok", check
+    assert check.where == "ada: 6 preparations and 8 evaluations: 14 equal"
+    # Without verified predictions only the preparations are held against the log.
+    only = line(verify.verify(written, levels=["rerun"], rerun=Entrant("ada", models)), "re-run")
+    assert only.status == "ok" and "6 equal" in only.where and "were not made again" in only.where
+
+
+def test_what_can_not_be_made_again_is_not_checked(written: Path, tmp_path: Path) -> None:
+    def said(name: str, models: Path) -> str:
+        check = line(verify.verify(written, levels=["rerun"], rerun=Entrant(name, models)), "re-run")
+        assert check.status == "NOT CHECKED"
+        return check.meaning
+
+    assert "'cal' has no entry" in said("cal", tmp_path)
+    assert "has no config.json" in said("ada", tmp_path)
+    other = tiny.model(tmp_path / "other", seed=9)
+    assert f"{other['model.safetensors']} is sha256:" in said("ada", tmp_path / "other")
+
+
+def test_the_auditor_reports_on_the_whole_bundle(honest: Lab, written: Path, tmp_path: Path) -> None:
+    (tmp_path / "damaged").mkdir()
+    for path in written.rglob("*"):
+        if path.is_file():
+            to = tmp_path / "damaged" / path.relative_to(written)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            to.write_bytes(path.read_bytes())
+    scores = next((tmp_path / "damaged" / "scores").rglob("*.parquet"))
+    scores.write_bytes(scores.read_bytes()[:-1])
+    refusal = refuses(
+        "bundle_invalid", auditor.report, honest.client, honest.keys, honest.state.id, tmp_path / "damaged"
+    )
+    assert any(scores.name in problem for problem in refusal.problems)
+    assert honest.state.reports == ()
+    done = auditor.report(honest.client, honest.keys, honest.state.id, written)
+    assert done["checks"]["failed"] == 0
+    (record,) = honest.state.reports
+    assert (
+        record["bundle"] == digests.of_file(written / "MANIFEST") and record["ranking"] == honest.state.rankings[-1][0]
+    )
+
+
+# ---- a dishonest evaluator ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cheated(honest: Lab, written: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """The same models in another round, all of whose preparations are made again; its evaluator logged what it liked.
+
+    - of ada, tint, seed 11: other weights, said to be from the same class of hardware;
+    - of ada, size: the honest weights with a little noise, said to be from other hardware;
+    - of bea, tint: weights that were trained on something else, said to be from other hardware;
+    - the others as they are.
+    """
+    live, where = honest.staged.live, tmp_path_factory.mktemp("cheated")
+    made = auditor.keygen(honest.keys, name="lab", again=True)
+    with pytest.MonkeyPatch.context() as patch:
+        audited(patch, audits=100)
+        start = live.clock.now
+        later = {
+            name: records.format_time(start + staging.timedelta(days=days))
+            for name, days in {"opens": 1, "closes": 2, "closes_latest": 2, "release_by": 30}.items()
+        }
+        staged = staging.open_round(live, where, name="cheated", auditor=made, **later)
+    for name, seed in PEOPLE.items():
+        staging.submit_model(staged, staging.enter(staged, live.actor(name)), seed=seed)
+    live.clock.set(staged.fields["closes"], seconds=1)
+    assert live.tick() == ["RoundClosed"]
+    found = Lab(staged, honest.client, honest.keys)
+    signer = identity.load(live.settings, live.store).evaluator_key
+    with live.store.transaction() as tx:
+        for key in found.state.preparations:
+            fields = told(found, honest, key, where)
+            tx.append(records.sign("ModelPrepared", staged.round, fields, key=signer))
+    assert live.tick() == ["PreparationFinished"]
+    yield found
+
+
+def told(lab: Lab, honest: Lab, key: PreparationKey, where: Path) -> dict[str, Any]:
+    """What the evaluator says of a preparation."""
+    names = {entry.submission: entry.entrant for entry in lab.state.entries}
+    same = {entry.entrant: entry.submission for entry in honest.state.entries}
+    entrant, task, seed = names[key[0]], key[1], key[2]
+    fields = dict(honest.state.prepared[same[entrant], task, seed].fields) | {"submission": key[0]}
+    if (entrant, task, seed) == ("ada", "tint", 11):
+        return fields | {"prepared": moved(lab, fields["prepared"], where, by=1e-4)}
+    if (entrant, task) == ("ada", "size"):
+        return fields | {"prepared": moved(lab, fields["prepared"], where, by=1e-6), "hardware": ELSEWHERE}
+    if (entrant, task) == ("bea", "tint"):
+        return fields | {"prepared": moved(lab, fields["prepared"], where, by=1.0), "hardware": ELSEWHERE}
+    return fields
+
+
+def moved(lab: Lab, digest: str, where: Path, *, by: float) -> str:
+    """A model's weights with noise of this size, as a blob."""
+    blobs = lab.staged.live.store.blobs
+    with blobs.local(digest) as path:
+        weights = load_file(path)
+    noise = np.random.default_rng(7)
+    weights = {n: (w + by * noise.normal(size=w.shape)).astype(np.float32) for n, w in weights.items()}
+    save_file(weights, where / "moved.safetensors", metadata={"format": "pt"})
+    return str(blobs.put(where / "moved.safetensors"))
+
+
+def test_what_the_evaluator_made_up_is_named_and_only_a_voiding_leads_on(cheated: Lab) -> None:
+    done = cheated.run()
+    assert len(done) == 12
+    wrong = {(job["entrant"], job["task"], job["seed"]): job["reason"] for job in done if not job["agrees"]}
+    assert set(wrong) == {("ada", "tint", 11), *(("bea", "tint", seed) for seed in (11, 12, 13))}
+    assert "other bytes on the same hardware class" in wrong["ada", "tint", 11]
+    assert f"tolerance {TOLERANCE:g}" in wrong["bea", "tint", 12] and "validation nll" in wrong["bea", "tint", 12]
+    names = {entry.submission: entry.entrant for entry in cheated.state.entries}
+    for (submission, task, _), record in cheated.state.audited.items():
+        if (names[submission], task) == ("ada", "size"):
+            assert record["agrees"] and record["tolerance"] == TOLERANCE
+    with pytest.raises(AssertionError, match="does not agree"):
+        give_shares(cheated.staged)
+    status = cheated.staged.live.anyone().get(cheated.staged.path).json()
+    assert status["problem"]["code"] == "guard_failed" and "does not agree" in status["problem"]["sentence"]
+    assert "voids the round" in status["next"]
+    found = CliRunner().invoke(app, ["audit", "run", cheated.staged.round, "--keys", str(cheated.keys.folder)])
+    assert found.exit_code == 1 and "DOES NOT AGREE" in found.stdout
+
+
+# ---- comparing, without a machine -----------------------------------------------------------------------------------
+
+
+def first(**changes: Any) -> records.Record:
+    fields = {
+        "hardware": "cpu/a",
+        "prepared": "sha256:1",
+        "candidates": [CANDIDATE],
+        "selected": {"lr": 0.1, "epoch": 2},
+    }
+    return records.Record("ModelPrepared", "r", staging.START, {**fields, **changes})
+
+
+CANDIDATE = {"lr": 0.1, "epoch": 2, "validation": 1.0}
+
+
+def again(**changes: Any) -> rerun.Again:
+    selection = {"candidates": [CANDIDATE], "selected": {"lr": 0.1, "epoch": 2}, "diverged": False}
+    return rerun.Again(**{"prepared": "sha256:1", "selection": selection, "hardware": "cpu/a", **changes})
+
+
+def compared(
+    there: records.Record, here: rerun.Again, *, tolerance: float = 0.1, nlls: Any = (1.0, 1.05)
+) -> rerun.Verdict:
+    return rerun.compare(there, here, tolerance=tolerance, measure=lambda: nlls)
+
+
+FAILED = {"failed": {"reason": "it ran longer than the 5 s allowed", "log": "sha256:2"}}
+
+
+def test_equal_bytes_agree_unless_the_selection_was_told_otherwise() -> None:
+    assert compared(first(), again()) == rerun.Verdict(agrees=True, tolerance=0, reason="the same bytes")
+    lied = first(candidates=[{**CANDIDATE, "validation": 0.9999}])
+    assert not compared(lied, again()).agrees and "selection" in compared(lied, again()).reason
+    assert compared(lied, again(hardware="cpu/b")).agrees
+
+
+def test_other_bytes_agree_by_measure_on_other_hardware_only() -> None:
+    other = again(prepared="sha256:9", hardware="cpu/b")
+    assert compared(first(), other).agrees
+    assert not compared(first(), other, nlls=(1.0, 1.2)).agrees
+    assert not compared(first(), other, nlls=(None, 1.0)).agrees
+    assert compared(first(), other, nlls=(None, None)).agrees
+    assert not compared(first(candidates=[{**CANDIDATE, "validation": 1.3}]), other).agrees
+    assert not compared(first(candidates=[{**CANDIDATE, "lr": 0.2}]), other).agrees
+    assert not compared(first(), again(prepared="sha256:9")).agrees
+    refuses("rerun_undecided", compared, first(), other, tolerance=0.0)
+
+
+def test_a_failure_agrees_with_a_failure_and_a_machines_limits_decide_nothing() -> None:
+    failed = again(prepared=None, failed="it diverged")
+    assert compared(first(**FAILED), failed).agrees
+    assert not compared(first(**FAILED), again()).agrees
+    assert not compared(first(), failed).agrees
+    refuses("rerun_undecided", compared, first(**FAILED), again(hardware="cpu/b"))
+    refuses("rerun_undecided", compared, first(), again(prepared=None, failed="too slow", limited=True))
+
+
+def test_other_libraries_are_told_from_other_work() -> None:
+    own = {"python": sys.version.split()[0], "numpy": np.__version__}
+    assert rerun.other_versions(own) == []
+    found = rerun.other_versions({**own, "numpy": "1.0", "nothing-of-this-name": "3"})
+    assert found == ["nothing-of-this-name 3 there, none here", f"numpy 1.0 there, {np.__version__} here"]
+
+
+# ---- keys -----------------------------------------------------------------------------------------------------------
+
+
+def test_keygen_is_finished_by_the_same_command_and_a_secret_is_never_replaced(tmp_path: Path) -> None:
+    where = tmp_path / "lab"
+    command = ["audit", "keygen", "--name", "lab", "--keys", str(where), "--json"]
+    made = json.loads(CliRunner().invoke(app, command).stdout)
+    secret = auditor.secret_of(keys.load(where), made["draw"])
+    assert digests.of_bytes(base64.b64decode(secret)) == made["draw"]
+    for name in ("draws.json", "auditor.json", "ed25519.pem"):
+        assert (where / name).stat().st_mode & 0o077 == 0
+    assert secret not in (where / "auditor.json").read_text()
+    refused = CliRunner().invoke(app, command)
+    assert isinstance(refused.exception, Refusal) and refused.exception.code == "key_refused"
+    # Killed between secret and public part, the same command makes a new pair; the old secret stays.
+    (where / "auditor.json").unlink()
+    second = json.loads(CliRunner().invoke(app, command).stdout)
+    assert second["ed25519"] == made["ed25519"] and second["draw"] != made["draw"]
+    assert auditor.secret_of(keys.load(where), made["draw"]) == secret
+    refuses("conflict", auditor.keygen, keys.load(where), name="other", again=True)
+    refuses("file_unreadable", auditor.secret_of, keys.load(where), digests.of_bytes(b"lost"))
+
+
+def test_a_round_is_created_with_the_auditor_whom_its_definition_names(tmp_path: Path) -> None:
+    rules = definition.parse(ORIGINAL.replace("audits = 0", 'audits = 1\nauditor = "lab"').encode())
+    plain = definition.parse(ORIGINAL.encode())
+    public = {"name": "lab", "ed25519": "k", "draw": "d"}
+    assert organizer._second_operator(rules, {**public, "secret": "s"}) == {"auditor": public}
+    assert organizer._second_operator(plain, None) == {}
+    for competition, given in ((rules, None), (plain, public), (rules, {**public, "name": "other"}), (rules, ["lab"])):
+        assert "audit keygen" in refuses("definition_invalid", organizer._second_operator, competition, given).hint
