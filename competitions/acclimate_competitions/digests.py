@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import IO, Any
 
@@ -138,8 +139,8 @@ def _utf16(key: object) -> bytes:
 
 
 def _string(value: str) -> str:
-    # json.dumps escapes exactly what RFC 8785 escapes, in the same spelling, once DEL is left alone.
-    return json.dumps(value, ensure_ascii=False)
+    # What json.dumps does with ensure_ascii=False: it escapes exactly what RFC 8785 escapes, in the same spelling.
+    return encode_basestring(value)
 
 
 def number(value: float) -> str:

@@ -26,6 +26,7 @@ from acclimate.store import Store
 from acclimate_competitions.errors import Refusal
 
 EVERY_SECONDS = 0.25
+SPACING_SECONDS = 0.5
 LEASE = "cosigning"
 ANSWER_SECONDS = 10.0
 """How long a witness may take with an answer."""
@@ -113,7 +114,9 @@ class Cosigner:
         complained = False
         while not self._stop.wait(EVERY_SECONDS):
             try:
-                self.step()
+                # Not more often, whatever comes: witnesses bound how often they let themselves be asked.
+                if self.step():
+                    self._stop.wait(SPACING_SECONDS)
                 complained = False
             except Exception as error:
                 # Whatever it is: without this thread nothing would be cosigned until the next start.
@@ -122,8 +125,8 @@ class Cosigner:
                     _log.warning("cosignatures can't be collected, trying again: %s", error, exc_info=trace)
                 complained = True
 
-    def step(self) -> None:
-        """Look at what was cosigned, and put the newest checkpoint to the witnesses that have not signed it.
+    def step(self) -> bool:
+        """Look at what was cosigned, and put the newest checkpoint to the witnesses that have not signed it; whether any was asked.
 
         1. Nothing is asked of the database while there is nothing to do: all have signed the newest checkpoint, or the quorum has and
            the others' pauses are not over.
@@ -139,20 +142,21 @@ class Cosigner:
         if self.reached >= size:
             self._moved = time.monotonic()
         if size <= self._done or (self.reached >= size and not self._due(size)):
-            return
+            return False
         # 2
         self._look()
         if all(witness.size >= size for witness in self.witnesses):
             self._done = size
-            return
+            return False
         due = self._due(size)
         # 3
         if not due or not self._leads():
-            return
+            return False
         # 4
         for witness in due:
             witness.asked = self._asking.submit(self._ask, witness, size, note)
         self._await(size)
+        return True
 
     def _due(self, size: int) -> list[Witness]:
         """Who can be asked now to cosign a size."""

@@ -29,6 +29,7 @@ CHECKS: dict[str, Check] = {
     "database": doctor_places.database_,
     "blobs": doctor_places.blobs_,
     "keys": doctor_places.keys,
+    "witnesses": doctor_places.witnesses,
     "ports": doctor_places.ports_,
     "mlflow": doctor_places.mlflow,
 }

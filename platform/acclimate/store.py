@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, func, insert, select
 
 from acclimate import config, database, migrations
-from acclimate.contention import busy
 from acclimate.schema import (
     accounts,
     cosignatures,
@@ -41,9 +40,11 @@ from acclimate.schema import (
     submissions,
     uploads,
 )
+from acclimate.turns import Batch, Turns
 from acclimate_competitions import definition, digests, records
 from acclimate_competitions import rounds as machine
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.ledger import Ledger
 from acclimate_competitions.phases import Round
 from acclimate_competitions.records import Record, format_time, parse_time
 from acclimate_runners.blobs import Blobs, blobs_at
@@ -86,7 +87,7 @@ class _Folded:
     state: Round
     last: int
     entry: bytes
-    statements: Mapping[str, int]
+    statements: Ledger[str, int]
 
 
 class _Folds:
@@ -140,6 +141,12 @@ class Store:
         self.engine, self.blobs = engine, blobs
         self._writer = threading.Lock()
         self.folds = _Folds()
+        self._turns = Turns(
+            lambda: database.writing(engine),
+            lambda batch: self.folds.keep(batch.folded),
+            turn=self._writer,
+            wait=database.WAIT_SECONDS,
+        )
         self._competitions: dict[str, definition.Competition] = {}
         self._checks: tuple[Callable[[Tx], None], ...] = ()
 
@@ -184,20 +191,12 @@ class Store:
         Raises:
             Refusal: busy, no_space, database_unreachable.
         """
-        # One writer at a time, of all processes, is the database's rule. Within this one waiting here is fair, which polling for
-        # SQLite's lock is not, and holds no connection of PostgreSQL's.
-        if not self._writer.acquire(timeout=database.WAIT_SECONDS):
-            raise busy("other requests are being written")
-        try:
-            with database.refusing():
-                with database.writing(self.engine) as connection:
-                    tx = Tx(self, connection)
-                    for check in self._checks:
-                        check(tx)
-                    yield tx
-                self.folds.keep(tx.folded)
-        finally:
-            self._writer.release()
+        with database.refusing(), self._turns.take() as batch:
+            tx = Tx(self, batch.connection, batch=batch)
+            for check in self._checks:
+                check(tx)
+            yield tx
+            batch.folded, batch.tip = tx.folded, tx.tip
 
     @contextmanager
     def snapshot(self) -> Iterator["Tx"]:
@@ -245,9 +244,11 @@ class Store:
 class Tx:
     """One transaction: SQL by `connection`, the log and the rounds by its methods."""
 
-    def __init__(self, store: Store, connection: Connection) -> None:
+    def __init__(self, store: Store, connection: Connection, *, batch: Batch | None = None) -> None:
         self.store, self.connection = store, connection
-        self.folded: dict[str, _Folded] = {}
+        self.folded: dict[str, _Folded] = dict(batch.folded) if batch is not None else {}
+        # Of a transaction that appended: nobody else does before its end.
+        self.tip: tuple[int, datetime] | None = batch.tip if batch is not None else None
         self._kept_before = store.folds.count()
 
     def now(self) -> datetime:
@@ -315,8 +316,8 @@ class Tx:
         Raises:
             Refusal: whatever rounds.apply refuses; record_invalid.
         """
-        index = self.size()
-        at = self.now() if index == 0 else max(self.now(), records.parse(self.entry(index - 1)).at)
+        index, before_it = self.tip or self._tip()
+        at = max(self.now(), before_it)
         record = _record(request, at)
         data = record.encode()
         if records.parse(data) != record:
@@ -325,13 +326,14 @@ class Tx:
             if self.find(request) is not None:
                 raise Refusal("round_exists", f"round {record.round} is in the log already")
             state = machine.begin(record, self.store.competition(record["definition"]))
-            statements: Mapping[str, int] = {}
+            statements: Ledger[str, int] = Ledger()
         else:
             before = self._fold(record.round)
             state, statements = machine.apply(before.state, record, index=index), before.statements
         row = {"index": index, "round": record.round, "type": record.type, "data": data}
         self.execute(insert(log_entries), row)
-        self.folded[record.round] = _Folded(state, index, _short(data), {**statements, _statement(record): index})
+        self.folded[record.round] = _Folded(state, index, _short(data), _with(statements, record, index))
+        self.tip = index + 1, at
         return index, record
 
     def append_once(self, request: Mapping[str, Any]) -> tuple[int, Record, bool]:
@@ -351,7 +353,13 @@ class Tx:
         known = self.execute(select(log_entries.c.index).where(log_entries.c.round == record.round).limit(1)).first()
         return self._fold(record.round).statements.get(_statement(record)) if known else None
 
+    def _tip(self) -> tuple[int, datetime]:
+        index = self.size()
+        return index, records.parse(self.entry(index - 1)).at if index else datetime.min.replace(tzinfo=UTC)
+
     def _fold(self, round_id: str) -> _Folded:
+        if self.tip is not None and round_id in self.folded:
+            return self.folded[round_id]
         folded = self.folded.get(round_id) or self.store.folds.of(round_id)
         query = select(log_entries.c.index, log_entries.c.data).where(log_entries.c.round == round_id)
         query = query.order_by(log_entries.c.index)
@@ -367,7 +375,7 @@ class Tx:
             raise Refusal(
                 "round_unknown", f"there is no round {round_id!r}", hint="`acclimate round list` shows them all"
             )
-        statements = dict(folded.statements) if folded is not None and rows else {}
+        statements = folded.statements if folded is not None else Ledger()
         state, last = (folded.state, folded.last) if folded is not None else (None, -1)
         for row in rows:
             record = records.parse(bytes(row.data))
@@ -375,7 +383,7 @@ class Tx:
                 state = machine.begin(record, self.store.competition(record["definition"]))
             else:
                 state = machine.apply(state, record, index=row.index)
-            statements[_statement(record)] = last = row.index
+            statements, last = _with(statements, record, row.index), row.index
         assert state is not None
         if rows or folded is None:
             folded = _Folded(state, last, _short(bytes(rows[-1].data)), statements)
@@ -414,6 +422,12 @@ def _record(request: Mapping[str, Any], at: datetime) -> Record:
     if round_id != request["round"]:
         raise Refusal("record_invalid", f"the content gives round {round_id}, the request names {request['round']}")
     return Record(kind, round_id, at, dict(fields), by=request.get("by"), sig=request.get("sig"))
+
+
+def _with(statements: Ledger[str, int], record: Record, index: int) -> Ledger[str, int]:
+    """These and a record's; where the statement was made before, that one stands."""
+    statement = _statement(record)
+    return statements if statement in statements else statements.plus(statement, index)
 
 
 def _statement(record: Record) -> str:

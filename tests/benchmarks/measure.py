@@ -1,4 +1,4 @@
-"""`make bench`: how long the parts of the demo take here, and what sealing costs beside plain SHA-256. Writes Markdown to stdout."""
+"""`make bench`: how long the parts of the demo take here, what sealing costs beside plain SHA-256, log appends. Writes Markdown to stdout."""
 
 import hashlib
 import json
@@ -10,6 +10,8 @@ import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+
+import log_appends
 
 from acclimate import sealing
 from acclimate_competitions import records
@@ -83,6 +85,7 @@ def main() -> None:
         folder = Path(temporary)
         rows = demo(folder)
         sealing_rows = seal(folder)
+        append_rows = log_appends.measure(folder / "appends")
     lines = [
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}",
         "",
@@ -94,6 +97,10 @@ def main() -> None:
         "| --- | --- |",
         *(f"| {name} | {seconds:.2f} |" for name, seconds in sealing_rows),
         f"| ratio, SHA-256 / seal | {sealing_rows[0][1] / sealing_rows[1][1]:.2f} |",
+        "",
+        "| log | a second |",
+        "| --- | --- |",
+        *(f"| {name} | {rate:.0f} |" for name, rate in append_rows),
     ]
     sys.stdout.write("\n".join(lines) + "\n")
 

@@ -11,8 +11,10 @@ import rounds_made
 from cosigners_made import Partner, log_key, partners, server, until
 from databases import refused, settings, store
 from sqlalchemy import select
+from typer.testing import CliRunner
 
-from acclimate import config, cosignatures, cosigners, log, notes, witness_http
+from acclimate import config, cosignatures, cosigners, doctor_places, log, notes, witness_http
+from acclimate.cli.main import app
 from acclimate.cosignatures import Quorum
 from acclimate.cosigners import parse_endpoints
 from acclimate.cosigning import Cosigner
@@ -97,6 +99,10 @@ def test_with_its_witnesses_down_the_round_goes_on_and_everybody_is_told(three, 
         answer = until(lambda: (got := anyone.get("/readyz")) and "witness_unreachable" in got.text and got)
         assert answer.status_code == 200 and answer.json()["status"] == "ready"
         assert f"{NAMES[1]}: witness_unreachable" in answer.json()["checks"]["witnesses"]
+        found = anyone.get(staged.path).json()
+        assert found["cosigned"] == {"quorum": 2, "witnesses": 3, "size": 0, "missing": found["log"]["last"] + 1}
+        text = CliRunner().invoke(app, ["status", staged.round, "--server", running.url]).stdout
+        assert f"2 of 3 have not cosigned the round's last {found['log']['last'] + 1} records yet" in text
         entries = int(anyone.get("/v1/log/checkpoint").text.splitlines()[1])
         numbers = until(
             lambda: (text := anyone.get("/metrics").text) and f"uncosigned_entries {entries}" in text and text
@@ -107,6 +113,14 @@ def test_with_its_witnesses_down_the_round_goes_on_and_everybody_is_told(three, 
         until(lambda: cosigned(anyone).status_code == 200)
         receipt = log.Receipt.parse(anyone.get("/v1/log/proof/0").text)
         assert len(receipt.open(notes.parse_vkey(key), [one.verifier for one in three])[1].cosigned) == 2
+        until(lambda: anyone.get(staged.path).json()["cosigned"]["missing"] == 0)
+        text = CliRunner().invoke(app, ["status", staged.round, "--server", running.url]).stdout
+        assert "2 of 3 have cosigned all records of the round" in text
+        findings = {finding.name: finding for finding in doctor_places.witnesses(running.settings)}
+        assert {name: finding.state for name, finding in findings.items()} == {
+            f"witness {NAMES[0]}": "ok", f"witness {NAMES[1]}": "ok", f"witness {NAMES[2]}": "warning",
+        }  # fmt: skip
+        assert f"has cosigned {entries} entries" in findings[f"witness {NAMES[0]}"].found
 
 
 def test_who_waits_for_a_receipt_takes_no_place_from_others(three, tmp_path):

@@ -81,9 +81,20 @@ def lines(state: dict[str, Any], stages: list[dict[str, Any]]) -> Iterator[str]:
     if state.get("problem"):
         yield f"{'problem':<14}{state['problem']['sentence']}"
     yield f"{'entries':<14}{_entries(state)}"
+    if state.get("cosigned"):
+        yield f"{'witnesses':<14}{_cosigned(state['cosigned'])}"
     yield from custodians(state)
     for kind in _work(stages):
         yield f"{kind['kind']:<14}{bar(kind['done'], kind['total'])}{_trouble(kind)}"
+
+
+def _cosigned(found: dict[str, Any]) -> str:
+    quorum = f"{found['quorum']} of {found['witnesses']}"
+    if not found["missing"]:
+        return f"{quorum} have cosigned all records of the round"
+    return (
+        f"{quorum} have not cosigned the round's last {counted(found['missing'], 'record')} yet; shares wait for them"
+    )
 
 
 def phase_line(phase: str) -> str:

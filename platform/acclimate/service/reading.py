@@ -5,7 +5,8 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from acclimate import schedule
+from acclimate import cosignatures, schedule
+from acclimate.cosignatures import Quorum
 from acclimate.service import clockwork, finding, release
 from acclimate.service.accounts import Account
 from acclimate.store import Store, Tx, log_entries, outbox, rounds, share_documents, stages, submissions
@@ -66,6 +67,7 @@ def status(store: Store, account: Account | None, given: str) -> dict[str, Any]:
             "stages": count,
             "phases": [{"phase": str(phase), "at": format_time(at)} for phase, at in state.phases],
             "log": {"first": log[0], "last": log[1]},
+            "cosigned": _cosigned(tx, state, last=log[1]),
             "definition": state.competition.digest,
             "organizer": state.defined["organizer"],
             "custodians": _custodians(state),
@@ -128,6 +130,23 @@ def upcoming(tx: Tx, state: Round, *, is_owner: bool = False) -> dict[str, Any]:
     if found["problem"] is not None:
         return found
     return found | {"problem": _blocked(tx, state, is_owner=is_owner) or _unmet(tx, state, is_owner=is_owner)}
+
+
+def _cosigned(tx: Tx, state: Round, *, last: int) -> dict[str, int] | None:
+    """How far the round's witnesses have come; None where it asks for none.
+
+    Returns:
+        {quorum, witnesses: how many there are, size: entries of the newest checkpoint that the quorum cosigned, missing: records of the round
+        beyond it}.
+    """
+    quorum = Quorum.of_round(state.defined.fields)
+    if quorum.number == 0:
+        return None
+    size, missing = cosignatures.newest(tx, quorum), 0
+    if size <= last:
+        mine = (log_entries.c.round == state.id) & (log_entries.c.index >= size)
+        missing = int(tx.execute(select(func.count()).select_from(log_entries).where(mine)).scalar_one())
+    return {"quorum": quorum.number, "witnesses": len(quorum.witnesses), "size": size, "missing": missing}
 
 
 def _reason(row_state: str, reason: str, *, is_owner: bool) -> str:
