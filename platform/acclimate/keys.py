@@ -55,7 +55,7 @@ class Keys:
             raise Refusal(
                 "file_unreadable",
                 f"{self.folder / AGE_FILE} does not exist: these keys can't open envelopes",
-                hint="a custodian's keys are made with an age identity: acclimate custodian keygen",
+                hint="a custodian's keys are made with one: acclimate custodian keygen; is it lost? --identity FILE takes the backup's",
             )
         return recipient_of(self.age_identity)
 

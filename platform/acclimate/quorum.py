@@ -7,6 +7,7 @@ honest. So a checkpoint was there *by* the q-th smallest of its times, and it wa
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from acclimate.log import SignedCheckpoint
@@ -58,8 +59,11 @@ class Quorum:
         return [witness.name for witness in self.witnesses if witness.text() not in signed.cosigned]
 
     def _times(self, signed: SignedCheckpoint) -> list[int]:
-        known = set(self.keys())
-        return sorted(time for vkey, time in signed.cosigned.items() if vkey in known)
+        return sorted(time for vkey, time in signed.cosigned.items() if vkey in self._known)
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.keys())
 
 
 def parse_witness(text: str) -> Verifier:

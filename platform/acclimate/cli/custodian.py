@@ -142,7 +142,11 @@ def release(
     if out is not None:
         _require_no_file(out)
     with _evidence(keys, round_id, request) as (source, name):
-        made, checks = actors.answer(source, opened, name, now=clock(), show=lambda check: say(_line(check)))
+        try:
+            made, checks = actors.answer(source, opened, name, now=clock(), show=lambda check: say(_line(check)))
+        except Refusal:
+            say("nothing was sent")
+            raise
         value = {"round": made.round, "share": made.share, "checks": _documents(checks)}
         if out is not None:
             made.write(out)

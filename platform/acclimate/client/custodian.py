@@ -179,8 +179,9 @@ def inspect(source: Source, keys: Keys, round_id: str, *, now: datetime) -> list
     try:
         result.extend(check for check, _ in evidence.examine(source, keys, pin, now=now))
     except Failed as failed:
-        # Nothing is wrong with a round that is still running; a clock that disagrees is another matter.
-        waits = failed.name in evidence.WAITS and failed.refusal.code == "too_early"
+        # Nothing is wrong with a round that is still running, or a witness that is down; a clock that disagrees is another matter.
+        code = failed.refusal.code
+        waits = code == "quorum_missing" or (failed.name in evidence.WAITS and code == "too_early")
         result.append(Check(failed.name, "NOT YET" if waits else "FAILED", failed.refusal.sentence))
     return result
 

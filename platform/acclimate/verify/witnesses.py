@@ -11,6 +11,8 @@ still the newest that the witnesses were shown at the q-th largest. So an entry'
 - else it is not known: between the last checkpoint without it and the first one with it the witnesses saw none.
 """
 
+import bisect
+import itertools
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
@@ -73,28 +75,23 @@ def time(audit: Audit) -> str:
         raise NotChecked(
             "the round declared no witnesses (quorum 0); that records came when they say is the word of the log's operator"
         )
-    seen = sorted(_seen(audit, quorum), key=lambda signed: signed.checkpoint.size)
-    enough = [signed for signed in seen if quorum.reached(signed)]
+    sizes, by, at = _moments(audit, quorum)
     due = sorted(_due(audit))
     unknown = ""
     for index, deadline, what in due:
         place = f"log entry {index}, {what}"
-        held = [quorum.by(signed) for signed in enough if signed.checkpoint.size > index]
-        first = min((moment for moment in held if moment is not None), default=None)
+        without = bisect.bisect_right(sizes, index)  # so many checkpoints end before it
+        first = by[without] if without < len(by) else None
+        since = at[without - 1] if without else None
         if first is not None and first <= deadline:
             continue
-        for signed in enough:
-            at = quorum.at(signed)
-            if signed.checkpoint.size <= index and at is not None and at > deadline:
-                raise Failed(
-                    place,
-                    f"at {format_time(at)} the witnesses saw a log of {signed.checkpoint.size} entries, without it; it had to"
-                    f" be there by {format_time(deadline)}",
-                )
-        if not unknown:
-            lacking = [quorum.at(signed) for signed in enough if signed.checkpoint.size <= index]
-            since = max((moment for moment in lacking if moment is not None), default=None)
-            unknown = _gap(place, deadline, since=since, until=first)
+        if since is not None and since[0] > deadline:
+            raise Failed(
+                place,
+                f"at {format_time(since[0])} the witnesses saw a log of {since[1]} entries, without it; it had to be there by"
+                f" {format_time(deadline)}",
+            )
+        unknown = unknown or _gap(place, deadline, since=since[0] if since else None, until=first)
     if unknown:
         raise NotChecked(unknown)
     return f"{len(due)} records, each cosigned by {quorum.needed} witnesses"
@@ -106,6 +103,27 @@ def _gap(place: str, deadline: datetime, *, since: datetime | None, until: datet
     return (
         f"{place}: no quorum of witnesses saw the log between: {before}, {after}; that it was there by"
         f" {format_time(deadline)} is the word of the log's operator"
+    )
+
+
+def _moments(audit: Audit, quorum: Quorum) -> tuple[list[int], list[datetime], list[tuple[datetime, int]]]:
+    """What the checkpoints with a quorum say of time, by their size.
+
+    Returns:
+        Their sizes; for each, by when it or a longer one was there; for each, at which moment it or a shorter one still was the newest,
+        and its size.
+    """
+    seen = sorted(
+        (signed.checkpoint.size, quorum.by(signed), quorum.at(signed))
+        for signed in _seen(audit, quorum)
+        if quorum.reached(signed)
+    )
+    by = [moment for _, moment, _ in seen if moment is not None]
+    at = [(moment, size) for size, _, moment in seen if moment is not None]
+    return (
+        [size for size, _, _ in seen],
+        list(itertools.accumulate(reversed(by), min))[::-1],
+        list(itertools.accumulate(at, max)),
     )
 
 
