@@ -5,6 +5,7 @@ and the same words again are the same submission: whatever was interrupted goes 
 """
 
 import base64
+import contextlib
 import dataclasses
 import secrets
 import time
@@ -173,9 +174,8 @@ def submit(
     committed, accepted = requests(mine, _signing(keys, mine))
     answer = client.submit(mine.round, committed=committed, accepted=accepted, nonce=mine.nonce, manifest=mine.manifest)
     mine = _keep(keys, mine, submission=answer["submission"], state=answer["state"], committed=answer["index"])
-    vkey = defined["log"]
     # Before a byte of the model leaves: it is in the log, or the server is given nothing.
-    mine = _receipt(client, keys, mine, vkey=vkey, request=committed)
+    mine = _receipt(client, keys, mine, defined=defined, request=committed)
     say(f"committed as log entry {mine.committed}; receipt {keys.folder / 'receipts' / mine.receipt}")
     if mine.state == "uploading":
         outcome = _sent(client, mine, model, missing=answer["missing"], progress=progress)
@@ -185,7 +185,7 @@ def submit(
         say("all files are there; the server checks the model")
         mine = await_outcome(client, keys, mine)
     if mine.state == "accepted":
-        mine = _receipt(client, keys, mine, vkey=vkey, request=accepted)
+        mine = _receipt(client, keys, mine, defined=defined, request=accepted)
     return mine
 
 
@@ -214,16 +214,15 @@ def submissions(keys: Keys, round_id: str = "") -> list[Submission]:
 
 
 def submission_status(client: Client, keys: Keys, round_id: str = "") -> list[Submission]:
-    """The key folder's submissions with the server's newest word; a missing receipt of an accepted one is fetched."""
+    """The key folder's submissions with the server's newest word; missing receipts of accepted ones, or cosignatures of them, are fetched."""
     result = []
     for mine in submissions(keys, round_id):
         if mine.server == client.url:
             mine = refresh(client, keys, mine)
-            if mine.state == "accepted" and mine.receipt != f"{mine.short}.tlog-proof":
+            if mine.state == "accepted":
                 defined, _ = definition_of(client, mine.round)
-                mine = _receipt(
-                    client, keys, mine, vkey=defined["log"], request=requests(mine, _signing(keys, mine))[1]
-                )
+                for request in requests(mine, _signing(keys, mine)):
+                    mine = _receipt(client, keys, mine, defined=defined, request=request)
         result.append(mine)
     return result
 
@@ -429,8 +428,8 @@ def _is(mine: Submission, which: str) -> bool:
     return which in names or (len(which) >= 4 and names[3].startswith(which))
 
 
-def _receipt(client: Client, keys: Keys, mine: Submission, *, vkey: str, request: Request) -> Submission:
-    """Save the receipt of what has just been logged; the commitment's stays beside the acceptance's.
+def _receipt(client: Client, keys: Keys, mine: Submission, *, defined: Record, request: Request) -> Submission:
+    """Save the receipt of what has been logged, or one with the cosignatures that it lacks; the commitment's stays beside the acceptance's.
 
     Raises:
         Refusal: proof_invalid, where the server names no log entry, or its receipt does not verify or is of something else.
@@ -446,7 +445,11 @@ def _receipt(client: Client, keys: Keys, mine: Submission, *, vkey: str, request
                 f"the server says that {mine.short} is {'accepted' if accepted else 'committed'}, and names no log entry of it",
                 hint="nothing proves it: keep the key folder, and ask the operator; the same command asks again",
             )
-        files.save_receipt(client, path, index=index, vkey=vkey, request=request)
+        files.save_receipt(client, path, index=index, vkey=defined["log"], request=request)
+    elif type(index) is int and files.lacks_quorum(path, defined):
+        # What is there proves the entry; without the witnesses it stays as it is.
+        with contextlib.suppress(Refusal):
+            files.save_receipt(client, path, index=index, vkey=defined["log"], request=request)
     return _keep(keys, mine, receipt=name)
 
 

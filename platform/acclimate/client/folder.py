@@ -19,8 +19,10 @@ from acclimate import log, rotation
 from acclimate.client import hand_overs
 from acclimate.client.connection import Client, Request
 from acclimate.keys import Keys
+from acclimate.quorum import Quorum
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.records import Record
 
 ACCOUNT_FILE = "account.json"
 LOG_KEY_FILE = "log.vkey"
@@ -207,6 +209,17 @@ def save_receipt(client: Client, path: Path, *, index: int, vkey: str, request: 
         )
     write(path, text.encode(), mode=0o644)
     return path
+
+
+def lacks_quorum(path: Path, defined: Record) -> bool:
+    """Whether a receipt has fewer cosignatures than its round asks for.
+
+    Raises:
+        Refusal: proof_invalid, file_unreadable.
+    """
+    quorum = Quorum.of(defined.fields)
+    receipt = log.Receipt.parse(_read_text(path) + "\n")
+    return not quorum.reached(receipt.open(log.parse_vkey(defined["log"]), quorum.witnesses)[1])
 
 
 def _other_account(path: Path, account: Account) -> Refusal:
