@@ -342,6 +342,8 @@ def open_envelope(
         raise Refusal("share_false", f"the envelope for {share['to']} is not the one that the seal's record names")
     # 2
     files = [_unbase64(envelope[name], what="an age file") for name in ("main", "backup") if envelope[name] is not None]
+    if not files:
+        raise Refusal("share_unreadable", f"the envelope for {share['to']} holds no age file, neither main nor backup")
     document: bytes | None = None
     for position, file in enumerate(files):
         try:

@@ -6,11 +6,12 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pyrage
 import pytest
 import rounds_made
 
-from acclimate import log, verify
-from acclimate_competitions import records
+from acclimate import custody, log, verify
+from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 
 
@@ -69,6 +70,15 @@ def test_a_round_defined_with_parts_of_another_form_is_refused_as_a_record(
         "record_invalid",
         f"RoundDefined: {field}",
     )
+
+
+def test_an_envelope_without_an_age_file_is_refused() -> None:
+    seal, document = "sha256:" + "5e" * 32, b"{}"
+    envelope = {"index": 1, "to": "ada", "main": None, "backup": None}
+    share = {"index": 1, "to": "ada", "commitment": digests.of_bytes(document), "envelope": digests.of_json(envelope)}
+    with pytest.raises(Refusal, match="neither main nor backup") as refused:
+        custody.open_envelope(envelope, str(pyrage.x25519.Identity.generate()), share=share, seal=seal)
+    assert refused.value.code == "share_unreadable"
 
 
 def test_a_share_of_another_form_in_a_seal_is_refused_as_a_record(tmp_path: Path) -> None:
