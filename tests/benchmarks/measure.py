@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import log_appends
+import log_verify
 
 from acclimate import sealing
 from acclimate_competitions import records
@@ -86,6 +87,7 @@ def main() -> None:
         rows = demo(folder)
         sealing_rows = seal(folder)
         append_rows = log_appends.measure(folder / "appends")
+        verify_rows = log_verify.measure(folder / "verify")
     lines = [
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}",
         "",
@@ -101,6 +103,10 @@ def main() -> None:
         "| log | a second |",
         "| --- | --- |",
         *(f"| {name} | {rate:.0f} |" for name, rate in append_rows),
+        "",
+        "| audit | seconds |",
+        "| --- | --- |",
+        *(f"| {name} | {seconds:.2f} |" for name, seconds in verify_rows),
     ]
     sys.stdout.write("\n".join(lines) + "\n")
 
