@@ -48,7 +48,7 @@ MUST_SHOW = {
     "operators": (
         "doctor", "up", "invite", "config", "db check", "db upgrade", "db accept-loss", "api", "dispatch", "mlflow", "plan", "status",
     ),
-    "auditors": ("round bundle", "verify", "receipt verify"),
+    "auditors": ("round bundle", "verify", "receipt verify", "audit keygen", "audit run", "audit status", "audit report"),
 }  # fmt: skip
 CLIENTS_OWN = {"ACCLIMATE_KEYS", "ACCLIMATE_SERVER", "ACCLIMATE_TOKEN", "ACCLIMATE_CONFIG"}
 
