@@ -26,7 +26,7 @@ Identity = Annotated[
 OfRound = Annotated[
     str | None,
     typer.Argument(
-        help="The round's id, or any beginning of it that is unique; --request names it, too.", metavar="[ROUND]"
+        help="The round's id, or any beginning of it that is unique; --request names it, too.", metavar="ROUND"
     ),
 ]
 Request = Annotated[
@@ -37,7 +37,7 @@ Request = Annotated[
 ]
 
 
-@app.command()
+@app.command(short_help="Make a custodian's keys.")
 def keygen(
     name: Annotated[str, typer.Option("--name", help="The custodian's name in the definition.")],
     keys: KeysFolder,
