@@ -12,6 +12,7 @@ from rounds_made import START, Made, cosigned, witness
 from acclimate import log, notes, verify
 from acclimate.verify.report import Check
 from acclimate_competitions import digests
+from acclimate_competitions.records import format_time
 
 NAMES = ("w1.example.org", "w2.example.org", "w3.example.org")
 CLOSES = START + timedelta(days=30)
@@ -236,3 +237,32 @@ def test_a_receipt_of_another_round_or_record_in_the_bundle_is_named(bundle: Pat
         assert words in found.meaning
         assert made.round in found.meaning
         path.unlink()
+
+
+# ---- the close itself ----------------------------------------------------------------------------------------------
+
+
+def test_an_extension_that_was_backdated_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Organizer and operator together let a friend in: the extension's record says in time, the witnesses saw the log without it."""
+    monkeypatch.setattr(rounds_made, "QUORUM", 2)
+    monkeypatch.setattr(rounds_made, "WITNESSES", NAMES)
+    plain_submissions = rounds_made.submit_all
+    where: list[int] = []
+
+    def extended(made: Made) -> None:
+        plain_submissions(made)
+        fields = {"closes": format_time(CLOSES + timedelta(days=1))}
+        where.append(made.signed("ClosingExtended", fields, by="organizer", keep=True))
+
+    monkeypatch.setattr(rounds_made, "submit_all", extended)
+    made = rounds_made.make(tmp_path / "round")
+    path = made.write(tmp_path / "bundle")
+    assert checks(path, made)["time"].where == "4 records, each cosigned by 2 witnesses"
+    (index,) = where
+    before = CLOSES + timedelta(hours=1)
+    recosign(path, lambda size, note: cosigned(note, at=made.now if size > index else before, by=NAMES))
+    found = checks(path, made)["time"]
+    assert found.status == "FAILED"
+    # The commitments are due a day later: they were there an hour after the old close, the extension was not.
+    assert found.where == f"log entry {index}, ClosingExtended to {format_time(CLOSES + timedelta(days=1))}"
+    assert f"without it; it had to be there by {format_time(CLOSES + timedelta(minutes=5))}" in found.meaning
