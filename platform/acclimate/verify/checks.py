@@ -12,6 +12,7 @@ from acclimate.log import parse_vkey
 from acclimate.verify import audits, files, history, order, private, scores, seal, witnesses
 from acclimate.verify.audit import Audit, Rerun
 from acclimate.verify.report import Beside, Check, Failed, NotChecked, Report
+from acclimate_competitions import tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.ranking import Ranking
 
@@ -285,7 +286,7 @@ def recompute_scores(path: Path) -> pa.Table:
         Refusal: bundle_invalid, naming the check that FAILED on the way; holdout_private, for what a public bundle withholds.
     """
     with _recomputed(path, "majority") as audit:
-        return pa.concat_tables(audit.scores[entrant] for entrant in sorted(audit.scores))
+        return pa.concat_tables(audit.scores[entrant] for entrant in sorted(audit.scores)).cast(tables.SCORES)
 
 
 def recompute_ranking(path: Path) -> Ranking:

@@ -241,9 +241,7 @@ def _near(here: float | None, there: float | None) -> bool:
 
 def scores(audit: Audit) -> str:
     """Scoring the predictions again gives every published score, row by row."""
-    audit.scores = {entrant: _scored(audit, entrant) for entrant in audit.plan}
-    for entrant in audit.scores:
-        _compare(audit, entrant)
+    audit.scores = {entrant: _compared(audit, entrant, _scored(audit, entrant)) for entrant in audit.plan}
     majority_ = {MAJORITY} & set(audit.competition.ranking.baselines)
     named = {f"scores/{name}.parquet" for name in {*audit.plan} | majority_}
     for name in audit.bundle.under("scores"):
@@ -271,15 +269,19 @@ def majority(audit: Audit) -> str:
         name = f"public/splits/{task.name}/preparation.parquet"
         preparation, holdout = parquet.read(audit.bundle.path(name), name), audit.holdout[task.name]
         parts.append(metrics.majority_scores(preparation, holdout, task, seeds=seeds, cluster=cluster))
-    audit.scores[MAJORITY] = pa.concat_tables(parts)
-    _compare(audit, MAJORITY)
+    audit.scores[MAJORITY] = _compared(audit, MAJORITY, pa.concat_tables(parts))
     return f"{audit.scores[MAJORITY].num_rows} scores"
 
 
-def _compare(audit: Audit, entrant: str) -> None:
+def _compared(audit: Audit, entrant: str, recomputed: pa.Table) -> pa.Table:
+    """Recomputed scores that are the published ones; each text once, since a round has millions of rows and few texts."""
     name = f"scores/{entrant}.parquet"
     published = parquet.read(audit.bundle.path(name), name, tables.SCORES)
-    parquet.same(published, audit.scores[entrant], name, was="recomputed")
+    parquet.same(published, recomputed, name, was="recomputed")
+    columns = [
+        column.dictionary_encode() if pa.types.is_string(column.type) else column for column in recomputed.columns
+    ]
+    return pa.table(columns, names=recomputed.schema.names)
 
 
 # ---- ranking -------------------------------------------------------------------------------------------------------
