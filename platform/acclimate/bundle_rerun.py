@@ -97,7 +97,7 @@ class _Work:
     within: int = 0
     unsure: list[str] = field(default_factory=list)
     versions: Mapping[str, str] = field(default_factory=dict)
-    alike: bool = True
+    alike: dict[tuple[str, int | None], bool] = field(default_factory=dict)
 
     def done(self) -> str:
         state = self.audit.round
@@ -126,9 +126,10 @@ class _Work:
         return f"{self.entry.entrant}, {task}, " + (protocol if seed is None else f"seed {seed}")
 
     def _preparation(self, first: Record, made: Again, *, where: str) -> None:
-        self.versions, self.alike = made.versions, first["hardware"] == made.hardware
+        alike = self.alike[first["task"], first["seed"]] = first["hardware"] == made.hardware
+        self.versions = made.versions
         if "failed" in first.fields or made.failed:
-            self._failures(first, made, where=where)
+            self._failures(first, made, where=where, alike=alike)
         elif first["prepared"] == made.prepared:
             self.equal += 1
         else:
@@ -137,32 +138,33 @@ class _Work:
             what = (
                 f"{where}: prepared {first['prepared']} on {first['hardware']}, here {made.prepared} on {made.hardware}"
             )
-            self._judge(numbers, f"ModelPrepared of {where}", what, name="validation nll of a candidate")
+            self._judge(numbers, f"ModelPrepared of {where}", f"{what}; validation nll of a candidate", alike=alike)
 
-    def _failures(self, first: Record, made: Again, *, where: str) -> None:
+    def _failures(self, first: Record, made: Again, *, where: str, alike: bool) -> None:
         there = f"failed ({first['failed']['reason']})" if "failed" in first.fields else "gave a model"
         here = f"failed ({made.failed})" if made.failed else "gives one"
         if "failed" in first.fields and made.failed:
             self.equal += 1
-        elif self.alike and not made.limited:
+        elif alike and not made.limited:
             raise Failed(f"ModelPrepared of {where}", f"it {there}, here it {here}")
         else:
             self.unsure.append(f"{where}: it {there} on {first['hardware']}, here it {here} on {made.hardware}")
 
-    def _judge(self, numbers: Sequence[tuple[float | None, float | None]], place: str, what: str, *, name: str) -> None:
+    def _judge(
+        self, numbers: Sequence[tuple[float | None, float | None]], place: str, what: str, *, alike: bool
+    ) -> None:
         """Other bytes: agreement within the tolerance on other hardware, doubt where numbers are close, else a failure."""
         tolerance = self.audit.competition.round.audit_tolerance
-        if not self.alike and tolerance and all(rerun.near(*pair, within=tolerance) for pair in numbers):
+        if not alike and tolerance and all(rerun.near(*pair, within=tolerance) for pair in numbers):
             self.within += 1
             return
+        # Without a declared tolerance other hardware may differ by any amount, and nobody said how much is too much.
+        bounded = alike or tolerance > 0
         for here, there in numbers:
             close = max(tolerance, CLOSE * max(1.0, abs(there or 0.0)))
-            # Without a declared tolerance other hardware may differ by any amount, and nobody said how much is too much.
-            if (self.alike or tolerance) and not rerun.near(here, there, within=close):
-                raise Failed(place, f"{what}; {name} {there}, here {here}")
-        self.unsure.append(
-            f"{what}, {'close to it' if self.alike or tolerance else 'and the round declares no tolerance'}"
-        )
+            if bounded and not rerun.near(here, there, within=close):
+                raise Failed(place, f"{what} {there}, here {here}")
+        self.unsure.append(f"{what} {'is close' if bounded else 'can not be told apart without a declared tolerance'}")
 
     def _evaluations(self, again: Mapping[tuple[str, int], Again]) -> int:
         audit, state = self.audit, self.audit.round
@@ -205,5 +207,7 @@ class _Work:
             return
         rows = self.audit.holdout[key[1]].to_pylist()
         pair = rerun.nll(here, rows, task), rerun.nll(there, rows, task)
-        what = f"{self._where(key[1], key[2], key[3])}: the model made here predicts otherwise than {name} says"
-        self._judge([pair], name, what, name="nll of the holdout")
+        what = f"{self._where(key[1], key[2], key[3])}: the model made here predicts otherwise than {name} says; nll of the holdout"
+        # No record says on which hardware a direct evaluation ran; most likely where the preparations did.
+        alike = all(self.alike.values()) if key[2] is None else self.alike[key[1], key[2]]
+        self._judge([pair], name, what, alike=alike)

@@ -1,16 +1,19 @@
 """A second operator over a real server and real preparations: an honest evaluator's work agrees, a dishonest one's is named and stops the round."""
 
 import base64
+import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import live as staging
 import numpy as np
 import pytest
+import stories
 import tiny
 from dispatching import dispatcher, give_shares, send, state_of, step_until
 from live import Live, Staged
@@ -23,9 +26,13 @@ from acclimate.cli.main import app
 from acclimate.client import auditor, folder, organizer, reruns
 from acclimate.client.connection import Client
 from acclimate.service import accounts, identity, publish
+from acclimate.verify import audits
+from acclimate.verify.audit import Audit
+from acclimate.verify.files import Bundle
+from acclimate.verify.report import Failed, NotChecked
 from acclimate_competitions import definition, digests, records
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.phases import Phase, PreparationKey, Round
+from acclimate_competitions.phases import Phase, Round
 
 PEOPLE = {"ada": 1, "bea": 2}
 TOLERANCE = 0.05
@@ -210,16 +217,21 @@ def test_a_log_that_does_not_extend_what_was_seen_gets_no_secret(honest: Lab) ->
 @pytest.fixture(scope="module")
 def written(honest: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The published round's bundle."""
-    live, staged = honest.staged.live, honest.staged
+    return publish_round(honest, tmp_path_factory.mktemp("bundle"))
+
+
+def publish_round(lab: Lab, where: Path) -> Path:
+    """The bundle of a prepared round that goes on honestly."""
+    live, staged = lab.staged.live, lab.staged
     give_shares(staged)
     with dispatcher(live) as working:
-        step_until(working, lambda: honest.state.phase is Phase.EVALUATED)
+        step_until(working, lambda: lab.state.phase is Phase.EVALUATED)
     ranking = publish.ranking(live.store, staged.round).document()
     fields = {"ranking": digests.of_json(ranking), "policy": staged.fields["policy"], "reason": ""}
     request = live.organizer().sign("RankingPublished", staged.round, **fields)
     answer = live.organizer().post(f"{staged.path}/ranking", {"record": request, "ranking": ranking})
     assert answer.status_code == 200, answer.text
-    return bundle.write(live.store, live.store.blobs, staged.round, tmp_path_factory.mktemp("bundle") / "bundle")
+    return bundle.write(live.store, live.store.blobs, staged.round, where / "bundle")
 
 
 def line(report: verify.Report, name: str) -> verify.Check:
@@ -285,7 +297,7 @@ def test_the_auditor_reports_on_the_whole_bundle(honest: Lab, written: Path, tmp
 
 
 @pytest.fixture(scope="module")
-def cheated(honest: Lab, written: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def cheated(honest: Lab, written: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """The same models in another round, all of whose preparations are made again; its evaluator logged what it liked.
 
     - of ada, tint, seed 11: other weights, said to be from the same class of hardware;
@@ -297,39 +309,50 @@ def cheated(honest: Lab, written: Path, tmp_path_factory: pytest.TempPathFactory
     made = auditor.keygen(honest.keys, name="lab", again=True)
     with pytest.MonkeyPatch.context() as patch:
         audited(patch, audits=100)
-        start = live.clock.now
-        later = {
-            name: records.format_time(start + staging.timedelta(days=days))
-            for name, days in {"opens": 1, "closes": 2, "closes_latest": 2, "release_by": 30}.items()
-        }
-        staged = staging.open_round(live, where, name="cheated", auditor=made, **later)
+        staged = closed_round(live, where, name="cheated", auditor=made)
+    found = Lab(staged, honest.client, honest.keys)
+
+    def lie(entrant: str, task: str, seed: int, fields: dict[str, Any]) -> dict[str, Any]:
+        if (entrant, task, seed) == ("ada", "tint", 11):
+            return {"prepared": moved(found, fields["prepared"], where, by=1e-4)}
+        if (entrant, task) == ("ada", "size"):
+            return {"prepared": moved(found, fields["prepared"], where, by=1e-6), "hardware": ELSEWHERE}
+        if (entrant, task) == ("bea", "tint"):
+            return {"prepared": moved(found, fields["prepared"], where, by=1.0), "hardware": ELSEWHERE}
+        return {}
+
+    log_preparations(found, honest, lie)
+    return found
+
+
+def closed_round(live: Live, where: Path, **changes: Any) -> Staged:
+    """A round with everybody's models, closed."""
+    start = live.clock.now
+    later = {
+        name: records.format_time(start + timedelta(days=days))
+        for name, days in {"opens": 1, "closes": 2, "closes_latest": 2, "release_by": 30}.items()
+    }
+    staged = staging.open_round(live, where, **later, **changes)
     for name, seed in PEOPLE.items():
         staging.submit_model(staged, staging.enter(staged, live.actor(name)), seed=seed)
     live.clock.set(staged.fields["closes"], seconds=1)
     assert live.tick() == ["RoundClosed"]
-    found = Lab(staged, honest.client, honest.keys)
-    signer = identity.load(live.settings, live.store).evaluator_key
-    with live.store.transaction() as tx:
-        for key in found.state.preparations:
-            fields = told(found, honest, key, where)
-            tx.append(records.sign("ModelPrepared", staged.round, fields, key=signer))
-    assert live.tick() == ["PreparationFinished"]
-    yield found
+    return staged
 
 
-def told(lab: Lab, honest: Lab, key: PreparationKey, where: Path) -> dict[str, Any]:
-    """What the evaluator says of a preparation."""
+def log_preparations(lab: Lab, honest: Lab, lie: Callable[..., dict[str, Any]]) -> None:
+    """The evaluator says of every preparation what an honest one had, but for its lies."""
+    live = lab.staged.live
     names = {entry.submission: entry.entrant for entry in lab.state.entries}
     same = {entry.entrant: entry.submission for entry in honest.state.entries}
-    entrant, task, seed = names[key[0]], key[1], key[2]
-    fields = dict(honest.state.prepared[same[entrant], task, seed].fields) | {"submission": key[0]}
-    if (entrant, task, seed) == ("ada", "tint", 11):
-        return fields | {"prepared": moved(lab, fields["prepared"], where, by=1e-4)}
-    if (entrant, task) == ("ada", "size"):
-        return fields | {"prepared": moved(lab, fields["prepared"], where, by=1e-6), "hardware": ELSEWHERE}
-    if (entrant, task) == ("bea", "tint"):
-        return fields | {"prepared": moved(lab, fields["prepared"], where, by=1.0), "hardware": ELSEWHERE}
-    return fields
+    signer = identity.load(live.settings, live.store).evaluator_key
+    with live.store.transaction() as tx:
+        for submission, task, seed in lab.state.preparations:
+            entrant = names[submission]
+            fields = dict(honest.state.prepared[same[entrant], task, seed].fields) | {"submission": submission}
+            fields |= lie(entrant, task, seed, fields)
+            tx.append(records.sign("ModelPrepared", lab.staged.round, fields, key=signer))
+    assert live.tick() == ["PreparationFinished"]
 
 
 def moved(lab: Lab, digest: str, where: Path, *, by: float) -> str:
@@ -361,6 +384,77 @@ def test_what_the_evaluator_made_up_is_named_and_only_a_voiding_leads_on(cheated
     assert "voids the round" in status["next"]
     found = CliRunner().invoke(app, ["audit", "run", cheated.staged.round, "--keys", str(cheated.keys.folder)])
     assert found.exit_code == 1 and "DOES NOT AGREE" in found.stdout
+
+
+# ---- a dishonest evaluator whom nobody audits ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def favoured(honest: Lab, written: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of such a round without audits: the evaluator logged other models, and they were evaluated and scored as they are.
+
+    - of ada, tint, seed 11: other weights, said to be from the same class of hardware;
+    - of bea, size: the honest weights with a little noise, said to be from other hardware.
+    """
+    live, where = honest.staged.live, tmp_path_factory.mktemp("favoured")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny, "DEFINITION", ORIGINAL.replace("audits = 0", f"audits = 0\naudit_tolerance = {TOLERANCE}"))
+        staged = closed_round(live, where, name="favoured")
+    lab = Lab(staged, honest.client, honest.keys)
+
+    def lie(entrant: str, task: str, seed: int, fields: dict[str, Any]) -> dict[str, Any]:
+        if (entrant, task, seed) == ("ada", "tint", 11):
+            return {"prepared": moved(lab, fields["prepared"], where, by=1.0)}
+        if (entrant, task) == ("bea", "size"):
+            return {"prepared": moved(lab, fields["prepared"], where, by=1e-6), "hardware": ELSEWHERE}
+        return {}
+
+    log_preparations(lab, honest, lie)
+    return publish_round(lab, where)
+
+
+def test_an_entrants_work_made_again_names_what_was_made_up(favoured: Path, honest: Lab) -> None:
+    report = verify.verify(favoured, rerun=Entrant("ada", honest.staged.folder / "model-1"))
+    (check,) = report.failed
+    assert check.name == "re-run" and check.where == "predictions/ada/prepared-tint-11.parquet"
+    assert "nll of the holdout" in check.meaning
+    assert line(report, "honest preparation").status == "NOT CHECKED"
+
+
+def test_other_hardware_agrees_within_the_declared_tolerance(favoured: Path, honest: Lab) -> None:
+    check = line(verify.verify(favoured, rerun=Entrant("bea", honest.staged.folder / "model-2")), "re-run")
+    assert check.status == "ok", check
+    assert check.where == "bea: 6 preparations and 8 evaluations: 8 equal, 6 within the tolerance"
+
+
+# ---- what the line says of each story ---------------------------------------------------------------------------------
+
+
+def said_of(story: stories.Story, written: Path) -> str:
+    audit = Audit(Bundle(written), None, (), written)
+    audit.competition, audit.round = story.state.competition, story.state
+    return audits.honest(audit)
+
+
+def test_honest_preparation_is_ok_open_or_failed_by_the_log(written: Path) -> None:
+    rules = stories.competition(audits='audits = 2\nauditor = "lab"\naudit_tolerance = 0.01')
+    with pytest.raises(NotChecked, match="audits = 0"):
+        said_of(stories.until(Phase.PREPARED), written)
+    story = stories.until(Phase.PREPARED, rules)
+    with pytest.raises(NotChecked, match="has not drawn the 2"):
+        said_of(story, written)
+    one, other = story.draw().state.drawn or ()
+    story.audit(one, prepared=stories.digest("near"), hardware="another class", tolerance=0.01)
+    with pytest.raises(NotChecked, match="1 of 2 drawn"):
+        said_of(story, written)
+    agreeing = dataclasses.replace(story)
+    assert said_of(agreeing.audit(other), written).endswith(
+        "1 with equal bytes, 1 on other hardware, by a validation nll within 0.01"
+    )
+    story.audit(other, agrees=False, reason="other bytes")
+    with pytest.raises(Failed, match="it does not agree: other bytes") as failed:
+        said_of(story, written)
+    assert failed.value.where.startswith("PreparationAudited of ")
 
 
 # ---- comparing, without a machine -----------------------------------------------------------------------------------
