@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, select
 
-from acclimate import drawn_rows, log, rows, table_blobs
+from acclimate import cosignatures, drawn_rows, log, rows, table_blobs
 from acclimate.cosignatures import Quorum, Reached
 from acclimate.service import publish, release
 from acclimate.store import Store, Tx, log_checkpoints, submissions
@@ -91,7 +91,7 @@ def write(store: Store, blobs: Blobs, round_id: str, out: Path, *, whole: bool =
 def is_cosigned(tx: Tx, state: Round) -> bool:
     """Whether a bundle of now ends with a checkpoint that the round's quorum cosigned; always where it asks for none."""
     quorum, last = Quorum.of_round(state.defined.fields), tx.last(state.id)
-    return quorum.number == 0 or Reached(tx, quorum, above=last).covering(last) is not None
+    return quorum.number == 0 or cosignatures.newest(tx, quorum) > last
 
 
 def _await_checkpoint(store: Store, round_id: str) -> None:
@@ -155,7 +155,7 @@ class _Writer:
 
 def _write_log(writer: _Writer, tx: Tx, state: Round) -> None:
     own = tx.records(state.id)
-    checkpoints = _Checkpoints(tx, state, first=own[0][0])
+    checkpoints = _Checkpoints(tx, state, first=own[0][0], last=own[-1][0])
     size = checkpoints.covering(own[-1][0])
     entries, note = tx.entries(0, size), checkpoints.note(size)
     writer.lines("entries.jsonl", entries)
@@ -178,15 +178,15 @@ class _Checkpoints:
     Args:
         tx: a transaction.
         state: the round.
-        first: index of its first record.
+        first, last: indices of its first and last record.
     """
 
-    def __init__(self, tx: Tx, state: Round, *, first: int) -> None:
+    def __init__(self, tx: Tx, state: Round, *, first: int, last: int) -> None:
         rows = tx.execute(select(log_checkpoints.c.size, log_checkpoints.c.note).order_by(log_checkpoints.c.size)).all()
         self._notes = {int(row.size): str(row.note) for row in rows}
         self._sizes, self._round = list(self._notes), state.id
         quorum = Quorum.of_round(state.defined.fields)
-        self._reached = Reached(tx, quorum, above=first) if quorum.number else None
+        self._reached = Reached(tx, quorum, first=first, last=last) if quorum.number else None
 
     def covering(self, index: int) -> int:
         """The size of the first checkpoint that holds a log entry: of those that the quorum cosigned, if one of them does.

@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import Select, func, insert, select
 
 from acclimate import notes
 from acclimate.config import Settings
 from acclimate.store import Tx, cosignatures, log_checkpoints, timestamp
 from acclimate_competitions.errors import Refusal
+
+_PIECE = 200
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,9 @@ def keep(tx: Tx, size: int, witness: notes.Verifier, signature: notes.Signature)
 
 def sizes(tx: Tx, witnesses: Sequence[str]) -> dict[str, int]:
     """Witness -> size of the newest checkpoint that it cosigned; 0 where there is none."""
-    query = select(cosignatures.c.witness, func.max(cosignatures.c.size)).group_by(cosignatures.c.witness)
-    found = {row[0]: int(row[1]) for row in tx.execute(query.where(cosignatures.c.witness.in_(witnesses)))}
-    return {witness: found.get(witness, 0) for witness in witnesses}
+    # One by one, each by the index; together they would be counted through.
+    query = select(func.coalesce(func.max(cosignatures.c.size), 0))
+    return {key: int(tx.execute(query.where(cosignatures.c.witness == key)).scalar_one()) for key in witnesses}
 
 
 def newest(tx: Tx, quorum: Quorum) -> int:
@@ -68,9 +70,25 @@ def newest(tx: Tx, quorum: Quorum) -> int:
     """
     if quorum.number == 0:
         return int(tx.execute(select(func.coalesce(func.max(log_checkpoints.c.size), 0))).scalar_one())
-    query = select(cosignatures.c.size).where(cosignatures.c.witness.in_(quorum.witnesses))
-    query = query.group_by(cosignatures.c.size).having(func.count() >= quorum.number)
-    return int(tx.execute(query.order_by(cosignatures.c.size.desc()).limit(1)).scalar() or 0)
+    # None is newer than the newest of the last witness that is needed; from there it is never far.
+    most = sorted(sizes(tx, quorum.witnesses).values(), reverse=True)[quorum.number - 1 : quorum.number]
+    if not most or not most[0]:
+        return 0
+    query = select(cosignatures.c.size, cosignatures.c.witness).where(cosignatures.c.size <= most[0])
+    return _next(tx, quorum, query.order_by(cosignatures.c.size.desc(), cosignatures.c.witness)) or 0
+
+
+def _next(tx: Tx, quorum: Quorum, query: Select[tuple[int, str]]) -> int | None:
+    """The first size with a quorum among (size, witness) in the order of a query; read piece by piece, as it is seldom far."""
+    start, piece = 0, _PIECE
+    size, count = 0, 0
+    while rows := tx.execute(query.offset(start).limit(piece)).all():
+        for row in rows:
+            size, count = int(row.size), (count if row.size == size else 0) + (row.witness in quorum.witnesses)
+            if count >= quorum.number:
+                return size
+        start, piece = start + piece, piece * 4
+    return None
 
 
 def note(tx: Tx, size: int, witnesses: Sequence[str]) -> str:
@@ -108,16 +126,22 @@ def checkpoint(tx: Tx, quorum: Quorum) -> str:
 
 
 class Reached:
-    """The checkpoints above a size that came to a quorum, in the order in which they did.
+    """The checkpoints that came to a quorum, in the order in which they did: from one log entry to the first that holds another.
 
     Args:
         tx: a transaction.
         quorum: a round's, of 1 or more.
-        above: sizes up to this one don't matter.
+        first: the log entry from which on they matter.
+        last: the last one that matters.
     """
 
-    def __init__(self, tx: Tx, quorum: Quorum, *, above: int) -> None:
-        query = select(cosignatures).where(cosignatures.c.size > above, cosignatures.c.witness.in_(quorum.witnesses))
+    def __init__(self, tx: Tx, quorum: Quorum, *, first: int, last: int) -> None:
+        query = select(cosignatures).where(cosignatures.c.size > first, cosignatures.c.witness.in_(quorum.witnesses))
+        # The log may have gone on for years. Whatever came to its quorum after one that holds the last entry is never chosen.
+        later = select(cosignatures.c.size, cosignatures.c.witness).where(cosignatures.c.size > last)
+        if (size := _next(tx, quorum, later.order_by(cosignatures.c.size, cosignatures.c.witness))) is not None:
+            mine = query.where(cosignatures.c.size == size).with_only_columns(cosignatures.c.at)
+            query = query.where(cosignatures.c.at <= sorted(tx.execute(mine).scalars())[quorum.number - 1])
         self._lines: dict[int, list[str]] = {}
         order: list[int] = []
         for row in tx.execute(query.order_by(cosignatures.c.at, cosignatures.c.size, cosignatures.c.witness)):

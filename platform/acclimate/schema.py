@@ -10,6 +10,7 @@ from sqlalchemy import (
     Column,
     Float,
     ForeignKey,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -69,6 +70,7 @@ cosignatures = Table(  # a witness's line under the checkpoint of a size
     Column("line", _text(), nullable=False),
     Column("time", _whole, nullable=False),  # what the witness says: seconds since 1970
     Column("at", _text(27), nullable=False),  # when it came, by the database's clock
+    Index("cosignatures_by_witness", "witness", "size"),
 )
 rounds = Table(
     "rounds",

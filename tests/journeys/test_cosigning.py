@@ -312,22 +312,26 @@ def test_which_checkpoint_came_first_to_its_quorum_never_changes(store, logged, 
     for partner, size in ((0, 2), (1, 3), (0, 4), (1, 4), (2, 2), (0, 6), (2, 6)):
         cosign(store, three[partner], size)
     with store.snapshot() as tx:
-        found = cosignatures.Reached(tx, quorum, above=0)
+        found = cosignatures.Reached(tx, quorum, first=0, last=6)
         # 4 came to its quorum before 2 did, which therefore never was the first to hold anything.
         assert [found.covering(index) for index in range(7)] == [4, 4, 4, 4, 6, 6, None]
         before = {size: found.lines(size) for size in (2, 4, 6)}
         assert before[2] == "" and len(before[4].splitlines()) == 2
         newest = opened(cosignatures.checkpoint(tx, quorum), key, three)
         assert newest.checkpoint.size == 6 and len(newest.cosigned) == 2
-        assert cosignatures.Reached(tx, Quorum(quorum.witnesses, 3), above=0).covering(0) is None
+        assert cosignatures.Reached(tx, Quorum(quorum.witnesses, 3), first=0, last=6).covering(0) is None
     # More lines later, under earlier checkpoints and the same ones: nothing that was chosen moves.
     for partner, size in ((2, 3), (2, 4), (1, 6), (0, 1), (1, 1), (0, 5), (1, 5)):
         cosign(store, three[partner], size)
     with store.snapshot() as tx:
-        later = cosignatures.Reached(tx, quorum, above=0)
+        later = cosignatures.Reached(tx, quorum, first=0, last=6)
         assert [later.covering(index) for index in range(7)] == [4, 4, 4, 4, 6, 6, None]
         assert {size: later.lines(size) for size in (2, 4, 6)} == before
         assert len(opened(cosignatures.checkpoint(tx, quorum), key, three).cosigned) == 3
+        # Asked of a part only, it is the same.
+        for last in range(6):
+            part = cosignatures.Reached(tx, quorum, first=0, last=last)
+            assert [part.covering(index) for index in range(last + 1)] == [4, 4, 4, 4, 6, 6][: last + 1]
         strangers = Quorum((three[0].verifier.text(),), 1)
         assert cosignatures.newest(tx, strangers) == 6
         refused("quorum_missing", cosignatures.checkpoint, tx, Quorum(quorum.witnesses[:1] * 1, 2))

@@ -29,6 +29,7 @@ def upgrade() -> None:
         sa.Column("time", _whole, nullable=False),
         sa.Column("at", _text(27), nullable=False),
     )
+    op.create_index("cosignatures_by_witness", "cosignatures", ["witness", "size"])
     if op.get_bind().dialect.name == "sqlite":
         # So that the release before this one refuses what it would not understand.
         op.execute("PRAGMA user_version = 3")
