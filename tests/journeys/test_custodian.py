@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from rounds_made import START, Made, cosigned
 
 from acclimate import custody, keys, log
-from acclimate.client import custodian, folder, pins, requests
+from acclimate.client import Client, custodian, folder, pins, requests
 from acclimate.client.pins import Pin
 from acclimate.client.requests import Mailed
 from acclimate_competitions import digests, records
@@ -87,6 +87,7 @@ class Mail:
         with pytest.raises(Refusal) as caught:
             self.release()
         assert caught.value.code == code, caught.value
+        assert caught.value.hint, "what shall they do?"
         for word in words:
             assert word in caught.value.sentence + caught.value.hint, (word, caught.value)
         return caught.value
@@ -481,3 +482,15 @@ def test_a_key_that_age_keygen_made_opens_a_share(given: Mail, tmp_path: Path) -
         ["age", "-d", "-i", tmp_path / "backup.txt", tmp_path / "share.age"], capture_output=True, check=True
     )
     assert opened.stdout == document
+
+
+def test_a_server_that_does_not_answer_is_told_and_nothing_is_lost(given: Mail) -> None:
+    with Client("http://127.0.0.1:9", patience=0.2) as client:
+        source = custodian.Online(client)
+        for call in (custodian.answer, custodian.inspect):
+            with pytest.raises(Refusal) as caught:
+                call(source, given.keys, given.made.round, now=NOW)
+            assert caught.value.code == "server_unreachable"
+            assert caught.value.hint
+    # By mail it goes on.
+    assert given.release()[0].document == given.made.documents[INDEX]

@@ -30,6 +30,7 @@ from acclimate_competitions.records import Record
 __all__ = ["Check", "Released", "acknowledge", "answer", "approve_void", "inspect", "pinned", "release", "send"]
 
 Show = Callable[[Check], None]
+_UNANSWERED = frozenset({"server_unreachable", "busy", "database_unreachable", "token_invalid", "role_missing"})
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,17 @@ def answer(
             passed.append(check)
             show(check)
             sealed = state.seal
+        assert sealed is not None
+        with evidence.checking("envelope"):
+            document = _own_document(source, keys, pin, sealed)
     except Failed as failed:
         raise failed.refusal from failed
-    assert sealed is not None
+    fields = {"seal": pin.seal, "index": pin.index, "document": custody.document_digest(document)}
+    record = records.sign("ShareReleased", pin.round, fields, key=keys.ed25519)
+    return Answer(pin.round, pin.index, record, document), tuple(passed)
+
+
+def _own_document(source: Source, keys: Keys, pin: Pin, sealed: Record) -> bytes:
     envelope = source.envelope(pin.round, pin.index) or kept_envelope(keys, pin.round)
     if envelope is None:
         raise Refusal(
@@ -156,10 +165,7 @@ def answer(
             f"the envelope of share {pin.index} of {pin.round} is neither in what you were sent nor in {keys.folder}",
             hint="the organizer can make a request that holds it: acclimate round request ROUND --out FILE",
         )
-    document = _open(envelope, sealed.fields, index=pin.index, identity=_identity(keys))
-    fields = {"seal": pin.seal, "index": pin.index, "document": custody.document_digest(document)}
-    record = records.sign("ShareReleased", pin.round, fields, key=keys.ed25519)
-    return Answer(pin.round, pin.index, record, document), tuple(passed)
+    return _open(envelope, sealed.fields, index=pin.index, identity=_identity(keys))
 
 
 def send(client: Client, made: Answer, *, checks: tuple[Check, ...] = ()) -> Released:
@@ -173,7 +179,11 @@ def send(client: Client, made: Answer, *, checks: tuple[Check, ...] = ()) -> Rel
 
 
 def inspect(source: Source, keys: Keys, round_id: str, *, now: datetime) -> list[Check]:
-    """What a release would check now, up to the first check that does not hold; nothing is decrypted or sent."""
+    """What a release would check now, up to the first check that does not hold; nothing is decrypted or sent.
+
+    Raises:
+        Refusal: round_unknown; server_unreachable, busy, token_invalid: a server that does not answer says nothing about the round.
+    """
     pin = pinned(keys, round_id)
     result: list[Check] = []
     try:
@@ -181,6 +191,8 @@ def inspect(source: Source, keys: Keys, round_id: str, *, now: datetime) -> list
     except Failed as failed:
         # Nothing is wrong with a round that is still running, or a witness that is down; a clock that disagrees is another matter.
         code = failed.refusal.code
+        if code in _UNANSWERED:
+            raise failed.refusal from failed
         waits = code == "quorum_missing" or (failed.name in evidence.WAITS and code == "too_early")
         result.append(Check(failed.name, "NOT YET" if waits else "FAILED", failed.refusal.sentence))
     return result

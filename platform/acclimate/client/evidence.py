@@ -29,6 +29,10 @@ AWAITED = ("RoundClosed", "PreparationFinished")
 """Records that must be in the log before a release."""
 WAITS = frozenset({*AWAITED, "audits"})
 """Checks that wait for something, and say nothing against anybody while it has not come."""
+_CONTRADICTIONS = frozenset(
+    "log_inconsistent seal_mismatch share_false proof_invalid signature_invalid record_invalid not_canonical guard_failed".split()
+)
+_ALARM = "don't release: keep the key folder as it is, and phone the other custodians and the organizer"
 
 
 @dataclass(frozen=True)
@@ -196,38 +200,38 @@ def examine(source: Source, keys: Keys, pin: Pin, *, now: datetime) -> Iterator[
         Failed: of the first check that does not hold.
     """
     # 1
-    with _checking("round"):
+    with checking("round"):
         defined, competition = pinned_definition(source, pin)
         state = rounds.begin(defined, competition)
     yield Check("round", "ok", f"{pin.round} is the one acknowledged, by the organizer and log key pinned then"), state
     # 2
-    with _checking("log"):
+    with checking("log"):
         history = _read(source, defined)
     count = len(history.hashes)
     yield Check("log", "ok", f"{count} entries hash to the checkpoint that the pinned log key signed"), state
     # 3
-    with _checking("consistency"):
+    with checking("consistency"):
         before = _require_growth(history, pin)
     yield Check("consistency", "ok", f"the log only grew since the pinned checkpoint of {before} entries"), state
     # 4
-    with _checking("records"):
+    with checking("records"):
         state = rounds.fold(history.numbered, competition)
         if state.seal is None or state.seal["seal"] != pin.seal:
             raise Refusal("seal_mismatch", f"the log has another seal for {pin.round} than the acknowledged {pin.seal}")
         _require_one_key(history, state)
     yield Check("records", "ok", f"{len(history.numbered)} records fold to phase {state.phase} on this machine"), state
     # 5
-    with _checking("witnesses"):
+    with checking("witnesses"):
         cosigned = require_quorum(history, defined)
     yield _witnessed(defined, cosigned), state
     # 6, 7, 8
     for check in _included(history, state, pin):
         yield check, state
     # 9
-    with _checking("clock"):
+    with checking("clock"):
         yield _clock(state, cosigned, now=now), state
     # 10
-    with _checking("share"):
+    with checking("share"):
         share = state.seal["shares"][pin.index - 1]
         if share["commitment"] != pin.commitment or state.custodian_index(keys.public) != pin.index:
             raise Refusal("share_false", f"the seal commits to another share {pin.index} than the one acknowledged")
@@ -235,11 +239,17 @@ def examine(source: Source, keys: Keys, pin: Pin, *, now: datetime) -> Iterator[
 
 
 @contextlib.contextmanager
-def _checking(name: str) -> Iterator[None]:
+def checking(name: str) -> Iterator[None]:
+    """What is refused inside fails this check; where evidence contradicts, with a hint that says not to release.
+
+    Raises:
+        Failed: of whatever was refused.
+    """
     try:
         yield
     except Refusal as refusal:
-        raise Failed(name, refusal) from refusal
+        hint = refusal.hint or (_ALARM if refusal.code in _CONTRADICTIONS else "")
+        raise Failed(name, Refusal(refusal.code, refusal.sentence, hint=hint, problems=refusal.problems)) from refusal
 
 
 def pinned_definition(source: Source, pin: Pin) -> tuple[Record, Competition]:
@@ -292,7 +302,7 @@ def _witnessed(defined: Record, signed: log.SignedCheckpoint) -> Check:
 def _included(history: History, state: Round, pin: Pin) -> Iterator[Check]:
     at = {record.type: (index, record) for index, record in history.numbered}
     for kind in AWAITED:
-        with _checking(kind):
+        with checking(kind):
             if kind not in at:
                 raise Refusal(
                     "too_early",
@@ -302,15 +312,18 @@ def _included(history: History, state: Round, pin: Pin) -> Iterator[Check]:
         index, record = at[kind]
         yield Check(kind, "ok", f"log entry {index}, {format_time(record.at)}, count {record['count']}")
     if state.audits_due:
-        with _checking("audits"):
+        with checking("audits"):
             _require_audits(state)
         yield Check("audits", "ok", f"{len(state.audited)} drawn preparations were made again, and agree")
-    with _checking("phase"):
+    with checking("phase"):
         if state.phase == Phase.VOIDED:
-            raise Refusal("phase_wrong", f"{pin.round} was voided; a share of it must not be released")
+            sentence = f"{pin.round} was voided; a share of it must not be released"
+            raise Refusal("phase_wrong", sentence, hint="nothing is left to do; keep the share secret")
         if state.phase != Phase.PREPARED and pin.index not in state.released:
             raise Refusal(
-                "phase_wrong", f"{pin.round} is {state.phase}: others' shares have opened it, yours is not needed"
+                "phase_wrong",
+                f"{pin.round} is {state.phase}: others' shares have opened it, yours is not needed",
+                hint="nothing is left to do",
             )
     yield Check(
         "phase", "ok", f"the round is {state.phase}: {len(state.released)} of {state.threshold} shares are released"
