@@ -187,7 +187,7 @@ def _check_growth(client: Client, kept: Kept, note: str, shown: log.Checkpoint) 
             "log_inconsistent",
             f"{refusal.sentence}; both checkpoints are kept: {' and '.join(map(str, paths))}",
             hint=refusal.hint
-            or "make both public: each is signed, and together they show that there are two histories",
+            or "ask it once more; if it can't show that the one begins with the other, make both public: each is signed",
         ) from refusal
 
 

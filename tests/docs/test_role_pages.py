@@ -46,9 +46,9 @@ MUST_SHOW = {
         "custodian approve-void", "custodian send",
     ),
     "operators": (
-        "doctor", "up", "invite", "config", "db check", "db upgrade", "db accept-loss", "api", "dispatch", "mlflow", "plan", "status",
+        "doctor", "up", "invite", "config", "db check", "db upgrade", "db accept-loss", "log rotate", "api", "dispatch", "mlflow", "plan", "status",
     ),
-    "auditors": ("round bundle", "verify", "receipt verify", "audit keygen", "audit run", "audit status", "audit report"),
+    "auditors": ("round bundle", "verify", "receipt verify", "log mirror", "log check", "log keys", "audit keygen", "audit run", "audit status", "audit report"),
 }  # fmt: skip
 CLIENTS_OWN = {"ACCLIMATE_KEYS", "ACCLIMATE_SERVER", "ACCLIMATE_TOKEN", "ACCLIMATE_CONFIG"}
 

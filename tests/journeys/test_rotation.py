@@ -373,6 +373,21 @@ def test_the_server_writes_that_bundle(later, tmp_path):
     assert failed(report) == set() and statuses(report)["whose log"].status == "ok"
 
 
+def test_a_hand_over_while_the_round_is_under_way_is_named(tmp_path, monkeypatch):
+    submit = rounds_made.submit_all
+
+    def handed(made):
+        submit(made)
+        rotating.hand_over(made, "second key")
+
+    monkeypatch.setattr(rounds_made, "submit_all", handed)
+    made = rounds_made.make(tmp_path / "round")
+    made.signer = log.Signer(rounds_made.ORIGIN, rounds_made.key("log"))  # keys.json says what RoundDefined says
+    report = verify.verify(made.write(tmp_path / "bundle"), log_key=OLD)
+    assert failed(report) == {"rules"}
+    assert "under way" in statuses(report)["rules"].meaning and "log entry" in statuses(report)["rules"].where
+
+
 def changed(later, tmp_path, *, entry=None, note=None):
     """The bundle with another record as entry 0 and all after it signed anew by who has the new key."""
     path = later.write(tmp_path / "bundle")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from acclimate.mirror import Followed
     from acclimate.rotation import Chain, Turn
 
+_PASSING = ("server_unreachable", "busy", "database_unreachable")
 app = typer.Typer(no_args_is_help=True, help="The transparency log: mirror it, check a mirror, rotate its key.")
 MirrorFolder = Annotated[
     Path, typer.Option("--out", help="The mirror's folder; made if it is not there.", metavar="DIR")
@@ -47,9 +48,15 @@ def mirror(
     known = read_log_key(log_key) if log_key is not None else None
     with mirrors.opened(out, known) as kept, Client(server) as client:
         while True:
-            with bar("following the log", unit="entries") as progress:
-                found = mirrors.follow(client, kept, progress=progress)
-            emit(_value(found), as_json=as_json, text=_words(found, out))
+            try:
+                with bar("following the log", unit="entries") as progress:
+                    found = mirrors.follow(client, kept, progress=progress)
+                emit(_value(found), as_json=as_json, text=_words(found, out))
+            except Refusal as refusal:
+                # Who watches a log for months outlives its server's restarts; anything else ends it.
+                if every is None or refusal.code not in _PASSING:
+                    raise
+                say(f"{refusal.sentence}; trying again in {every} s")
             if every is None:
                 return
             time.sleep(every)

@@ -1,7 +1,6 @@
 """The round itself: its definition and data as committed, its records by the rules, its submissions by their commitments."""
 
 import base64
-import binascii
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,7 +72,19 @@ def fold(audit: Audit) -> str:
             f"log entry {own[-1][0]}",
             f"the round stands at {audit.round.phase} there; a bundle is of an evaluated or published round",
         )
+    _check_one_key(own, audit)
     return f"{len(own)} records; " + " → ".join(phase for phase, _ in audit.round.phases)
+
+
+def _check_one_key(own: list[tuple[int, Record]], audit: Audit) -> None:
+    """The log was not handed over to another key between RoundDefined and the first ranking."""
+    done = next((index for index, record in own if record.type == "RankingPublished"), len(audit.records))
+    for turn in audit.chain.turns:
+        if own[0][0] < turn.index < done:
+            raise Failed(
+                f"log entry {turn.index}",
+                f"the log was handed over to {turn.new.text()} while the round was under way, which no operator may do",
+            )
 
 
 def _first_malformed(own: list[tuple[int, Record]], audit: Audit) -> str:
@@ -161,7 +172,7 @@ def commitment(nonce: object, manifest: object, where: str) -> str:
     """sha256(nonce ‖ JCS(manifest)) of a base64 nonce of 32 bytes."""
     try:
         raw = base64.b64decode(nonce, validate=True) if isinstance(nonce, str) else b""
-    except binascii.Error:
+    except ValueError:  # not base64, or not even ASCII
         raw = b""
     if len(raw) != 32 or base64.b64encode(raw).decode() != nonce or not isinstance(manifest, dict):
         raise Failed(where, "the nonce must be the base64 of 32 bytes, the manifest an object")
