@@ -522,6 +522,35 @@ def test_other_libraries_are_told_from_other_work() -> None:
     assert found == ["nothing-of-this-name 3 there, none here", f"numpy 1.0 there, {np.__version__} here"]
 
 
+def test_other_code_makes_nothing_again(written: Path) -> None:
+    story = stories.begin()
+    assert stories.digest("code") in refuses("code_other", rerun.require_same_code, story.state).sentence
+
+
+def test_a_machine_that_contradicts_itself_says_nothing(honest: Lab, tmp_path: Path) -> None:
+    key, shop = next(iter(honest.state.audited)), rerun.Workshop(tmp_path)
+    built = honest.staged.folder
+    name = next(entry.entrant for entry in honest.state.entries if entry.submission == key[0])
+    model = rerun.ModelFiles({n: shop.blobs.put(p) for n, p in staging.model(honest.staged, seed=PEOPLE[name]).items()})
+    for file in rerun.public_files(honest.state, [key[1]]):
+        shop.blobs.put(built / file)
+    made = rerun.prepare(shop, honest.state, model, [key[1:]])[key[1:]]
+    rerun.confirm(shop, honest.state, model, key[1:], again=made)
+    other = dataclasses.replace(made, prepared=stories.digest("a flipped bit"))
+    assert (
+        "twice" in refuses("rerun_undecided", rerun.confirm, shop, honest.state, model, key[1:], again=other).sentence
+    )
+
+
+def test_a_re_run_needs_the_entrants_files(written: Path, tmp_path: Path) -> None:
+    half = CliRunner().invoke(app, ["verify", str(written), "--rerun", "ada"])
+    assert half.exit_code == 2 and "belong together" in half.output
+    none = CliRunner().invoke(app, ["verify", str(written), "--rerun", "ada", "--models", str(tmp_path / "none")])
+    assert isinstance(none.exception, Refusal) and none.exception.code == "file_unreadable"
+    part = CliRunner().invoke(app, ["verify", str(written), "--log", "--json"])
+    assert {check["name"] for check in json.loads(part.stdout)["checks"]}.isdisjoint({"scores", "opening", "re-run"})
+
+
 # ---- keys -----------------------------------------------------------------------------------------------------------
 
 
