@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import promql_parser
 import pytest
+import rounds_made
 import yaml
 from live import Live, commit, enter, open_round, send_files, serve
 from prometheus_client.parser import text_string_to_metric_families
@@ -55,7 +56,9 @@ def series(text: str) -> dict[str, set[str]]:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     folder = tmp_path_factory.mktemp("api")
-    with serve(folder, metrics="on") as live:
+    # Nobody listens there, so there is something to tell of.
+    witness = f"http://127.0.0.1:9 {rounds_made.witness('witness.example.org')}"
+    with serve(folder, metrics="on", witnesses=[witness], quorum=1) as live:
         _something_to_count(live, folder)
         # A request that is counted.
         httpx.get(f"{live.url}/v1/server").raise_for_status()
@@ -162,6 +165,7 @@ def test_nobody_answering_and_nobody_known_are_both_told(exported: Exported) -> 
     left_out = {route for _, route in ACCESS if re.fullmatch(pattern, route)}
     assert left_out == {
         "/v1/rounds/{round_id}/files/{name:path}",
+        "/v1/rounds/{round_id}/audits/files/{digest}",
         "/v1/submissions/{submission}/files/{digest}",
         "/v1/rounds/{round_id}/bundle",
         "/v1/rounds/{round_id}/report",

@@ -162,6 +162,7 @@ def _page(settings: "Settings", addresses: "Addresses", invitation: str | None) 
         f"  logs    {settings.data / 'logs'}",
         f"  log key {addresses.log_key}",
         "          (publish it where others find it without this server: it is what an auditor checks with)",
+        *_witnesses(settings),
         "",
         "First steps. Everybody makes keys of their own, on their own machine: a key folder is secret.",
         *(_ELSEWHERE if settings.origins["database"] != "default" else []),
@@ -200,6 +201,17 @@ def _page(settings: "Settings", addresses: "Addresses", invitation: str | None) 
         "Ctrl-C stops everything; the same command starts again where it was.",
     ]
     return lines
+
+
+def _witnesses(settings: "Settings") -> list[str]:
+    """Who cosigns the log; nothing where nobody does."""
+    if not settings.witnesses:
+        return []
+    names = ", ".join(one.split()[1].partition("+")[0] for one in settings.witnesses)
+    return [
+        f"  witnesses {names}; a checkpoint needs {settings.quorum} of them",
+        "          (each needs the log key from you: docs/operators.md)",
+    ]
 
 
 def _print(lines: list[str]) -> None:
