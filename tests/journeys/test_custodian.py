@@ -419,8 +419,8 @@ def zipped(**members: bytes) -> bytes:
         lambda data: data[: len(data) // 2],
         lambda data: data[:-1],
         lambda data: zipped(MANIFEST=b""),
-        lambda data: zipped(**{"request.json": b'{"type":"acclimate release request","v":1}'}),
-        lambda data: zipped(**{"request.json": b'{"round":"x","type":"acclimate release request","v":1}'}),
+        lambda data: zipped(**{"request.json": b'{"type":"ReleaseRequest","v":1}'}),
+        lambda data: zipped(**{"request.json": b'{"round":"x","type":"ReleaseRequest","v":1}'}),
         lambda data: data.replace(b"request.json", b"reqqest.json"),
     ],
 )
@@ -441,7 +441,7 @@ def test_what_is_no_answer_is_one_refusal(tmp_path: Path) -> None:
         "{}",
         "[]",
         '{"v":1}',
-        '{"v":1,"type":"acclimate release","round":"r","record":{},"document":"!"}',
+        '{"v":1,"type":"ReleaseAnswer","round":"r","record":{},"document":"!"}',
     ):
         path.write_text(text)
         with pytest.raises(Refusal) as caught:

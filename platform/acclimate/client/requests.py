@@ -2,14 +2,14 @@
 
 A custodian's machine need not reach the server: a request is a ZIP of
 
-    request.json     {v: 1, type: "acclimate release request", round}
+    request.json     {v: 1, type: "ReleaseRequest", round}
     definition.toml  the definition, as RoundDefined names it
     checkpoint       a signed checkpoint, with the cosignatures of the round's quorum
     entries.jsonl    every log entry up to it
     envelopes.json   the seal's envelopes, where whoever made the request may have them; else the custodian uses the one that it kept
 
 Anybody can make one, since nothing in it is taken for true: a custodian checks all of it as if a server had sent it. The answer is a file
-{v: 1, type: "acclimate release", round, record, document}: a signed ShareReleased and the share document. It is as secret as the share, until it is sent.
+{v: 1, type: "ReleaseAnswer", round, record, document}: a signed ShareReleased and the share document. It is as secret as the share, until it is sent.
 """
 
 import base64
@@ -32,7 +32,7 @@ from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record
 
-REQUEST, ANSWER = "acclimate release request", "acclimate release"
+REQUEST, ANSWER = "ReleaseRequest", "ReleaseAnswer"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MAKE = "ask whoever mailed it to make it anew: acclimate round request ROUND --out FILE"
 
