@@ -204,6 +204,8 @@ class Cosigner:
                 proof_of=lambda old: self._sequencer.growth(old, size),
                 client=self._client,
             )
+            if self._stop.is_set():
+                return
             with self._store.transaction() as tx:
                 cosignatures.keep(tx, size, witness.endpoint.verifier, signature)
         except Exception as error:

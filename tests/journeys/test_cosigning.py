@@ -154,6 +154,21 @@ def test_a_round_for_other_witnesses_is_refused(three, tmp_path):
         assert three[0].verifier.text() in str(answer.json()["problems"])
 
 
+def test_what_was_cosigned_is_shown_after_the_settings_name_nobody_any_more(three, tmp_path):
+    with server(tmp_path, three[:1], quorum=1) as running:
+        key = log_key(running.settings, running.store)
+        three[0].start(key)
+        staged = live.create(running, tmp_path)
+        until(lambda: cosigned(running.anyone()).status_code == 200)
+    with live.serve(tmp_path) as running:
+        anyone = running.anyone()
+        receipt = log.Receipt.parse(anyone.get("/v1/log/proof/0").text)
+        assert len(receipt.open(notes.parse_vkey(key), [three[0].verifier])[1].cosigned) == 1
+        assert len(opened(cosigned(anyone, round=staged.round).text, key, three).cosigned) == 1
+        # By the settings, the newest of all will do.
+        assert cosigned(anyone).status_code == 200
+
+
 # ---- below HTTP: on each database -----------------------------------------------------------------------------------
 
 

@@ -85,13 +85,16 @@ async def proof(index: Annotated[int, Path(ge=0, le=2**53 - 1)], here: Here) -> 
     # In no thread: many may wait at once, and each place of the pool is for somebody who can be answered.
     while here.cosigner.hopeful(index) and time.monotonic() < until:
         await anyio.sleep(_LOOK_SECONDS)
-    found = await run_in_threadpool(_receipt, here, index) if here.cosigner.witnesses else plain
-    return Response(found, media_type="text/plain; charset=utf-8")
+    found = await run_in_threadpool(_receipt, here, index)
+    return Response(found or plain, media_type="text/plain; charset=utf-8")
 
 
 def _receipt(here: Services, index: int) -> str:
+    """The receipt by the quorum's checkpoint, else by the newest with what cosignatures it has; empty where nobody cosigns."""
     with here.store.snapshot() as tx:
         quorum = _quorum_of(tx, index) or here.cosigner.quorum
+        if not quorum.witnesses:
+            return ""
         size = cosignatures.newest(tx, quorum)
         if size <= index:
             size = cosignatures.newest(tx, Quorum(quorum.witnesses, 0))
