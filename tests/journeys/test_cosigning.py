@@ -8,6 +8,7 @@ import httpx
 import live
 import pytest
 import rounds_made
+from apis import Api, api
 from cosigners_made import Partner, log_key, partners, server, until
 from databases import refused, settings, store
 from sqlalchemy import select
@@ -17,10 +18,10 @@ from acclimate import config, cosignatures, cosigners, doctor_places, log, notes
 from acclimate.cli.main import app
 from acclimate.cosignatures import Quorum
 from acclimate.cosigners import parse_endpoints
-from acclimate.cosigning import Cosigner
+from acclimate.cosigning import LEASE, Cosigner
 from acclimate.sequencer import Sequencer
 from acclimate.service import identity
-from acclimate.store import Store, log_checkpoints
+from acclimate.store import Store, leases, log_checkpoints
 from acclimate.store import cosignatures as table
 from acclimate_competitions import records
 
@@ -167,6 +168,49 @@ def test_what_was_cosigned_is_shown_after_the_settings_name_nobody_any_more(thre
         assert len(opened(cosigned(anyone, round=staged.round).text, key, three).cosigned) == 1
         # By the settings, the newest of all will do.
         assert cosigned(anyone).status_code == 200
+
+
+@pytest.mark.slow
+def test_when_the_process_that_asks_is_killed_another_asks(three, tmp_path):
+    """Two API processes over one installation; whichever collects is killed with SIGKILL, and the log goes on being cosigned."""
+    shared = config.load(tmp_path / "shared", environ={})
+    opened_store = Store.open(shared)
+    known = identity.begin(shared, opened_store)
+    for partner in three:
+        partner.start(known.vkey)
+    request = rounds_made.request(opened_store.blobs, tmp_path / "made")
+    environment = {
+        "ACCLIMATE_DATABASE": shared.database,
+        "ACCLIMATE_BLOBS": shared.blobs,
+        "ACCLIMATE_SERVER_KEYS": str(shared.keys),
+        "ACCLIMATE_WITNESSES": ";".join(partner.text for partner in three),
+        "ACCLIMATE_QUORUM": "3",
+    }
+
+    def grow(name: str) -> None:
+        fields = {**request["fields"], "name": name}
+        with opened_store.transaction() as tx:
+            tx.append(records.sign("RoundDefined", "", fields, key=rounds_made.key("organizer")))
+
+    def size_at(one: Api) -> int:
+        answer = one.get("/v1/log/checkpoint?cosigned=true")
+        return opened(answer.text, known.vkey, three).checkpoint.size if answer.status_code == 200 else 0
+
+    with api(tmp_path / "one", **environment) as one, api(tmp_path / "two", **environment) as two:
+        grow("a")
+        until(lambda: size_at(one) == size_at(two) == 1)
+        with opened_store.snapshot() as tx:
+            assert tx.execute(select(leases.c.holder).where(leases.c.name == LEASE)).scalar_one().startswith("api-")
+        one.process.kill()
+        one.process.wait()
+        grow("b")
+        until(lambda: size_at(two) == 2)
+        two.process.kill()
+        two.process.wait()
+    grow("c")
+    with api(tmp_path / "one", **environment) as one:
+        until(lambda: size_at(one) == 3)
+    opened_store.close()
 
 
 # ---- below HTTP: on each database -----------------------------------------------------------------------------------
