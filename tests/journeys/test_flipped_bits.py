@@ -6,6 +6,7 @@ Parquet file of scores or of the opened holdout stores its table: every value in
 
 import io
 import itertools
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import rounds_made
+from edits import Bytes, edited, written
 
 from acclimate import log, verify
 from acclimate.verify.report import Report
@@ -192,6 +194,48 @@ def test_two_rows_swapped_in_any_table_are_named(published: Published) -> None:
         pq.write_table(rows.take(order), sink)
         if not rows.take(order).equals(rows):
             published.must_name(name, sink.getvalue(), f"{name}, rows {first} and {second}")
+
+
+# ---- other data ----------------------------------------------------------------------------------------------------
+
+JSON_FILES = ("keys.json", "shares.json", "prepared.json", "ranking.json", "submissions.jsonl", "entries.jsonl")
+
+
+def edit(published: Published, made: rounds_made.Made, draw: random.Random) -> None:
+    """Edit the data of one file, of one line where it has lines; over edited entries the log signs its checkpoint anew."""
+    name = draw.choice(JSON_FILES)
+    lines = published.files[name].split(b"\n")
+    number = draw.randrange(len(lines) - 1) if len(lines) > 1 else 0
+    after = written(edited(json.loads(lines[number]), Bytes(draw.randbytes(60))))
+    if after is None or after == lines[number]:
+        return
+    what = f"{name}, line {number + 1}: {after[:500]!r}"
+    lines[number] = after
+    changes = {name: b"\n".join(lines)}
+    if name == "entries.jsonl":
+        root = log.root([digests.leaf_hash(line) for line in lines[:-1]])
+        changes["checkpoint"] = log.sign_checkpoint(made.signer, len(lines) - 1, root).encode()
+    report = published.audited(changes)
+    assert report.failed, what
+    for check in report.failed:
+        assert not check.meaning.startswith("malformed: ") and not check.where.startswith("check "), f"{what}: {check}"
+
+
+def test_other_data_in_any_json_is_named_and_ends_no_check_unexpectedly(
+    published: Published, made: rounds_made.Made
+) -> None:
+    draw = random.Random(16)
+    for _ in range(60):
+        edit(published, made, draw)
+
+
+@pytest.mark.slow
+def test_much_other_data_in_any_json_is_named_and_ends_no_check_unexpectedly(
+    published: Published, made: rounds_made.Made
+) -> None:
+    draw = random.Random(17)
+    for _ in range(2500):
+        edit(published, made, draw)
 
 
 # ---- replays -------------------------------------------------------------------------------------------------------

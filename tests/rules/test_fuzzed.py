@@ -89,3 +89,12 @@ def test_a_share_of_another_form_in_a_seal_is_refused_as_a_record(tmp_path: Path
         with pytest.raises(Refusal) as refused:
             records.check_fields("HoldoutSealed", {**entry.fields, "shares": shares}, signed=True)
         assert refused.value.code == "record_invalid"
+
+
+def test_a_nonce_that_is_not_even_ascii_is_said_to_be_no_nonce(tmp_path: Path) -> None:
+    made = rounds_made.make(tmp_path / "round")
+    made.submissions[1]["nonce"] = "\u00e9" * 44
+    report = verify.verify(made.write(tmp_path / "bundle"), log_key=made.signer.vkey)
+    (failed,) = report.failed
+    assert (failed.name, failed.where) == ("submissions", "submissions.jsonl, line 2")
+    assert "the nonce must be the base64 of 32 bytes" in failed.meaning

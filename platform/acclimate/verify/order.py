@@ -4,6 +4,7 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
+from acclimate import rotation
 from acclimate.verify.audit import Audit
 from acclimate.verify.files import parse
 from acclimate.verify.report import Failed
@@ -79,11 +80,12 @@ def fold(audit: Audit) -> str:
 def _check_one_key(own: list[tuple[int, Record]], audit: Audit) -> None:
     """The log was not handed over to another key between RoundDefined and the first ranking."""
     done = next((index for index, record in own if record.type == "RankingPublished"), len(audit.records))
-    for turn in audit.chain.turns:
-        if own[0][0] < turn.index < done:
+    for index in range(own[0][0], done):
+        record = audit.records[index]
+        if record.type == rotation.TYPE:
             raise Failed(
-                f"log entry {turn.index}",
-                f"the log was handed over to {turn.new.text()} while the round was under way, which no operator may do",
+                f"log entry {index}",
+                f"the log was handed over to {record['new']} while the round was under way, which no operator may do",
             )
 
 
