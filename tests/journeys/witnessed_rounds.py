@@ -31,8 +31,8 @@ class RealClock(live.Clock):
         return datetime.now(UTC)
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
+def until(condition: Callable[[], object], *, within: float = 30) -> None:
+    end = time.monotonic() + within
     while not condition():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.02)
