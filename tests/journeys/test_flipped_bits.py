@@ -132,7 +132,7 @@ def cuts(published: Published) -> Iterator[tuple[str, int]]:
 
 
 def test_a_file_that_is_cut_at_a_boundary_is_named(published: Published) -> None:
-    for name, end in random.Random(13).sample(list(cuts(published)), 60):
+    for name, end in random.Random(13).sample(list(cuts(published)), 30):
         published.must_name(name, published.files[name][:end], f"{name}, cut after {end} bytes")
 
 
@@ -162,7 +162,7 @@ def test_two_files_swapped_within_a_folder_are_named(published: Published) -> No
 def test_two_lines_swapped_are_named(published: Published, name: str) -> None:
     lines = published.files[name].splitlines(keepends=True)
     draw = random.Random(name)
-    for _ in range(8):
+    for _ in range(4):
         first, second = sorted(draw.sample(range(len(lines)), 2))
         swapped = [*lines]
         swapped[first], swapped[second] = lines[second], lines[first]
@@ -176,16 +176,16 @@ def test_two_rows_swapped_are_named(published: Published, name: str) -> None:
         [part for part in (value, *value.values()) if isinstance(part, list)] if isinstance(value, dict) else [value]
     )
     for rows in [rows for rows in lists if len(rows) > 1]:
-        for first, second in itertools.combinations(range(min(len(rows), 4)), 2):
+        for first, second in itertools.combinations(range(min(len(rows), 3)), 2):
             rows[first], rows[second] = rows[second], rows[first]
             if digests.canonical(value) != published.files[name]:
                 published.must_name(name, digests.canonical(value), f"{name}, rows {first} and {second}")
             rows[first], rows[second] = rows[second], rows[first]
 
 
-def test_two_rows_swapped_in_any_table_are_named(published: Published) -> None:
+def test_two_rows_swapped_in_a_table_are_named(published: Published) -> None:
     draw = random.Random(14)
-    for name in [name for name in published.files if name.endswith(".parquet")]:
+    for name in draw.sample([name for name in published.files if name.endswith(".parquet")], 12):
         rows = table(published.files[name])
         first, second = draw.sample(range(rows.num_rows), 2)
         order = list(range(rows.num_rows))
@@ -225,7 +225,7 @@ def test_other_data_in_any_json_is_named_and_ends_no_check_unexpectedly(
     published: Published, made: rounds_made.Made
 ) -> None:
     draw = random.Random(16)
-    for _ in range(60):
+    for _ in range(30):
         edit(published, made, draw)
 
 
