@@ -1,6 +1,5 @@
 """`make bench`: how long the parts of the demo take here, what sealing costs beside plain SHA-256, log appends. Writes Markdown to stdout."""
 
-import hashlib
 import json
 import os
 import platform
@@ -13,12 +12,9 @@ from pathlib import Path
 
 import log_appends
 import log_verify
+import seal
 
-from acclimate import sealing
 from acclimate_competitions import records
-
-MEBIBYTES = 256
-TRIES = 3
 
 
 def demo(folder: Path) -> list[tuple[str, float]]:
@@ -35,57 +31,11 @@ def demo(folder: Path) -> list[tuple[str, float]]:
     return [*rows, ("whole demo", time.monotonic() - began)]
 
 
-def seal(folder: Path) -> list[tuple[str, float]]:
-    """Seconds, the smallest of some tries, of SHA-256 over a file and of sealing it with all commitments."""
-    blob = folder / "blob"
-    blob.write_bytes(os.urandom(MEBIBYTES << 20))
-    name = f"blobs/{hashlib.sha256(blob.read_bytes()).hexdigest()}"
-    table = folder / "rows.parquet"
-    _rows(table, name.removeprefix("blobs/"), blob.stat().st_size)
-    identity = custody_recipient()
-    plain, sealed = [], []
-    for number in range(TRIES):
-        began = time.perf_counter()
-        with blob.open("rb") as stream:
-            hashlib.file_digest(stream, "sha256")
-        plain.append(time.perf_counter() - began)
-        began = time.perf_counter()
-        recipients = [sealing.Recipient(f"custodian-{i}", identity, None) for i in range(3)]
-        files = {"rows.parquet": table, name: blob}
-        sealing.seal(
-            files, folder / f"sealed-{number}", round_id="bench", recipients=recipients, k=2, random=os.urandom
-        )
-        sealed.append(time.perf_counter() - began)
-    return [(f"SHA-256 of {MEBIBYTES} MiB", min(plain)), (f"seal {MEBIBYTES} MiB", min(sealed))]
-
-
-def custody_recipient() -> str:
-    """A fresh age recipient."""
-    import pyrage
-
-    return str(pyrage.x25519.Identity.generate().to_public())
-
-
-def _rows(path: Path, digest: str, size: int) -> None:
-    import pyarrow as pa
-
-    from acclimate_competitions import tables
-
-    rows = {
-        "example": ["one"],
-        "input": ["see the blob"],
-        "target": ["a"],
-        "blob": [{"sha256": f"sha256:{digest}", "size": size}],
-    }
-    tables.write(pa.table(rows), path)
-
-
 def main() -> None:
     """Measure, and print."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         rows = demo(folder)
-        sealing_rows = seal(folder)
         append_rows = log_appends.measure(folder / "appends")
         verify_rows = log_verify.measure(folder / "verify")
     lines = [
@@ -95,10 +45,7 @@ def main() -> None:
         "| --- | --- |",
         *(f"| {name} | {seconds:.1f} |" for name, seconds in rows),
         "",
-        "| seal | seconds |",
-        "| --- | --- |",
-        *(f"| {name} | {seconds:.2f} |" for name, seconds in sealing_rows),
-        f"| ratio, SHA-256 / seal | {sealing_rows[0][1] / sealing_rows[1][1]:.2f} |",
+        *seal.lines(),
         "",
         "| log | a second |",
         "| --- | --- |",
