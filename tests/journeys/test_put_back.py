@@ -83,7 +83,7 @@ def test_an_older_moment_does_not_make_newer_ones_forgotten(server, tmp_path):
 
 
 CHANGES = {
-    "data_version": "UPDATE alembic_version SET version_num = '0003'",
+    "data_version": "UPDATE alembic_version SET version_num = '9999'",
     "other_installation": "UPDATE installation SET id = 'another'",
 }
 
