@@ -7,7 +7,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from acclimate import __version__, installation, keys, log
+from acclimate import __version__, installation, keys, log, log_key
 from acclimate.config import Settings
 from acclimate.cosignatures import Quorum
 from acclimate.installation import EVALUATOR_KEY, LOG_KEY, Installation
@@ -57,6 +57,9 @@ class Identity:
             Refusal: other_installation, where the key is not here or another one; key_refused, file_unreadable.
         """
         signer = log.Signer(self.origin, _key(self.folder / LOG_KEY))
+        # A rotation that was killed before its files were in place.
+        if signer.vkey != self.vkey and log_key.settle(self.folder, self.origin, expected=self.vkey):
+            signer = log.Signer(self.origin, _key(self.folder / LOG_KEY))
         installation.compare(self.folder / LOG_KEY, signer.vkey, expected=self.vkey)
         return signer
 
