@@ -125,6 +125,8 @@ def test_before_the_draw_nobody_gets_a_file_and_no_share_is_taken(lab: Lab) -> N
     assert status["auditor"] == {"name": "lab", "due": 2, "drawn": False, "audited": 0, "agree": 0, "reports": 0}
     assert status["waiting_for"] == ["the re-runs of lab"] and "acclimate audit run" in status["next"]
     assert status["problem"] is None
+    shown = CliRunner().invoke(app, ["status", lab.staged.round, "--server", lab.staged.live.url])
+    assert "lab, 2 to be drawn" in shown.stdout
     refuses("phase_wrong", lab.client.audits, lab.staged.round)
     base = next(iter(lab.state.bases.values()))
     refuses("phase_wrong", lab.client.audit_file, lab.staged.round, base, lab.keys.folder / "file")

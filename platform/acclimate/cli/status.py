@@ -83,6 +83,7 @@ def lines(state: dict[str, Any], stages: list[dict[str, Any]]) -> Iterator[str]:
     yield f"{'entries':<14}{_entries(state)}"
     if state.get("cosigned"):
         yield f"{'witnesses':<14}{_cosigned(state['cosigned'])}"
+    yield from auditor(state)
     yield from custodians(state)
     for kind in _work(stages):
         yield f"{kind['kind']:<14}{bar(kind['done'], kind['total'])}{_trouble(kind)}"
@@ -102,6 +103,14 @@ def phase_line(phase: str) -> str:
     if phase == "voided":
         return "→".join((*PHASES[:1], "…", "[voided]"))
     return "→".join(f"[{name}]" if name == phase else name for name in PHASES)
+
+
+def auditor(state: dict[str, Any]) -> Iterator[str]:
+    """Who makes drawn preparations again, and how many agree."""
+    named = state.get("auditor")
+    if named and named["due"]:
+        drawn = f"{named['agree']} of {named['due']} re-runs agree" if named["drawn"] else f"{named['due']} to be drawn"
+        yield f"{'auditor':<14}{named['name']}, {drawn}"
 
 
 def custodians(state: dict[str, Any]) -> Iterator[str]:
