@@ -145,7 +145,7 @@ class Store:
             lambda: database.writing(engine),
             lambda batch: self.folds.keep(batch.folded),
             turn=self._writer,
-            wait=database.WAIT_SECONDS,
+            wait=lambda: database.WAIT_SECONDS,
         )
         self._competitions: dict[str, definition.Competition] = {}
         self._checks: tuple[Callable[[Tx], None], ...] = ()

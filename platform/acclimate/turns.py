@@ -59,7 +59,7 @@ class Turns:
         begin: begins a transaction that may write.
         committed: told of each batch that was committed, before anybody is answered.
         turn: held by whose turn it is.
-        wait: seconds to wait for it.
+        wait: says how many seconds to wait for it.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Turns:
         committed: Callable[[Batch], None],
         *,
         turn: threading.Lock,
-        wait: float,
+        wait: Callable[[], float],
     ) -> None:
         self._begin, self._committed, self._turn, self._wait = begin, committed, turn, wait
         self._waiting, self._counting = 0, threading.Lock()
@@ -129,7 +129,7 @@ class Turns:
         with self._counting:
             self._waiting += 1
         # Waiting here is fair, which polling for SQLite's lock is not, and holds no connection of PostgreSQL's.
-        got = self._turn.acquire(timeout=self._wait)
+        got = self._turn.acquire(timeout=self._wait())
         with self._counting:
             self._waiting -= 1
         if not got:

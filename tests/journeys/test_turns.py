@@ -126,7 +126,7 @@ def test_where_the_database_undoes_all_of_it_all_are_refused_and_may_do_it_again
 
 
 def test_who_waits_too_long_is_refused_and_holds_up_nobody(store, monkeypatch):
-    store._turns._wait = 0.2
+    store._turns._wait = lambda: 0.2
     first = Writer(store, "a")
     queued(store, first)
     refused("busy", lambda: store.transaction().__enter__())
