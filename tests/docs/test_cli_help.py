@@ -81,7 +81,7 @@ def test_every_option_is_explained(path: str) -> None:
 
 
 def test_what_prints_a_result_also_prints_json() -> None:
-    silent = {"api", "dispatch", "mlflow", "custodian approve-void"}
+    silent = {"api", "dispatch", "mlflow", "witness run", "custodian approve-void"}
     without = [
         path for path, command in COMMANDS.items() if "--json" not in [o for p in command.params for o in p.opts]
     ]
