@@ -112,6 +112,7 @@ def test_a_witness_is_named_by_address_and_key() -> None:
         f"https://w.example.org {SmallLog().vkey}",
         f"https://w.example.org {VERIFIER.text()} {VERIFIER.text()}",
     ],
+    ids=lambda text: f"{len(text)} characters",
 )
 def test_another_text_is_no_witness(text: str) -> None:
     with pytest.raises(Refusal) as caught:
