@@ -63,7 +63,7 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
         ("RankingPublished", "ranking policy reason", "", True),
         ("RankingRevised", "ranking policy reason", "", True),
         ("RoundAudited", "bundle ranking checks", "", True),
-        ("RoundVoided", "reason", "predecessor approvals", True),
+        ("RoundVoided", "reason", "predecessor phase approvals", True),
         ("LogKeyRotated", "old new reason approvals", "", True),
     ]
 }
@@ -156,7 +156,8 @@ _FORMS: dict[str, str] = {
         "time": "opens closes closes_latest release_by",
         "number": "k quorum grace size rows index submission count",
         "number or null": "seed",
-        "text": "competition name log entrant ed25519 task protocol reason format secret old new",
+        "id digits": "id_digits",
+        "text": "competition name log entrant ed25519 task protocol reason format secret old new phase",
         "texts": "witnesses evaluators conflicts",
         "object": "cost",
         "digests": "files",
@@ -257,7 +258,7 @@ def sign(kind: str, round_id: str, fields: Mapping[str, Any], *, key: Ed25519Pri
 
 
 def approve(kind: str, round_id: str, fields: Mapping[str, Any], *, by: str, key: Ed25519PrivateKey) -> dict[str, str]:
-    """A custodian's approval {by, sig} of a record that `by` signs (RoundVoided after the close)."""
+    """A custodian's approval {by, sig} of a record that `by` signs (RoundVoided, by the organizer or another custodian)."""
     sig = base64.b64encode(key.sign(statement(kind, round_id, fields, by=by))).decode()
     return {"by": public_text(key.public_key()), "sig": sig}
 

@@ -318,24 +318,37 @@ def _report(state: Round, record: Record, index: int) -> Round:
 
 def _void(state: Round, record: Record, index: int) -> Round:
     require(bool(record["reason"]), "voiding a round gives its reason")
+    by_custodian = record.by not in _organizer(state, record)
+    # An approval ages with the phase: what was agreed to before the ranking was known must not void the ranking.
+    phase = record.fields.get("phase")
+    require(not by_custodian or phase is not None, "a custodian's voiding names the phase that the round is in")
+    require(
+        phase in (None, state.phase),
+        f"this voiding, and whoever approved it, is of a round in phase {phase}; {state.id} is in phase {state.phase}",
+    )
     # Only here do the custodians keep the round waiting; before, the organizer would be the one who waits.
     custody_failure = state.phase is Phase.PREPARED and record.at >= parse_time(state.defined["release_by"])
     # The close counts, not RoundClosed: between the two stands the grace, and the organizer may know who submitted.
     closed = state.closed is not None or (state.phase is Phase.OPEN and record.at >= state.closes)
-    if closed and not custody_failure:
-        assert record.by is not None
-        covered = records.statement(record.type, record.round, record.fields, by=record.by)
-        approvals = record.fields.get("approvals", [])
-        agreed = set()
-        for approval in approvals:
-            records.check_signature(approval["by"], approval["sig"], covered, what="an approval of RoundVoided")
-            agreed.add(state.custodian_index(approval["by"]))
-        count = len(agreed - {None})
+    if by_custodian or (closed and not custody_failure):
+        count = len(_agreed_to_void(state, record))
+        which = "without the organizer" if by_custodian else "after the close"
         require(
             count >= state.threshold,
-            f"after the close {state.threshold} custodians must approve a voiding, {count} did",
+            f"{which} {state.threshold} custodians must agree to a voiding, {count} did",
         )
     return replace(state, phase=Phase.VOIDED)
+
+
+def _agreed_to_void(state: Round, record: Record) -> set[int]:
+    """The shares whose custodians signed a RoundVoided, or approved it over the same bytes."""
+    assert record.by is not None
+    covered = records.statement(record.type, record.round, record.fields, by=record.by)
+    agreed = {state.custodian_index(record.by)}
+    for approval in record.fields.get("approvals", []):
+        records.check_signature(approval["by"], approval["sig"], covered, what="an approval of RoundVoided")
+        agreed.add(state.custodian_index(approval["by"]))
+    return {index for index in agreed if index is not None}
 
 
 def audits_missing(state: Round) -> str:
@@ -393,6 +406,11 @@ def _organizer(state: Round, record: Record) -> set[str]:
 
 def _custodians(state: Round, record: Record) -> set[str]:
     return {custodian["ed25519"] for custodian in state.defined["custodians"]}
+
+
+def _voiders(state: Round, record: Record) -> set[str]:
+    # Before the seal there is nothing that custodians hold.
+    return _organizer(state, record) | (_custodians(state, record) if state.phase is not Phase.DRAFT else set())
 
 
 def _evaluators(state: Round, record: Record) -> set[str]:
@@ -453,5 +471,5 @@ TABLE: dict[str, tuple[frozenset[Phase], _Signers | None, _Change]] = {
     "RankingPublished": (frozenset({Phase.EVALUATED}), _organizer, _publish),
     "RankingRevised": (frozenset({Phase.PUBLISHED}), _organizer, _revise),
     "RoundAudited": (frozenset({Phase.PUBLISHED}), _auditor, _report),
-    "RoundVoided": (_BEFORE_PUBLISHED, _organizer, _void),
+    "RoundVoided": (_BEFORE_PUBLISHED, _voiders, _void),
 }

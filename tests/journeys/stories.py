@@ -209,8 +209,10 @@ class Story:
         fields = {"ranking": digest("ranking"), "policy": self.state.defined["policy"], "reason": "first"}
         return self.tell(kind, {**fields, **changes}, by=by)
 
-    def void(self, *, by: str = "organizer", approvals: tuple = (), at: datetime | None = None) -> "Story":
-        fields: dict = {"reason": "a mistake"}
+    def void(
+        self, *, by: str = "organizer", approvals: tuple = (), at: datetime | None = None, **changes: object
+    ) -> "Story":
+        fields: dict = {"reason": "a mistake", **changes}
         given = [records.approve("RoundVoided", self.state.id, fields, by=public(by), key=key(a)) for a in approvals]
         return self.tell("RoundVoided", {**fields, **({"approvals": given} if given else {})}, by=by, at=at)
 

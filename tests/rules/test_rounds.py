@@ -122,7 +122,7 @@ def test_only_who_may_sign_a_record_signs_it(thief):
             {"ranking": digest("r"), "policy": competition().ranking.digest, "reason": "x"},
             {"organizer"},
         ),
-        "RoundVoided": (Phase.OPEN, {"reason": "x"}, {"organizer"}),
+        "RoundVoided": (Phase.DRAFT, {"reason": "x"}, {"organizer"}),
     }
     for kind, (phase, fields, may) in owners.items():
         story = until(phase)
@@ -508,6 +508,52 @@ def test_in_the_grace_voiding_needs_the_custodians_too():
     assert until(Phase.OPEN).void(at=CLOSES - TICK).state.phase is Phase.VOIDED
 
 
+def test_custodians_void_without_the_organizer_whoever_of_them_signs():
+    refuses("signature_invalid", until(Phase.DRAFT).void, by="custodian-a", approvals=CUSTODIANS, phase="draft")
+    for phase in (
+        Phase.SEALED,
+        Phase.OPEN,
+        Phase.CLOSED,
+        Phase.PREPARED,
+        Phase.RELEASED,
+        Phase.OPENED,
+        Phase.EVALUATED,
+    ):
+        story = until(phase)
+        # The signer is one of the k; an approval of its own, a stranger's or the organizer's is none more.
+        for approvals in ((), ("custodian-b",), ("ada", "organizer")):
+            refuses("guard_failed", story.void, by="custodian-b", approvals=approvals, phase=phase)
+        # Failed custody excuses the organizer only.
+        refuses("guard_failed", story.void, by="custodian-b", phase=phase, at=RELEASE_BY)
+        refuses("guard_failed", story.void, by="custodian-b", approvals=("custodian-c",))
+        ended = story.void(by="custodian-b", approvals=("custodian-c",), phase=phase)
+        assert ended.state.phase is Phase.VOIDED
+        assert rounds.fold(ended.log, competition()) == ended.state
+    story = until(Phase.CLOSED)
+    refuses("signature_invalid", story.void, by="evaluator", approvals=CUSTODIANS, phase="closed")
+    # An approval is of what one signer signs: nobody else can use it.
+    fields = {"reason": "a mistake", "phase": "closed"}
+    given = [records.approve("RoundVoided", story.state.id, fields, by=public("organizer"), key=key("custodian-a"))]
+    refuses("signature_invalid", story.tell, "RoundVoided", {**fields, "approvals": given}, by="custodian-b")
+
+
+def test_an_approval_of_a_voiding_ages_with_the_phase():
+    both = ("custodian-a", "custodian-c")
+    for phase in (Phase.CLOSED, Phase.PREPARED, Phase.EVALUATED):
+        for other in set(Phase) - {phase}:
+            refusal = refuses("guard_failed", until(phase).void, approvals=both, phase=other)
+            assert f"phase {other}" in refusal.sentence and f"phase {phase}" in refusal.sentence
+        assert until(phase).void(approvals=both, phase=phase).state.phase is Phase.VOIDED
+    # What was agreed to after the close can't be passed off as agreed to later: the approvals cover the phase.
+    story, early = until(Phase.EVALUATED), {"reason": "a mistake", "phase": "closed"}
+    given = [records.approve("RoundVoided", story.state.id, early, by=public("organizer"), key=key(a)) for a in both]
+    late = {"reason": "a mistake", "phase": "evaluated", "approvals": given}
+    refuses("signature_invalid", story.tell, "RoundVoided", late, by="organizer")
+    # Before the close the organizer needs nobody, and an older client's record names no phase.
+    refuses("guard_failed", until(Phase.OPEN).void, phase="sealed")
+    assert until(Phase.OPEN).void(phase="open").state.phase is Phase.VOIDED
+
+
 @pytest.mark.parametrize("name", ["c/d", "../x", "a b", "‮x", "<b>", "%2f", "", "A", "tab\t", "x" * 33, 7])
 def test_a_round_s_name_fits_into_an_address(name):
     with pytest.raises(Refusal) as caught:
@@ -635,7 +681,9 @@ def the_evaluator_evaluates(story: Story, draw: random.Random) -> None:
 
 def the_organizer_ends_it(story: Story, draw: random.Random) -> None:
     if draw.random() < 0.2:
-        story.void(approvals=draw.choice([(), ("custodian-a",), ("custodian-a", "custodian-b")]))
+        approvals = draw.choice([(), ("custodian-a",), ("custodian-a", "custodian-b")])
+        phase = draw.choice([{}, {"phase": draw.choice([*Phase, story.state.phase])}])
+        story.void(by=draw.choice(["organizer", "custodian-b"]), approvals=approvals, **phase)
     else:
         story.publish(by=draw.choice(SIGNERS) or "organizer")
 
@@ -713,6 +761,10 @@ def check_fair(told: list[Record], state: Round) -> None:
             assert place["HoldoutOpened"] < position
         if record.type == "RoundVoided":
             assert position == len(told) - 1
+            assert record.fields.get("phase") in (None, state.phases[-2][0])
+            if record.by != public("organizer"):
+                approved = {approval["by"] for approval in record["approvals"]} | {record.by}
+                assert len(approved & {public(name) for name in CUSTODIANS}) >= 2 and "HoldoutSealed" in place
     finished = {(r["submission"], r["task"], r["seed"]) for r in told if r.type == "ModelPrepared"}
     if "PreparationFinished" in place:
         assert len(finished) == len(state.entries) * 6
