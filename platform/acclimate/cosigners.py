@@ -8,10 +8,13 @@ answer is believed before the cosignature verifies under the witness's known key
 import base64
 import hashlib
 import re
+import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import httpx
 
@@ -23,7 +26,7 @@ from acclimate_competitions.errors import Refusal
 CLOCK_TOLERANCE = 300
 """Seconds by which a witness's clock may differ from this machine's."""
 _TRIES = 3
-_PATIENCE = 30.0  # seconds for a whole answer: a timeout of the connection starts again with every byte
+_PATIENCE = 30.0  # seconds for a whole exchange: a timeout of the connection starts again with every byte
 _LARGEST_ANSWER = 65_536
 _SIZE_TYPE = "text/x.tlog.size"
 _SIZE = re.compile(rb"(0|[1-9][0-9]{0,18})\n")
@@ -178,23 +181,71 @@ _HINTS = {
 def _send(
     endpoint: Endpoint, method: str, path: str, client: httpx.Client, body: bytes = b""
 ) -> tuple[int, str, bytes]:
-    """(status, media type, body) of the witness's answer, which is bounded in size and time."""
-    deadline, answer = time.monotonic() + _PATIENCE, b""
+    """(status, media type, body) of the witness's answer, which is bounded in size, and in time from the connection on."""
+    answer = b""
+    with _cut_after(_PATIENCE) as (over, trace):
+        try:
+            # A connection of its own: what cuts it off can then touch no other exchange.
+            headers = {"Connection": "close"} | ({"Content-Type": "text/plain; charset=utf-8"} if body else {})
+            with client.stream(
+                method,
+                f"{endpoint.url}/{path}",
+                content=body or None,
+                headers=headers,
+                follow_redirects=False,
+                extensions={"trace": trace},
+            ) as response:
+                for chunk in response.iter_bytes():
+                    answer += chunk
+                    if len(answer) > _LARGEST_ANSWER:
+                        raise _unusable(endpoint, f"answers with more than {_LARGEST_ANSWER} bytes")
+                    if over.is_set():
+                        raise _late(endpoint)
+                # A connection that was cut off ends an answer of no declared length, as if that were whole.
+                if over.is_set():
+                    raise _late(endpoint)
+                media = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+                return response.status_code, media, answer
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            if over.is_set():
+                raise _late(endpoint) from error
+            raise _unusable(
+                endpoint, f"does not answer: {error or type(error).__name__}", "ask its operator"
+            ) from error
+
+
+@contextmanager
+def _cut_after(seconds: float) -> Iterator[tuple[threading.Event, Callable[[str, Mapping[str, Any]], None]]]:
+    """Shuts the connections of an exchange down when its time is over, whatever it waits for: handshake, headers or body.
+
+    Yields:
+        (set once the time is over, httpx's extension `trace`, which tells of each connection).
+    """
+    over, held = threading.Event(), list[socket.socket]()
+
+    def cut() -> None:
+        over.set()
+        for one in held:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def trace(event: str, info: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            # A second handle of the same connection: TLS takes the first one away, and its number may become another's.
+            held.append(info["return_value"].get_extra_info("socket").dup())
+            if over.is_set():
+                cut()
+
+    timer = threading.Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
     try:
-        headers = {"Content-Type": "text/plain; charset=utf-8"} if body else {}
-        with client.stream(
-            method, f"{endpoint.url}/{path}", content=body or None, headers=headers, follow_redirects=False
-        ) as response:
-            for chunk in response.iter_bytes():
-                answer += chunk
-                if len(answer) > _LARGEST_ANSWER:
-                    raise _unusable(endpoint, f"answers with more than {_LARGEST_ANSWER} bytes")
-                if time.monotonic() > deadline:
-                    raise _unusable(endpoint, f"has not finished its answer within {_PATIENCE:.0f} s")
-            media = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-            return response.status_code, media, answer
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise _unusable(endpoint, f"does not answer: {error or type(error).__name__}", "ask its operator") from error
+        yield over, trace
+    finally:
+        timer.cancel()
+        timer.join()
+        for one in held:
+            one.close()
 
 
 def _size_of(endpoint: Endpoint, kind: str, body: bytes) -> int:
@@ -253,6 +304,10 @@ def _disagrees(endpoint: Endpoint, parsed: Checkpoint, old: int, client: httpx.C
 
 def _unusable(endpoint: Endpoint, what: str, hint: str = "ask its operator") -> Refusal:
     return Refusal("witness_unreachable", f"witness {endpoint.verifier.name} at {endpoint.url} {what}", hint=hint)
+
+
+def _late(endpoint: Endpoint) -> Refusal:
+    return _unusable(endpoint, f"has not finished its answer within {_PATIENCE:.0f} s")
 
 
 def _words(body: bytes) -> str:

@@ -2,8 +2,9 @@
 
 Each API process has a cosigner; by a lease one of them asks at a time, so that all witnesses are asked for the same checkpoints: a quorum
 counts only under one. Correctness does not rest on the lease: a cosignature is kept once, whoever got it. When the log grows, the newest
-checkpoint is put to all witnesses at once, and the next one follows when a quorum has signed, or nobody is left who might. A witness that
-fails is asked again after a growing pause; one that is slow keeps nobody waiting who isn't needed. Nothing here refuses anything:
+checkpoint is put to all witnesses at once, and the next one follows when a quorum has signed, nobody is left who might, or the time for
+it is over. A witness that fails is asked again after a growing pause, whatever the others do; one that is slow, or never ends its answer,
+keeps nobody waiting who isn't needed, and for no longer than ROUND_SECONDS who is. Nothing here refuses anything:
 without cosignatures the rounds go on, and what needs a quorum says that it is missing.
 """
 
@@ -29,7 +30,9 @@ EVERY_SECONDS = 0.25
 SPACING_SECONDS = 0.5
 LEASE = "cosigning"
 ANSWER_SECONDS = 10.0
-"""How long a witness may take with an answer."""
+"""How long a witness may be silent."""
+ROUND_SECONDS = 10.0
+"""How long one checkpoint is waited for, where its quorum does not come."""
 HOPE_SECONDS = 5.0
 """For how long after the last progress of the quorum a cosignature is worth waiting for."""
 _LEASE_SECONDS = 15.0
@@ -132,7 +135,8 @@ class Cosigner:
            the others' pauses are not over.
         2. What other processes got counts.
         3. One process asks: who has the lease.
-        4. All that can be asked are asked at once. The next step comes when the quorum has signed, or all that were asked are done.
+        4. All that can be asked are asked at once, for the same checkpoint until the quorum has signed it, all that were asked are done, or
+           ROUND_SECONDS have passed: whoever does not end an answer is then left to it, and the others are asked for a newer one.
 
         Raises:
             Refusal: busy, database_unreachable, no_space.
@@ -148,14 +152,11 @@ class Cosigner:
         if all(witness.size >= size for witness in self.witnesses):
             self._done = size
             return False
-        due = self._due(size)
         # 3
-        if not due or not self._leads():
+        if not self._due(size) or not self._leads():
             return False
         # 4
-        for witness in due:
-            witness.asked = self._asking.submit(self._ask, witness, size, note)
-        self._await(size)
+        self._collect(size, note)
         return True
 
     def _due(self, size: int) -> list[Witness]:
@@ -164,12 +165,16 @@ class Cosigner:
         free = [one for one in self.witnesses if one.asked is None or one.asked.done()]
         return [one for one in free if one.size < size and one.again <= now]
 
-    def _await(self, size: int) -> None:
-        """Until the quorum has signed a size, or nobody is being asked for it any more."""
-        while asked := {one.asked for one in self.witnesses if one.asked is not None and not one.asked.done()}:
+    def _collect(self, size: int, note: str) -> None:
+        """Ask for one checkpoint, whoever is due, until it has what it needs or its time is over."""
+        end = time.monotonic() + ROUND_SECONDS
+        while time.monotonic() < end and self._leads():
+            for witness in self._due(size):
+                witness.asked = self._asking.submit(self._ask, witness, size, note)
+            asked = [one.asked for one in self.witnesses if one.asked is not None and not one.asked.done()]
             wait(asked, timeout=EVERY_SECONDS, return_when=FIRST_COMPLETED)
             signed = sum(witness.size >= size for witness in self.witnesses)
-            if self._stop.is_set() or signed >= max(1, self.quorum.number):
+            if not asked or self._stop.is_set() or signed >= max(1, self.quorum.number):
                 break
         self._look()
 

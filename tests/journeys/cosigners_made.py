@@ -1,9 +1,10 @@
 """Real witnesses for tests of a server: each a folder of its own and an HTTP server in a thread, which can be stopped and started again."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,34 @@ def server(folder: Path, made: Sequence[Partner], *, quorum: int, **given: Any) 
     words = {"witnesses": [partner.text for partner in made], "quorum": quorum, **given}
     with live.serve(folder, **words) as running:
         yield running
+
+
+@contextmanager
+def trickling(port: int) -> Iterator[None]:
+    """What takes any request on a port and begins an answer that never ends: a byte of a header, and another, each in time."""
+    ending = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX-Long: ")
+            while not ending.wait(0.2):
+                connection.sendall(b"x")
+
+    def accept() -> None:
+        while not ending.is_set():
+            connection, _ = listener.accept()
+            threading.Thread(target=answer, args=(connection,)).start()
+
+    with witness_http.listen("127.0.0.1", port) as listener:
+        listener.settimeout(None)
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield
+        finally:
+            ending.set()
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            thread.join()
 
 
 def log_key(settings: Settings, store: Store) -> str:

@@ -9,7 +9,7 @@ import live
 import pytest
 import rounds_made
 from apis import Api, api
-from cosigners_made import Partner, log_key, partners, server, until
+from cosigners_made import Partner, log_key, partners, server, trickling, until
 from databases import refused, settings, store
 from sqlalchemy import select
 from typer.testing import CliRunner
@@ -303,6 +303,43 @@ def test_a_witness_that_hangs_keeps_no_quorum_waiting(store, logged, three, tmp_
             # Not a tenth of what it may take with its answer.
             assert time.monotonic() - began < cosigner.witnesses[2].pause * 5
         cosigner.close()
+
+
+def test_one_that_never_ends_its_answer_and_another_that_was_down_end_nothing(store, logged, three):
+    add, sequencer, key = logged
+    three[0].start(key)
+    with trickling(three[2].port):
+        cosigner = asks(store, sequencer, three, quorum=2)
+        cosigner.start()
+        try:
+            size = add()
+            until(lambda: cosigner.witnesses[0].size == size and cosigner.witnesses[1].problem)
+            assert cosigner.reached == 0
+            # It is back, and is asked again while the third still is at its first answer.
+            three[1].start(key)
+            until(lambda: cosigner.reached == size)
+            asked = cosigner.witnesses[2].asked
+            assert asked is not None and cosigner.witnesses[2].size == 0
+        finally:
+            cosigner.close()
+
+
+def test_a_checkpoint_that_comes_to_no_quorum_gives_way_to_the_next(store, logged, three, monkeypatch):
+    monkeypatch.setattr("acclimate.cosigning.ROUND_SECONDS", 1.0)
+    add, sequencer, key = logged
+    for partner in three[:2]:
+        partner.start(key)
+    with trickling(three[2].port):
+        cosigner = asks(store, sequencer, three, quorum=3)
+        cosigner.start()
+        try:
+            for _ in range(3):
+                size = add(2)
+                until(lambda size=size: lines_of(store, size) == 2)
+            asked = cosigner.witnesses[2].asked
+            assert asked is not None and not asked.done() and cosigner.reached == 0
+        finally:
+            cosigner.close()
 
 
 def test_a_witness_is_asked_anew_from_what_it_has(store, logged, three):

@@ -1,6 +1,7 @@
 """A log asks its witnesses, over real sockets: what it gets, and what it makes of witnesses that are behind, ahead, false or silent."""
 
 import contextlib
+import dataclasses
 import socket
 import threading
 import time
@@ -339,12 +340,25 @@ def test_a_witness_that_takes_the_request_and_is_silent(small: SmallLog) -> None
         refused("witness_unreachable", endpoint, small, client, match="does not answer")
 
 
+TRICKLES = {
+    "its body": (b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n", b"x"),
+    "a body without an end": (b"HTTP/1.1 200 OK\r\n\r\n", b"x"),
+    "its headers": (b"HTTP/1.1 200 OK\r\nX-Long: ", b"x"),
+    "its status": (b"HTTP/1.1 200 ", b"O"),
+    "a TLS handshake": (b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc\x03\x03", b"x"),
+}
+
+
+@pytest.mark.parametrize("what", TRICKLES)
 def test_a_witness_that_answers_a_byte_at_a_time_is_left(
-    small: SmallLog, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    small: SmallLog, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
+    """No timeout of the connection ends it: each byte comes in time."""
     monkeypatch.setattr(cosigners, "_PATIENCE", 0.5)
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n"
-    with answering(head, *[b"x"] * 1000, pause=0.05) as endpoint:
+    head, byte = TRICKLES[what]
+    with answering(head, *[byte] * 1000, pause=0.05) as endpoint:
+        if "TLS" in what:
+            endpoint = dataclasses.replace(endpoint, url=endpoint.url.replace("http:", "https:"))
         refused("witness_unreachable", endpoint, small, client, match="not finished its answer")
 
 
