@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from acclimate import demo_servers, keys
-from acclimate.client import connection, custodian, entrant, folder, organizer
+from acclimate.client import connection, custodian, entrant, folder, organizer, voiding
 from acclimate_competitions import definition, records, rounds
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
@@ -167,9 +167,19 @@ class Play:
 
     def void(self, state: Round) -> None:
         """Void a round that closed without all entrants; after the close the custodians approve."""
+        try:
+            self._void(state)
+        except Refusal as refusal:
+            # It may have closed meanwhile, and approvals are good in one phase only.
+            if refusal.code not in ("guard_failed", "signature_invalid"):
+                raise
+            self._void(self.round())
+        self.say(f"round {self.id} was interrupted while it was open: voided, a successor follows")
+
+    def _void(self, state: Round) -> None:
         reason = "the demo was interrupted while the round was open"
         approvals = [
-            custodian.approve_void(c.client, c.keys, self.id, reason=reason)
+            voiding.approve_void(c.client, c.keys, self.id, reason=reason)
             for c in self.custodians
             # Before the round opens no approval is needed, and who has not acknowledged yet can't give one.
             if c.name != ABSENT and state.phase not in (Phase.DRAFT, Phase.SEALED)
@@ -181,7 +191,6 @@ class Play:
             reason=reason,
             approvals=approvals,
         )
-        self.say(f"round {self.id} was interrupted while it was open: voided, a successor follows")
 
     def seal(self) -> None:
         """The organizer seals the holdout for the custodians, and hands in the rehearsal."""

@@ -99,7 +99,9 @@ ACCESS: dict[tuple[str, str], Access] = {
         "auditor", note="the round's own auditor, files of drawn jobs", blobs=True
     ),
     ("POST", "/v1/rounds/{round_id}/reports"): _only("auditor", note="the round's own auditor"),
-    ("POST", "/v1/rounds/{round_id}/void"): _only("organizer", note=_OWN_ROUND),
+    ("POST", "/v1/rounds/{round_id}/void"): _only(
+        "custodian", "organizer", note="the round's own organizer; a custodian of the round, for k of them"
+    ),
     ("GET", "/v1/rounds/{round_id}/ranking"): _all(_RESULTS, blobs=True),
     ("GET", "/v1/rounds/{round_id}/bundle"): _all(_RESULTS, blobs=True),
     ("GET", "/v1/rounds/{round_id}/report"): _all(_RESULTS, blobs=True),

@@ -101,7 +101,7 @@ def share(round_id: RoundId, body: bodies.Release, here: Here, account: Caller) 
 )
 def extend(round_id: RoundId, body: bodies.ClosingExtended, here: Here, account: Caller) -> dict[str, Any]:
     """Before it passes, and never beyond closes_latest."""
-    return logged(organize.sign_off(here.store, account, round_id, body.sent(), kind="ClosingExtended"))
+    return logged(organize.extend(here.store, account, round_id, body.sent()))
 
 
 @router.post(
@@ -121,7 +121,9 @@ def report(round_id: RoundId, body: bodies.RoundAudited, here: Here, account: Ca
     return logged(publish.report_audit(here.store, account, round_id, body.sent()))
 
 
-@router.post("/v1/rounds/{round_id}/void", summary="Void a round", tags=["organizer"], responses=answers(RECORD))
+@router.post(
+    "/v1/rounds/{round_id}/void", summary="Void a round", tags=["organizer", "custodian"], responses=answers(RECORD)
+)
 def void(round_id: RoundId, body: bodies.RoundVoided, here: Here, account: Caller) -> dict[str, Any]:
-    """With a reason; after the close also with the custodians' approvals. All records stay public."""
-    return logged(organize.sign_off(here.store, account, round_id, body.sent(), kind="RoundVoided"))
+    """With a reason; after the close also with k custodians' approvals; signed by a custodian in any phase. All records stay public."""
+    return logged(organize.void(here.store, account, round_id, body.sent()))

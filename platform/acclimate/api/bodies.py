@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Text = Annotated[str, Field(max_length=200)]
 Long = Annotated[str, Field(max_length=2000)]
-Id = Annotated[str, Field(max_length=120, examples=["digits-2027-1-0123456789ab"])]
+Id = Annotated[str, Field(max_length=160, examples=["digits-2027-1-0123456789abcdef0123456789abcdef"])]
 DigestText = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$", examples=["sha256:" + "0" * 64])]
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$", description="Ed25519 public key, base64 of 32 bytes")]
 Signature = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{86}==$", description="Ed25519 signature, base64 of 64 bytes")]
@@ -116,6 +116,7 @@ class RoundFields(Strict):
     evaluators: Annotated[list[Key], Field(min_length=1, max_length=20)]
     predecessor: Id | None = None
     auditor: Auditor | None = None
+    id_digits: Literal[32] | None = None
 
 
 class RoundDefined(Signed[RoundFields]):
@@ -314,6 +315,7 @@ class VoidFields(Strict):
 
     reason: Long
     predecessor: Id | None = None
+    phase: Annotated[str, Field(max_length=16, description="the phase that the round is in")] | None = None
     approvals: Annotated[list[Approval], Field(max_length=255)] = []
 
 

@@ -206,24 +206,59 @@ def inspect(keys: KeysFolder, round_id: OfRound = None, request: Request = None,
 @app.command("approve-void")
 def approve_void(
     round_id: RoundId,
-    reason: Annotated[str, typer.Option("--reason", help="Exactly the reason that the organizer will give.")],
+    reason: Annotated[str, typer.Option("--reason", help="Exactly the reason that whoever signs will give.")],
     keys: KeysFolder,
-    predecessor: Annotated[str, typer.Option("--predecessor", help="As the organizer will give it.")] = "",
+    predecessor: Annotated[str, typer.Option("--predecessor", help="As whoever signs will give it.")] = "",
+    signer: Annotated[
+        str,
+        typer.Option("--signer", help="The custodian who will sign with `custodian void`; else the organizer signs."),
+    ] = "",
 ) -> None:
-    """Agree to the voiding of a closed round.
+    """Agree to the voiding of a round, in the phase that it is in.
 
-    For exactly this reason; prints the approval as JSON, for the organizer.
+    For exactly this reason; prints the approval as JSON, for whoever signs the voiding. Once the round goes on to its next phase, it is worth nothing.
 
     Example: acclimate custodian approve-void digits-2027-1 --reason "the holdout leaked" --keys ./custodian-a > approval.json
     """
     from acclimate import client as actors
-    from acclimate.client.pins import pinned
 
     client, opened = connect(keys)
     with client:
-        approval = actors.approve_void(client, opened, round_id, reason=reason, predecessor=predecessor)
-    say(f"agreed to the voiding of {pinned(opened, round_id).round}")
+        approval = actors.approve_void(
+            client, opened, round_id, reason=reason, predecessor=predecessor, signer=signer, say=say
+        )
+    say(f"agreed to the voiding of {approval['round']}")
     emit(approval, as_json=True, text="")
+
+
+@app.command()
+def void(
+    round_id: RoundId,
+    reason: Annotated[str, typer.Option("--reason", help="Why; everybody will read it.")],
+    keys: KeysFolder,
+    approval: Annotated[
+        list[Path] | None,
+        typer.Option("--approval", help="Another custodian's approval, made with --signer YOU.", metavar="FILE"),
+    ] = None,
+    predecessor: Annotated[str, typer.Option("--predecessor", help="The round that this one followed, if any.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Void a round together with other custodians, without the organizer.
+
+    You sign, and with you as many custodians must agree as open the seal. All records stay public.
+
+    Example: acclimate custodian void digits-2027-1 --reason "the organizer is gone" --approval b.json --keys ./custodian-a
+    """
+    from acclimate import client as actors
+    from acclimate.client.folder import read_json
+
+    approvals = [read_json(path) for path in approval or []]
+    client, opened = connect(keys)
+    with client:
+        answer = actors.void_together(
+            client, opened, round_id, reason=reason, predecessor=predecessor, approvals=approvals
+        )
+    emit(answer, as_json=as_json, text=f"voided {answer['record']['round']}: log entry {answer['index']}")
 
 
 def _opened(keys: Path, identity: Path | None) -> "Keys":

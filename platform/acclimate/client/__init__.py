@@ -1,7 +1,7 @@
 """The Python client: a connection (`Client`), and what each actor does with it. Core dependencies only."""
 
 from acclimate.client.connection import Client
-from acclimate.client.custodian import acknowledge, answer, approve_void, inspect, release, send
+from acclimate.client.custodian import acknowledge, answer, inspect, release, send
 from acclimate.client.entrant import enter_round, public_files, submission_status, submit, withdraw
 from acclimate.client.folder import Account, load_account, register_account
 from acclimate.client.organizer import (
@@ -13,6 +13,7 @@ from acclimate.client.organizer import (
     submitted_baselines,
     void,
 )
+from acclimate.client.voiding import approve_void, void_together
 
 __all__ = [
     "Account",
@@ -36,5 +37,6 @@ __all__ = [
     "submit",
     "submitted_baselines",
     "void",
+    "void_together",
     "withdraw",
 ]

@@ -1,4 +1,4 @@
-"""What a custodian does: acknowledge a share, look at the evidence, release the share, agree to a voiding.
+"""What a custodian does: acknowledge a share, look at the evidence, release the share. How it agrees to a voiding: voiding.py.
 
 A custodian trusts its own machine only. The one document that leaves it before a release says of itself, inside its envelope, that
 it is a rehearsal's. What it once saw of the log is pinned in `pins.json` of its key folder; before a release it reads the whole
@@ -27,7 +27,7 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
 from acclimate_competitions.records import Record
 
-__all__ = ["Check", "Released", "acknowledge", "answer", "approve_void", "inspect", "pinned", "release", "send"]
+__all__ = ["Check", "Released", "acknowledge", "answer", "inspect", "pinned", "release", "send"]
 
 Show = Callable[[Check], None]
 _UNANSWERED = frozenset({"server_unreachable", "busy", "database_unreachable", "token_invalid", "role_missing"})
@@ -196,21 +196,6 @@ def inspect(source: Source, keys: Keys, round_id: str, *, now: datetime) -> list
         waits = code == "quorum_missing" or (failed.name in evidence.WAITS and code == "too_early")
         result.append(Check(failed.name, "NOT YET" if waits else "FAILED", failed.refusal.sentence))
     return result
-
-
-def approve_void(client: Client, keys: Keys, round_id: str, *, reason: str, predecessor: str = "") -> dict[str, str]:
-    """A custodian's approval {by, sig} of a voiding with exactly this reason; the organizer adds it to RoundVoided.
-
-    It is for a round that the custodian has pinned, and for no other that a server may name.
-
-    Raises:
-        Refusal: round_unknown, where it acknowledged none; log_inconsistent, signature_invalid.
-    """
-    defined, _ = evidence.pinned_definition(Online(client), pinned(keys, round_id))
-    if keys.public not in [custodian["ed25519"] for custodian in defined["custodians"]]:
-        raise _not_a_custodian(defined.round, keys)
-    fields = {"reason": reason, **({"predecessor": predecessor} if predecessor else {})}
-    return records.approve("RoundVoided", defined.round, fields, by=defined["organizer"]["ed25519"], key=keys.ed25519)
 
 
 def _open(

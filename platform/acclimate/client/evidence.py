@@ -211,7 +211,7 @@ def examine(source: Source, keys: Keys, pin: Pin, *, now: datetime) -> Iterator[
     yield Check("log", "ok", f"{count} entries hash to the checkpoint that the pinned log key signed"), state
     # 3
     with checking("consistency"):
-        before = _require_growth(history, pin)
+        before = require_growth(history, pin)
     yield Check("consistency", "ok", f"the log only grew since the pinned checkpoint of {before} entries"), state
     # 4
     with checking("records"):
@@ -266,7 +266,7 @@ def pinned_definition(source: Source, pin: Pin) -> tuple[Record, Competition]:
     return defined, competition
 
 
-def _require_growth(history: History, pin: Pin) -> int:
+def require_growth(history: History, pin: Pin) -> int:
     """The size of the pinned checkpoint, which the log must extend."""
     before = history.chain.open(pin.checkpoint).checkpoint
     if before.size > len(history.hashes) or digests.root_of_hashes(history.hashes[: before.size]) != before.root:

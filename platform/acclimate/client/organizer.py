@@ -18,6 +18,7 @@ from typing import Any
 from acclimate.client import folder as files
 from acclimate.client.connection import Client, Progress
 from acclimate.client.entrant import Say, baseline_keys, definition_of
+from acclimate.client.voiding import approvals_of
 from acclimate.keys import Keys
 from acclimate_competitions import definition, digests, records, rounds
 from acclimate_competitions.definition import Competition
@@ -249,11 +250,11 @@ def void(
 ) -> dict[str, Any]:
     """Void a round; after its close k custodians' approvals of exactly this reason are needed; {index, record, …}."""
     round_id = _mine(client, keys, round_id)[0].round
-    fields: dict[str, Any] = {"reason": reason}
+    fields: dict[str, Any] = {"reason": reason, "phase": client.round(round_id)["phase"]}
     if predecessor:
         fields["predecessor"] = predecessor
     if approvals:
-        fields["approvals"] = [dict(approval) for approval in approvals]
+        fields["approvals"] = approvals_of(approvals, round_id, fields, signer=keys.public)
     return client.post(round_id, "void", records.sign("RoundVoided", round_id, fields, key=keys.ed25519))
 
 

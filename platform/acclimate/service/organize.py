@@ -254,8 +254,8 @@ def envelopes(store: Store, account: Account, given: str) -> dict[str, Any]:
         return found
 
 
-def sign_off(store: Store, account: Account, given: str, request: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
-    """Log a record that only the round's organizer signs: ClosingExtended, RoundVoided. Voiding ends all that waits in the round.
+def extend(store: Store, account: Account, given: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Log ClosingExtended, which only the round's organizer signs.
 
     Raises:
         Refusal: role_missing, signature_invalid, and whatever rounds.apply refuses.
@@ -263,13 +263,26 @@ def sign_off(store: Store, account: Account, given: str, request: Mapping[str, A
     with store.transaction() as tx:
         state = finding.find(tx, given)
         finding.require_owner(tx, state.id, account)
-        finding.require_kind(request, kind, state)
+        finding.require_kind(request, "ClosingExtended", state)
         require_signer(dict(request), account)
-        if "reason" in request["fields"]:
-            names.check(request["fields"]["reason"], what="the reason", longest=2000)
+        return answer(*tx.append_once(request))
+
+
+def void(store: Store, account: Account, given: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Log RoundVoided, by the round's organizer, or by one of its custodians for k of them; it ends all that waits in the round.
+
+    Raises:
+        Refusal: role_missing, signature_invalid, and whatever rounds.apply refuses.
+    """
+    with store.transaction() as tx:
+        state = finding.find(tx, given)
+        if account.role != "custodian" or state.custodian_index(account.ed25519) is None:
+            finding.require_owner(tx, state.id, account)
+        finding.require_kind(request, "RoundVoided", state)
+        require_signer(dict(request), account)
+        names.check(request["fields"]["reason"], what="the reason", longest=2000)
         logged = tx.append_once(request)
-        if kind == "RoundVoided":
-            _end_all(tx, state.id)
+        _end_all(tx, state.id)
         return answer(*logged)
 
 

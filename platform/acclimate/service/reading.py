@@ -202,7 +202,7 @@ def _upcoming(tx: Tx, state: Round) -> dict[str, Any]:
             problem = release.opening_problem(tx, state.id)
             if problem is None:
                 return found | {"text": "the holdout is opened and checked against the seal"}
-            text = "the holdout did not open: the organizer, with the custodians' approval, voids the round"
+            text = "the holdout did not open: the custodians void the round, with the organizer or without"
             if problem[0] in release.DAMAGED:
                 text = "the holdout is opened once the organizer has uploaded the sealed holdout again"
             return found | {"text": text, "problem": {"code": problem[0], "sentence": problem[1]}}
@@ -254,7 +254,7 @@ def _before_audits(state: Round, now: datetime) -> dict[str, Any]:
     text = f"the auditor {name} makes drawn preparations again ({missing}): acclimate audit run {state.id}"
     sentence = ""
     if wrong:
-        text = "no share may be released: the organizer, with the custodians' approval, voids the round"
+        text = "no share may be released: the custodians void the round, with the organizer or without"
         sentence = f"{missing}, by {name}'s signed record"
     elif now >= by:
         sentence = f"{missing}, after {format_time(by)}: the organizer may void the round as a custody failure"
