@@ -26,6 +26,8 @@ LARGEST_REQUEST = 1 << 17
 MOST_HASHES = 63
 CLOCK_STEP = 60
 """Seconds by which the clock may go back, as it does where it is set; the last time is said again meanwhile."""
+CLOCK_JUMP = 86_400
+"""Seconds by which the clock may get ahead of what has passed since the start: a time once said is never gone behind again."""
 _OLD = re.compile(rb"old (0|[1-9][0-9]{0,18})")
 _TEXT, _SIZE = "text/plain; charset=utf-8", "text/x.tlog.size"
 
@@ -93,9 +95,10 @@ class Witness:
     Args:
         name: under which it signs.
         key: what it signs with.
-        logs: keys of the logs; several of one name are the keys that this log has had.
+        logs: keys of the logs; several of one name are the keys that this log has had, in their order.
         state: its memory.
         clock: seconds since 1970.
+        steady: seconds that nobody sets.
 
     Raises:
         Refusal: key_refused, where a log's key is not of kind 0x01.
@@ -109,9 +112,12 @@ class Witness:
         logs: Iterable[Verifier],
         state: State,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] | None = None,
     ) -> None:
         self.verifier = Verifier(name, notes.COSIGNATURE, key.public_key().public_bytes_raw())
         self._key, self._state, self._clock, self._made = key, state, clock, state.made()
+        self._steady = steady or _since_boot
+        self._start = clock() - self._steady()
         self.logs: dict[str, list[Verifier]] = {}
         for verifier in logs:
             if verifier.kind != notes.ED25519:
@@ -125,11 +131,12 @@ class Witness:
 
         1. The request parses, else 400; where only the note does not, and its log is known, 403.
         2. Its log is known, else 404.
-        3. A known key of the log signed, and no line of a known key is false, else 403. The text is a checkpoint, else 400.
+        3. A known key of the log signed, and no line of a known key is false, else 403; so it is where a later key has signed what was
+           cosigned last: an earlier one is nobody's word any more, and may be a thief's. The text is a checkpoint, else 400.
         4. The old size is no larger than the checkpoint's, else 400.
         5. The old size is that of the newest checkpoint that was cosigned, else 409 with that.
         6. The proof leads from the one to the other, else 422, and the checkpoint is kept as evidence.
-        7. The clock has not gone back behind what was said before, else 503.
+        7. The clock has neither gone back behind what was said before, nor leapt ahead since the start, else 503.
         8. The memory is changed, on the disk, if nobody else changed it since 5, else 409. Only then the cosignature is handed out.
 
         Raises:
@@ -151,6 +158,11 @@ class Witness:
             notes.open_note(asked.note.encode(), known)
         except Refusal as refusal:
             return _no(403, refusal.sentence, origin=origin)
+        seen = self._state.seen(origin)
+        in_force = known[_latest(seen, known) :]
+        if not _of(asked.note, in_force):
+            said = f"the log has signed with {in_force[0].text()} since; an earlier key of it counts no more"
+            return _no(403, said, origin=origin)
         try:
             new = parse_checkpoint(asked.note.text)
         except Refusal as refusal:
@@ -159,7 +171,6 @@ class Witness:
         if asked.old > new.size:
             return _no(400, f"old size {asked.old} is above the checkpoint's, {new.size}", origin=origin)
         # 5
-        seen = self._state.seen(origin)
         if asked.old != (seen.size if seen else 0):
             return self._conflict(origin, new.size)
         # 6
@@ -173,6 +184,9 @@ class Witness:
         last = seen.time if seen else self._made
         if now < last - CLOCK_STEP:
             said = f"the witness's clock says {now}, before {last}, which it has said already"
+            return _no(503, said, origin=origin, size=new.size)
+        if (ahead := now - self._start - self._steady()) > CLOCK_JUMP:
+            said = f"the witness's clock has leapt ahead by {ahead:.0f} s since the start; where it is right now, start the witness again"
             return _no(503, said, origin=origin, size=new.size)
         now = max(now, last)
         # 8
@@ -228,6 +242,19 @@ def _check_growth(seen: Seen | None, new: Checkpoint, proof: tuple[bytes, ...]) 
         raise Refusal("log_inconsistent", "a log of 0 entries has another root than an empty tree")
     first, first_root = (seen.size, seen.root) if seen else (0, empty)
     verify_consistency(proof, first=first, first_root=first_root, second=new.size, second_root=new.root)
+
+
+def _latest(seen: Seen | None, known: list[Verifier]) -> int:
+    """Place of the latest key that signed what was cosigned last; 0 where none of them did."""
+    signed = _of(notes.parse_note(seen.note), known) if seen else ()
+    ids = {signature.key_id for signature in signed}
+    return max((place for place, verifier in enumerate(known) if verifier.key_id in ids), default=0)
+
+
+def _since_boot() -> float:
+    """Seconds that nobody sets; those that the machine slept are among them where the system counts them."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
 def _of(note: Note, known: list[Verifier]) -> tuple[notes.Signature, ...]:

@@ -206,8 +206,8 @@ class State:
             else:
                 done = sql.execute(
                     "UPDATE seen SET size = ?, root = ?, time = ?, note = ?"
-                    " WHERE origin = ? AND size = ? AND root = ? AND time = ?",
-                    (*values, over.size, over.root, over.time),
+                    " WHERE origin = ? AND size = ? AND root = ? AND time = ? AND note = ?",
+                    (*values, over.size, over.root, over.time, over.note),
                 )
             return done.rowcount == 1
 

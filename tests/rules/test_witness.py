@@ -144,6 +144,44 @@ def test_a_log_goes_on_under_a_new_key_where_the_witness_knows_both(state, clock
     assert both.add_checkpoint(new.fork(4, 9).request(7)).status == 422
 
 
+def test_a_key_that_was_rotated_out_ends_nothing(state, path, clock):
+    """Whoever has the old key could else have an entry of its own cosigned, and no entry of the log ever again."""
+    old = SmallLog(size=5)
+    new = SmallLog(old.signer.origin, key=Ed25519PrivateKey.generate())
+    new.entries = [*old.entries]
+    both = witness_of(state, clock, old.vkey, new.vkey)
+    assert both.add_checkpoint(old.request(0)).status == 200
+    # The hand-over is signed by both; from there on the new key counts.
+    hand_over = log.sign_note(log.checkpoint(old.signer.origin, 7, new.grow(2).tree().root()), old.signer, new.signer)
+    body = cosigners.request(hand_over, old=5, proof=new.proof(5))
+    assert both.add_checkpoint(body).status == 200
+    stolen = old.grow(2).grow(1, word="of a thief")
+    for witness in (both, witness_of(state, clock, old.vkey, new.vkey)):
+        for body in (stolen.request(7), old.request(7, 7), stolen.request(0)):
+            answer = witness.add_checkpoint(body)
+            assert answer.status == 403 and new.vkey in answer.facts["reason"]
+    assert seen(state, new) == (7, new.tree().root()) and state.refused(new.signer.origin) == []
+    assert cosigned(both.add_checkpoint(new.grow(2).request(7)), new, 9)
+    # So it is for a witness that was told of the new key alone.
+    alone = witness_of(state, clock, new.vkey)
+    assert alone.add_checkpoint(stolen.request(7)).status == 403
+    assert cosigned(alone.add_checkpoint(new.grow(1).request(9)), new, 10)
+
+
+def test_of_two_signatures_at_one_moment_the_earlier_keys_does_not_come_last(state, path, clock):
+    old = SmallLog(size=5)
+    new = SmallLog(old.signer.origin, key=Ed25519PrivateKey.generate())
+    new.entries = [*old.entries]
+    witness, elsewhere = witness_of(state, clock, old.vkey, new.vkey), State.open(path, VERIFIER.text())
+    assert witness.add_checkpoint(old.request(0)).status == 200
+    other = witness_of(elsewhere, lambda: clock.now, old.vkey, new.vkey)
+    # The same checkpoint by the new key, while the old key's is between the look and the change.
+    clock.meanwhile.append(lambda: other.add_checkpoint(new.request(5)))
+    assert is_conflict(witness.add_checkpoint(old.request(5)), 5)
+    assert witness.add_checkpoint(old.request(5)).status == 403
+    elsewhere.close()
+
+
 def test_logs_are_apart(state, clock):
     one, two = SmallLog("one.example", 3), SmallLog("two.example", 8)
     witness = witness_of(state, clock, one.vkey, two.vkey)
@@ -423,6 +461,26 @@ def test_a_clock_that_went_back_a_day_cosigns_nothing_and_says_so(witness, state
     assert seen(state, small)[0] == 3
     clock.now += DAY
     assert witness.add_checkpoint(small.request(3)).status == 200
+
+
+def test_a_clock_that_leapt_ahead_is_not_believed_until_it_is_right_or_the_witness_starts_again(state, small, clock):
+    steady = Hand()
+    given = {"logs": [small.signer.verifier], "state": state, "clock": clock, "steady": steady}
+    witness = Witness(NAME, KEY, **given)
+    assert witness.add_checkpoint(small.request(0)).status == 200
+    for _ in range(3):
+        clock.now += DAY
+        steady.now += DAY
+        assert cosigned(witness.add_checkpoint(small.request(3)), small, 3) == clock.now
+    clock.now += 400 * DAY
+    answer = witness.add_checkpoint(small.grow(1).request(3))
+    assert answer.status == 503 and str(400 * DAY) in answer.facts["reason"]
+    clock.now -= 400 * DAY
+    assert cosigned(witness.add_checkpoint(small.request(3)), small, 4) == clock.now
+    # A machine that was asleep for long: its operator has looked at the clock, and starts it again.
+    clock.now += 400 * DAY
+    assert witness.add_checkpoint(small.request(4)).status == 503
+    assert cosigned(Witness(NAME, KEY, **given).add_checkpoint(small.request(4)), small, 4) == clock.now
 
 
 def test_no_time_before_the_witness_was_made_is_said(witness, small, clock):

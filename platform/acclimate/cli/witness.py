@@ -49,7 +49,7 @@ def run(
         list[str],
         typer.Option(
             "--log",
-            help="Key of a log to vouch for, or a file that holds it; once for each log, and again for each further key of a log.",
+            help="Key of a log to vouch for, or a file that holds it; once for each log. Where a log has had several keys: in their order.",
             metavar="KEY",
         ),
     ],
