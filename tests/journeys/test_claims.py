@@ -16,7 +16,7 @@ import pytest
 import rounds_made
 from rounds_made import Made, cosigned, public
 from test_verify import Change, change_cell, change_json, change_record, flip_ciphertext, receipt_of_another_entry, set_
-from test_verify_witnesses import CLOSES, NAMES, recosign
+from test_verify_witnesses import CLOSES, NAMES, recosign, then
 
 from acclimate import verify
 from acclimate.verify import Check
@@ -65,14 +65,16 @@ def made(playing: None, tmp_path_factory: pytest.TempPathFactory) -> Made:
 @pytest.fixture(scope="module")
 def whole(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = made.write(tmp_path_factory.mktemp("bundle"))
-    recosign(path, lambda _, note: cosigned(note, at=CLOSES - timedelta(hours=1), by=NAMES))
+    early = CLOSES - timedelta(hours=1)
+    recosign(path, lambda size, note: cosigned(note, at=then(made, size, early), by=NAMES))
     rounds_made.mend(path)
     return path
 
 
 def checks(path: Path, made: Made, **given: object) -> dict[str, Check]:
     rounds_made.mend(path)
-    options = {"log_key": made.signer.vkey, "rerun": lambda audit: "ada: 6 preparations, 8 evaluations", **given}
+    options = {"log_key": made.signer.vkey, "witnesses": [rounds_made.witness(NAMES[0])], **given}
+    options = {"rerun": lambda audit: "ada: 6 preparations, 8 evaluations", **options}
     return {check.name: check for check in verify.verify(path, **options).checks}  # type: ignore[arg-type]
 
 
@@ -206,7 +208,8 @@ def _same(bundle: Path) -> None:
 
 # check -> ((how the evidence goes, options then), (how it is false, options then))
 GAPS: dict[str, tuple[tuple[Change, Options], tuple[Change, Options]]] = {
-    "whose log": ((_same, {"log_key": None}), (_same, {"log_key": OTHER})),
+    "whose log": ((_same, {"log_key": None, "witnesses": []}), (_same, {"log_key": OTHER})),
+    "whose witnesses": ((_same, {"witnesses": []}), (_forged, {"witnesses": [rounds_made.witness(NAMES[2])]})),
     "split view": ((_unsigned, {}), (_forged, {})),
     "time": ((_unsigned, {}), (_late, {})),
     "re-run": ((_same, {"rerun": None}), (_same, {"rerun": _rerun_fails})),

@@ -11,7 +11,7 @@ from rounds_made import START, Made, cosigned, witness
 
 from acclimate import log, notes, verify
 from acclimate.verify.report import Check
-from acclimate_competitions import digests
+from acclimate_competitions import digests, records
 from acclimate_competitions.records import format_time
 
 NAMES = ("w1.example.org", "w2.example.org", "w3.example.org")
@@ -66,6 +66,11 @@ def recosign(path: Path, change: Callable[[int, str], str]) -> None:
         file.write_text(text.removesuffix(note) + change(size, plain(note)), "utf-8")
 
 
+def then(made: Made, size: int, at: datetime) -> datetime:
+    """This time, or that of the last of so many entries: no witness sees an entry before it is there."""
+    return max(at, records.parse(made.entries[size - 1]).at)
+
+
 def commitment(made: Made, entrant: str) -> int:
     """The log index of the commitment that counts."""
     return max(row["committed"] for row in made.submissions if row["entrant"] == entrant)
@@ -75,7 +80,7 @@ def commitment(made: Made, entrant: str) -> int:
 
 
 def test_a_quorum_of_witnesses_leaves_no_gap_in_the_log(bundle: Path, made: Made) -> None:
-    found = checks(bundle, made)
+    found = checks(bundle, made, witnesses=[witness(NAMES[0])])
     assert {name: check.status for name, check in found.items() if check.status != "ok"} == {}
     assert all(name in found["split view"].where for name in NAMES)
     assert found["receipts"].where == "4 receipts, 4 cosigned by the quorum"
@@ -85,7 +90,7 @@ def test_a_quorum_of_witnesses_leaves_no_gap_in_the_log(bundle: Path, made: Made
 def test_without_cosignatures_neither_history_nor_time_is_checked(bundle: Path, made: Made) -> None:
     recosign(bundle, lambda _, note: note)
     found = checks(bundle, made)
-    assert {name for name, check in found.items() if check.status != "ok"} == {"split view", "time"}
+    assert {name for name, check in found.items() if check.status != "ok"} == {"split view", "whose witnesses", "time"}
     assert found["split view"].status == found["time"].status == "NOT CHECKED"
     assert "0 of 3 witnesses, the round asks for 2" in found["split view"].meaning
     assert f"log entry {commitment(made, 'bea')}, the commitment of bea" in found["time"].meaning
@@ -150,19 +155,65 @@ def test_a_witness_that_the_auditor_knows_says_whose_log_it_is(bundle: Path, mad
     assert (silent.status, "no witness whose key you gave has cosigned" in silent.meaning) == ("NOT CHECKED", True)
 
 
-def test_a_witness_that_the_round_does_not_name_fails_with_both_lists(bundle: Path, made: Made) -> None:
-    found = checks(bundle, made, witnesses=[witness("stranger.example.org")])["split view"]
-    assert found.status == "FAILED"
-    assert witness("stranger.example.org") in found.meaning
-    assert all(witness(name) in found.meaning for name in NAMES)
+@pytest.mark.parametrize("covered", ["its beginning", "all but the last record"])
+def test_a_witness_of_the_honest_logs_beginning_does_not_vouch_for_what_a_forger_goes_on_with(
+    covered: str, bundle: Path, made: Made
+) -> None:
+    """A cosignature names no log's key: a stranger signs the same beginning with a key of their own, and adds a round."""
+    last = 1 if covered == "its beginning" else len(made.entries) - 1
+    recosign(bundle, lambda size, note: cosigned(note, at=made.now, by=NAMES if size <= last else ()))
+    if covered == "its beginning":
+        (bundle / "checkpoints" / "1").write_text(made.notes[1], "utf-8")
+    found = checks(bundle, made, log_key=None, witnesses=[witness(NAMES[0])])
+    assert {found[name].status for name in ("whose log", "whose witnesses", "split view")} == {"NOT CHECKED"}
+    assert "has cosigned the round's last record" in found["whose log"].meaning
+
+
+def test_a_witness_that_the_round_does_not_name_is_no_evidence_against_it(bundle: Path, made: Made) -> None:
+    stranger = witness("stranger.example.org")
+    found = checks(bundle, made, witnesses=[stranger])
+    assert [check.name for check in found.values() if check.status != "ok"] == ["whose witnesses"]
+    assert found["whose witnesses"].status == "NOT CHECKED"
+    assert all(witness(name) in found["whose witnesses"].meaning for name in NAMES)
+    # Beside enough that the round names it changes nothing, and is named.
+    beside = checks(bundle, made, witnesses=[stranger, *map(witness, NAMES[:2])])["whose witnesses"]
+    assert (beside.status, f"not of {stranger}" in beside.where) == ("ok", True)
+    # What it has cosigned, it vouches for: whose log it is.
+    recosign(bundle, lambda _, note: cosigned(note, at=made.now, by=("stranger.example.org", *NAMES)))
+    assert checks(bundle, made, log_key=None, witnesses=[stranger])["whose log"].status == "ok"
 
 
 def test_a_round_without_witnesses_names_none(tmp_path: Path) -> None:
     made = rounds_made.make(tmp_path / "round")
     path = made.write(tmp_path / "bundle")
-    assert checks(path, made)["split view"].status == "NOT CHECKED"
-    found = checks(path, made, witnesses=[witness(NAMES[0])])["split view"]
-    assert (found.status, found.meaning.endswith("round's witnesses: none")) == ("FAILED", True)
+    found = checks(path, made)
+    assert (found["split view"].status, "whose witnesses" in found) == ("NOT CHECKED", False)
+    found = checks(path, made, witnesses=[witness(NAMES[0])])
+    assert {name for name, check in found.items() if check.status != "ok"} == {"split view", "time", "whose witnesses"}
+    assert "of this round, which names none" in found["whose witnesses"].meaning
+
+
+def test_witnesses_that_nobody_vouches_for_are_said_to_be_the_operators_word(bundle: Path, made: Made) -> None:
+    """The operator makes two witnesses of its own; the third, which is a real one, has never seen this history."""
+    recosign(bundle, lambda _, note: cosigned(note, at=made.now, by=NAMES[1:]))
+    alone = checks(bundle, made)["whose witnesses"]
+    assert (alone.status, "they may all be the operator's own" in alone.meaning) == ("NOT CHECKED", True)
+    assert all(witness(name) in alone.meaning for name in NAMES)
+    real = witness(NAMES[0])
+    for given in ([real], [real, witness(NAMES[1])]):
+        found = checks(bundle, made, witnesses=given)["whose witnesses"]
+        assert (found.status, f"no cosignature of {real} over" in found.meaning) == ("NOT CHECKED", True), given
+    # Whoever knows all three knows a whole quorum that has seen it; which one has not is named.
+    found = checks(bundle, made, witnesses=[*map(witness, NAMES)])["whose witnesses"]
+    assert (found.status, f"not of {real}" in found.where) == ("ok", True)
+
+
+def test_a_false_line_of_a_witness_that_the_auditor_knows_fails(bundle: Path, made: Made) -> None:
+    forged = cosigned(made.notes[len(made.entries) - 1], at=made.now, by=("stranger.example.org",)).splitlines()[-1]
+    text = (bundle / "checkpoint").read_text("utf-8")
+    (bundle / "checkpoint").write_text(f"{text}{forged}\n", "utf-8")
+    found = checks(bundle, made, witnesses=[witness("stranger.example.org")])["whose witnesses"]
+    assert (found.status, found.where) == ("FAILED", "checkpoint")
 
 
 # ---- time ----------------------------------------------------------------------------------------------------------
@@ -171,12 +222,18 @@ def test_a_round_without_witnesses_names_none(tmp_path: Path) -> None:
 def test_time_counts_by_the_witness_that_completes_the_quorum(bundle: Path, made: Made) -> None:
     """Two saw it in time, the third a day later: the second counts."""
     times = CLOSES + timedelta(minutes=5), CLOSES + timedelta(days=1)
-    recosign(bundle, lambda _, n: cosigned(cosigned(n, at=times[0], by=NAMES[:2]), at=times[1], by=NAMES[2:]))
+
+    def change(size: int, note: str) -> str:
+        early, late = (then(made, size, time) for time in times)
+        return cosigned(cosigned(note, at=early, by=NAMES[:2]), at=late, by=NAMES[2:])
+
+    recosign(bundle, change)
     assert checks(bundle, made)["time"].status == "ok"
 
 
 def test_five_minutes_after_the_close_are_the_last_that_count(bundle: Path, made: Made) -> None:
-    recosign(bundle, lambda _, note: cosigned(note, at=CLOSES + timedelta(minutes=5, seconds=1), by=NAMES))
+    late = CLOSES + timedelta(minutes=5, seconds=1)
+    recosign(bundle, lambda size, note: cosigned(note, at=then(made, size, late), by=NAMES))
     found = checks(bundle, made)["time"]
     # All that the witnesses cosigned then and that ends before the commitment shows that it was not there.
     assert (found.status, found.where.startswith("log entry")) == ("FAILED", True)
@@ -187,7 +244,11 @@ def test_an_outage_over_the_close_is_a_gap_and_is_named(bundle: Path, made: Made
     """What the witnesses saw before the close lacks the commitment, what they saw next came too late to tell."""
     last = commitment(made, "untrained")
     hours = timedelta(hours=2)
-    recosign(bundle, lambda size, note: cosigned(note, at=CLOSES + (hours if size > last else -hours), by=NAMES))
+
+    def change(size: int, note: str) -> str:
+        return cosigned(note, at=then(made, size, CLOSES + (hours if size > last else -hours)), by=NAMES)
+
+    recosign(bundle, change)
     found = checks(bundle, made)["time"]
     assert found.status == "NOT CHECKED"
     assert found.meaning.startswith(f"log entry {last}, the commitment of untrained: ")
@@ -200,9 +261,11 @@ def test_a_commitment_put_in_after_the_close_is_named(bundle: Path, made: Made) 
     last = commitment(made, "untrained")
     before = max(size for size in map(int, (file.name for file in (bundle / "checkpoints").iterdir())) if size <= last)
     late = {True: timedelta(hours=2), False: timedelta(hours=1)}
-    recosign(
-        bundle, lambda size, note: cosigned(note, at=CLOSES + late[size > last], by=NAMES if size >= before else ())
-    )
+
+    def change(size: int, note: str) -> str:
+        return cosigned(note, at=then(made, size, CLOSES + late[size > last]), by=NAMES if size >= before else ())
+
+    recosign(bundle, change)
     found = checks(bundle, made)["time"]
     assert (found.status, found.where) == ("FAILED", f"log entry {last}, the commitment of untrained")
     assert f"at 2027-03-31T01:00:00.000000Z the witnesses saw a log of {before} entries, without it" in found.meaning
@@ -212,7 +275,7 @@ def test_one_witness_whose_clock_is_off_by_a_day_changes_nothing(bundle: Path, m
     seen = commitment(made, "untrained") + 2
 
     def at(size: int) -> datetime:
-        return CLOSES - timedelta(hours=1) if size <= seen else CLOSES + timedelta(days=2)
+        return then(made, size, CLOSES - timedelta(hours=1) if size <= seen else CLOSES + timedelta(days=2))
 
     for off in (timedelta(days=-1), timedelta(days=1)):
         recosign(
@@ -220,6 +283,36 @@ def test_one_witness_whose_clock_is_off_by_a_day_changes_nothing(bundle: Path, m
             lambda size, note: cosigned(cosigned(note, at=at(size) + off, by=NAMES[:1]), at=at(size), by=NAMES[1:]),  # noqa: B023
         )
         assert checks(bundle, made)["time"].status == "ok", off
+
+
+def test_a_record_that_is_dated_ahead_of_the_witnesses_that_saw_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The server skips the objection window: PreparationFinished says a week later, and was cosigned seconds after the last preparation."""
+    monkeypatch.setattr(rounds_made, "QUORUM", 2)
+    monkeypatch.setattr(rounds_made, "WITNESSES", NAMES)
+    monkeypatch.setattr(rounds_made, "DEFINITION", rounds_made.DEFINITION.replace('window = "0s"', 'window = "168h"'))
+    scheduled, real = Made.scheduled, []
+
+    def ahead(self: Made, kind: str, fields: dict, **options: object) -> int:
+        if kind == "PreparationFinished":
+            real.append((len(self.entries) + 1, self.now + timedelta(seconds=10)))
+            options = {"after": timedelta(days=7)}
+        return scheduled(self, kind, fields, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Made, "scheduled", ahead)
+    made = rounds_made.make(tmp_path / "round")
+    path = made.write(tmp_path / "bundle")
+    assert checks(path, made)["time"].status == "ok"
+    ((finished, seen),) = real
+
+    def change(size: int, note: str) -> str:
+        return cosigned(note, at=seen if size >= finished else then(made, size, CLOSES), by=NAMES)
+
+    recosign(path, change)
+    found = checks(path, made)["time"]
+    assert (found.status, found.where) == ("FAILED", f"log entry {finished - 1}, PreparationFinished")
+    assert f"witnesses had cosigned a log with it by {format_time(seen)}" in found.meaning
 
 
 # ---- receipts ------------------------------------------------------------------------------------------------------

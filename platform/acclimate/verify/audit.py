@@ -43,6 +43,7 @@ class Audit:
     note: Checkpoint = field(init=False)  # checkpoint
     records: list[Record] = field(init=False)  # records: of each log entry
     first: int = field(init=False)  # round: log index of its RoundDefined
+    last: int | None = field(init=False, default=None)  # round: log index of its last record; None before
     competition: Competition = field(init=False)  # definition
     round: Round = field(init=False)  # rules
     manifests: dict[str, Mapping[str, Any]] = field(init=False)  # submissions: manifest by commitment

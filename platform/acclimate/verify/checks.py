@@ -60,9 +60,6 @@ _LOG = (
     ),
     Rule("checkpoint", "log", "the log that keys.json names has signed its last checkpoint", (), history.checkpoint),
     Rule(
-        "whose log", "log", "it is the log whose key, or whose witness's key, you gave", ("checkpoint",), history.whose
-    ),
-    Rule(
         "entries",
         "log",
         "the entries are those that the checkpoint signs: none changed, added, dropped or moved",
@@ -78,12 +75,27 @@ _LOG = (
     ),
     Rule("records", "log", "each entry is a record in its one form, and times follow the order", (), history.parsed),
     Rule("round", "log", "the log has the round that this bundle is about", ("records",), order.find),
+    # By the log's key it can be told of a log whose records are broken, too; by a witness's it needs to know the round.
+    Rule(
+        "whose log",
+        "log",
+        "it is the log whose key you gave, or all of the round is cosigned by a witness whose key you gave",
+        ("checkpoint",),
+        history.whose,
+    ),
     Rule(
         "split view",
         "log",
         "a quorum of witnesses cosigned this history, so everybody is shown the same",
         ("round", "entries"),
         witnesses.split_view,
+    ),
+    Rule(
+        "whose witnesses",
+        "log",
+        "witnesses whose keys you gave are the round's, and cosigned its last record",
+        ("round", "entries"),
+        witnesses.whose,
     ),
     Rule("keys", "log", "keys.json says what the organizer signed before the round opened", ("round",), order.keys),
     Rule(
@@ -113,7 +125,7 @@ _LOG = (
     Rule(
         "time",
         "log",
-        "a quorum of witnesses saw the commitment of every entry by the close",
+        "a quorum of witnesses saw the commitment of every entry by the close, and no record says that it came after they saw it",
         ("rules",),
         witnesses.time,
     ),

@@ -1,11 +1,11 @@
 """The log: one history, signed, in which every receipt of the round lies.
 
 1. checkpoint: the last checkpoint is signed by the log that keys.json names, under whichever of its keys was in force (rotation.py).
-2. whose log: that is the log which the auditor knows from elsewhere, by its key or by a witness's.
-3. entries: the bytes in entries.jsonl have the checkpoint's size and root.
-4. earlier checkpoints: each is signed and is the root of the same entries' beginning; the first that holds a hand-over of the log's key is
+2. entries: the bytes in entries.jsonl have the checkpoint's size and root.
+3. earlier checkpoints: each is signed and is the root of the same entries' beginning; the first that holds a hand-over of the log's key is
    there, signed by both keys.
-5. records: each entry is a record in canonical form, in the order of time.
+4. records: each entry is a record in canonical form, in the order of time.
+5. whose log: that is the log which the auditor knows from elsewhere, by its key or by a witness's cosignature over the round's last record.
 6. receipts: each accepted submission has one, and it leads to the same entries.
 
 Who else has seen this history, and when, is in witnesses.py.
@@ -63,15 +63,16 @@ def _open(audit: Audit, name: str) -> log.Checkpoint:
 
 
 def whose(audit: Audit) -> str:
-    """The log's key is the one that the auditor got elsewhere, or a witness cosigned whose key they got elsewhere."""
+    """The log's key is the one that the auditor got elsewhere, or a witness whose key they got elsewhere cosigned all of the round.
+
+    A cosignature is over size and root, not over the log's key: it vouches for the entries that it covers, and for no entry after them.
+    """
     if audit.log_key is None:
-        known = [parse_witness(text) for text in audit.witnesses]
-        for name in ["checkpoint", *audit.bundle.under("checkpoints")] if known else []:
-            if cosigned := signed(audit, name, known).cosigned:
-                return f"{audit.log.text()}, cosigned by {', '.join(sorted(cosigned))}"
+        if cosigned := whole(audit):
+            return f"{audit.log.text()}, cosigned by {', '.join(sorted(cosigned))}"
         raise NotChecked(
             "no --log-key was given"
-            + (", and no witness whose key you gave has cosigned" if known else "")
+            + (", and no witness whose key you gave has cosigned the round's last record" if audit.witnesses else "")
             + ", so this may be anyone's log of the right form; get the key from a custodian or an entrant whom you trust"
         )
     # A later key speaks for the entries before it, too, where it signed the checkpoint over all of them.
@@ -85,6 +86,24 @@ def whose(audit: Audit) -> str:
         begins(audit, _open(audit, f"checkpoints/{turn.index + 1}"), f"checkpoints/{turn.index + 1}")
     told = "; ".join(f'at log entry {turn.index} to {turn.new.text()} ("{turn.reason}")' for turn in turns)
     return f"{audit.log_key}, which handed over {told}"
+
+
+def whole(audit: Audit) -> set[str]:
+    """Those witnesses, of those whose keys the auditor brought, that cosigned a checkpoint with the round's last record in it.
+
+    None where it is not known which round it is.
+
+    Raises:
+        Failed: the line of one does not verify, or is under another history.
+    """
+    known = [parse_witness(text) for text in audit.witnesses]
+    found: set[str] = set()
+    for name in ["checkpoint", *audit.bundle.under("checkpoints")] if known and audit.last is not None else []:
+        note = signed(audit, name, known)
+        if note.cosigned:
+            begins(audit, note.checkpoint, name)
+            found |= set(note.cosigned) if note.checkpoint.size > (audit.last or 0) else set()
+    return found
 
 
 def entries(audit: Audit) -> str:

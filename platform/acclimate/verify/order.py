@@ -1,7 +1,7 @@
 """The round itself: its definition and data as committed, its records by the rules, its submissions by their commitments."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from acclimate import rotation
@@ -10,8 +10,11 @@ from acclimate.verify.files import parse
 from acclimate.verify.report import Failed
 from acclimate_competitions import definition, digests, rounds
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.phases import Phase
+from acclimate_competitions.phases import Phase, Submission
 from acclimate_competitions.records import Record
+
+_ENDS = {"RankingPublished": "published", "RoundVoided": "voided"}
+_SHOWN = 20
 
 
 def find(audit: Audit) -> str:
@@ -34,7 +37,34 @@ def find(audit: Audit) -> str:
             "entries.jsonl", f"{len(best)} of the log's {len(defined)} rounds fit this definition and ciphertext"
         )
     audit.first = best[0]
-    return f"{defined[audit.first].round}, from log entry {audit.first}"
+    round_id = defined[audit.first].round
+    audit.last = max(index for index, record in enumerate(audit.records) if record.round == round_id)
+    others = _others(audit, defined)
+    said = f"; besides, of the same competition and organizer: {', '.join(others)}" if others else ""
+    return f"{round_id}, from log entry {audit.first}{said}"
+
+
+def _others(audit: Audit, defined: Mapping[int, Record]) -> list[str]:
+    """The log's other rounds of this competition and organizer, and how each ended by its own records, which nobody has checked.
+
+    Whoever tries until a ranking pleases leaves the other tries here.
+    """
+    own = defined[audit.first]
+    same = [
+        record.round
+        for index, record in defined.items()
+        if index != audit.first
+        and record["competition"] == own["competition"]
+        and record["organizer"]["ed25519"] == own["organizer"]["ed25519"]
+    ]
+    ended = {
+        record.round: (index, _ENDS[record.type]) for index, record in enumerate(audit.records) if record.type in _ENDS
+    }
+    said = [
+        f"{name} ({f'{ended[name][1]} at log entry {ended[name][0]}' if name in ended else 'no end in these entries'})"
+        for name in same
+    ]
+    return [*said[:_SHOWN], f"and {len(said) - _SHOWN} more"] if len(said) > _SHOWN else said
 
 
 def _digest_of(audit: Audit, name: str) -> str:
@@ -167,7 +197,26 @@ def submissions(audit: Audit) -> str:
     for index, submission in accepted.items():
         if submission.commitment not in audit.manifests and not submission.withdrawn:
             raise Failed("submissions.jsonl", f"the submission that log entry {index} accepts is missing")
-    return f"{len(audit.manifests)} submissions"
+    return f"{len(audit.manifests)} submissions{_without(audit)}"
+
+
+def _without(audit: Audit) -> str:
+    """What was committed to, or accepted, and is no entry, by whom: each may be a server's or an evaluator's doing."""
+    submissions = audit.round.submissions.values()
+    kinds = {
+        "forfeited (committed to, never accepted or refused: the log does not say why)": [
+            s for s in submissions if s.accepted is None and not s.ended
+        ],
+        "refused by an evaluator, with its reason in the log": [s for s in submissions if s.refused],
+        "withdrawn": [s for s in submissions if s.withdrawn],
+    }
+    return "".join(f"; {len(found)} {what}: {_names(found)}" for what, found in kinds.items() if found)
+
+
+def _names(found: Sequence[Submission]) -> str:
+    names = sorted({submission.entrant for submission in found})
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def commitment(nonce: object, manifest: object, where: str) -> str:

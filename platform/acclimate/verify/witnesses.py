@@ -2,6 +2,7 @@
 
 A witness signs a checkpoint with the time at which it saw it, and only if the log did nothing but grow since the last one it
 signed. With a quorum of the witnesses that RoundDefined names, whoever runs the log can't show two histories, nor move a record in time.
+The operator chose those witnesses, and may have made them up: that they are somebody's, the auditor's own keys show (`whose`).
 
 The time of a checkpoint (quorum.py): it was there by the q-th smallest time of its cosignatures, q being the quorum, and was
 still the newest that the witnesses were shown at the q-th largest. So an entry's commitment
@@ -9,6 +10,8 @@ still the newest that the witnesses were shown at the q-th largest. So an entry'
 - was in time, if the first such checkpoint that holds it was there by GRACE after the close;
 - was not, if a checkpoint without it still was the newest after that;
 - else it is not known: between the last checkpoint without it and the first one with it the witnesses saw none.
+
+And no record of the round can be of a later time than that by which a checkpoint with it was there.
 """
 
 import bisect
@@ -20,7 +23,7 @@ from acclimate.log import SignedCheckpoint
 from acclimate.quorum import Quorum
 from acclimate.verify import history
 from acclimate.verify.audit import Audit
-from acclimate.verify.report import Failed, NotChecked
+from acclimate.verify.report import Beside, Failed, NotChecked
 from acclimate_competitions.records import format_time, parse_time
 
 GRACE = timedelta(minutes=5)
@@ -30,28 +33,19 @@ GRACE = timedelta(minutes=5)
 def split_view(audit: Audit) -> str:
     """A quorum of the declared witnesses cosigned all of the round's records: everybody who asks them is shown this one history.
 
-    1. Witnesses whose keys the auditor brought are among those that RoundDefined names.
-    2. No checkpoint of the bundle has a line of a declared witness that does not verify, or is of another history.
-    3. The newest checkpoint that a quorum cosigned holds the round's last record.
+    1. No checkpoint of the bundle has a line of a declared witness that does not verify, or is of another history.
+    2. The newest checkpoint that a quorum cosigned holds the round's last record.
     """
     quorum = _quorum(audit)
     # 1
-    if strange := sorted(set(audit.witnesses) - set(quorum.keys())):
-        named = ", ".join(quorum.keys()) or "none"
-        raise Failed(
-            f"log entry {audit.first}, witnesses",
-            f"the key given, {strange[0]}, is not among the round's witnesses: {named}",
-        )
-    # 2
     seen = list(_seen(audit, quorum))
     if quorum.needed == 0:
         raise NotChecked(
             "the round declared no witnesses (quorum 0); that everybody is shown this one history is the word of the log's"
             " operator"
         )
-    # 3
-    round_id = audit.records[audit.first].round
-    last = max(index for index, record in enumerate(audit.records) if record.round == round_id)
+    # 2
+    last = _last(audit)
     enough = [signed for signed in seen if quorum.reached(signed)]
     newest = max(enough, key=lambda signed: signed.checkpoint.size, default=None)
     if newest is None or newest.checkpoint.size <= last:
@@ -68,14 +62,52 @@ def split_view(audit: Audit) -> str:
     return f"{newest.checkpoint.size} entries, by {names}, {format_time(by)}"
 
 
+def whose(audit: Audit) -> str:
+    """The auditor knows of the round's witnesses, or of enough of them, and those have cosigned its last record.
+
+    1. Of the keys that the auditor brought one at least is a declared witness's.
+    2. Each brought witness has cosigned the round's last record, or a whole quorum of those that are declared has.
+    """
+    quorum, keys = _quorum(audit), audit.witnesses
+    declared = [vkey for vkey in quorum.keys() if vkey in keys]
+    named = ", ".join(quorum.keys()) or "none"
+    if not keys:
+        if quorum.needed == 0:
+            raise Beside
+        raise NotChecked(
+            "no --witness was given, and who the round's witnesses are, the server's operator said: they may all be the"
+            f" operator's own, so that nobody else has seen this history. Get a key from one of them: {named}"
+        )
+    # 1
+    cosigned = history.whole(audit)
+    have = ", ".join(sorted(cosigned & set(keys))) or "none"
+    if not declared:
+        raise NotChecked(
+            f"none of the keys given is a witness's of this round, which names {named}; of the given, these have cosigned its"
+            f" last record: {have}"
+        )
+    # 2
+    missing = [vkey for vkey in keys if vkey not in cosigned]
+    if missing and (quorum.needed == 0 or len(cosigned & set(declared)) < quorum.needed):
+        raise NotChecked(
+            f"the bundle has no cosignature of {', '.join(missing)} over the round's last record, log entry {_last(audit)}: that"
+            f" this is the history which it saw is not shown. Of those that you gave, these have cosigned it: {have}"
+        )
+    return have + (f"; not of {', '.join(missing)}" if missing else "")
+
+
 def time(audit: Audit) -> str:
-    """Every entry's commitment, and every extension of the close, was seen by a quorum within GRACE of the close that it had to meet."""
+    """Every entry's commitment, and every extension of the close, was seen by a quorum within GRACE of the close that it had to meet.
+
+    And no record of the round says that it came more than GRACE after a quorum saw it.
+    """
     quorum = _quorum(audit)
     if quorum.needed == 0:
         raise NotChecked(
             "the round declared no witnesses (quorum 0); that records came when they say is the word of the log's operator"
         )
     sizes, by, at = _moments(audit, quorum)
+    _not_ahead(audit, sizes, by)
     due = sorted(_due(audit))
     unknown = ""
     for index, deadline, what in due:
@@ -95,6 +127,26 @@ def time(audit: Audit) -> str:
     if unknown:
         raise NotChecked(unknown)
     return f"{len(due)} records, each cosigned by {quorum.needed} witnesses"
+
+
+def _not_ahead(audit: Audit, sizes: list[int], by: list[datetime]) -> None:
+    """Fail where a record of the round says that it came after a quorum had seen it.
+
+    A server that dates a record ahead skips what has to wait: the objection window, `release_by`.
+    """
+    for index, record in enumerate(audit.records):
+        holding = bisect.bisect_right(sizes, index)
+        if record.round == audit.round.id and holding < len(by) and record.at > by[holding] + GRACE:
+            raise Failed(
+                f"log entry {index}, {record.type}",
+                f"it says that it came {format_time(record.at)}; witnesses had cosigned a log with it by"
+                f" {format_time(by[holding])}",
+            )
+
+
+def _last(audit: Audit) -> int:
+    assert audit.last is not None, "check `round` says which record is the last"
+    return audit.last
 
 
 def _gap(place: str, deadline: datetime, *, since: datetime | None, until: datetime | None) -> str:
