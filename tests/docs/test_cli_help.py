@@ -46,7 +46,7 @@ def test_all_that_the_readme_and_the_roles_need_is_there() -> None:
         "register", "status", "enter", "submit", "ranking", "invite", "api", "dispatch", "mlflow", "demo", "verify",
         "up", "doctor", "config", "plan", "db upgrade", "db check",
         "submission status", "submission withdraw", "receipt verify", "custodian keygen", "custodian ack",
-        "audit keygen", "audit draw", "audit run", "audit status", "audit report", "custodian release", "custodian inspect", "custodian approve-void", "round create", "round seal", "round status",
+        "audit keygen", "audit draw", "audit run", "audit status", "audit report", "custodian release", "custodian inspect", "custodian approve-void", "custodian void", "round create", "round seal", "round status",
         "round list", "round extend", "round publish", "round void", "round bundle", "round records", "round report",
         "competition build", "competition check", "competition show",
         "log mirror", "log check", "log keys", "log rotate",

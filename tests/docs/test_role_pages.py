@@ -43,7 +43,7 @@ MUST_SHOW = {
     ),
     "custodians": (
         "custodian keygen", "register", "custodian ack", "custodian inspect", "custodian release",
-        "custodian approve-void", "custodian send",
+        "custodian approve-void", "custodian void", "custodian send",
     ),
     "operators": (
         "doctor", "up", "invite", "config", "db check", "db upgrade", "db accept-loss", "log rotate", "api", "dispatch", "mlflow", "plan", "status",

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import live
@@ -102,6 +103,26 @@ def test_it_is_refused_while_a_round_is_under_way_or_a_part_runs_or_no_reason_is
     with store.snapshot() as tx:
         assert tx.records("") == []
     rotate.rotate(store, settings, reason=REASON)
+
+
+def test_a_round_that_never_opened_holds_up_no_hand_over_once_its_close_has_passed(settings, tmp_path):
+    """Its organizer may be gone for good, and a stolen key must not stay in force for that."""
+    now = [rounds_made.START]
+    store = Store.open(settings, clock=lambda: now[0])
+    (name,) = rotating.grow(settings, store, tmp_path / "made", "left", void=False)
+    rotating.sign(settings, store)
+    with store.snapshot() as tx:
+        closes = tx.round(name).closes
+    now[0] = closes - timedelta(microseconds=1)
+    refusal = refused("phase_wrong", rotate.rotate, store, settings, reason=REASON)
+    assert f"{name} is draft" in refusal.sentence and "acclimate custodian void" in refusal.hint
+    now[0] = closes
+    before = vkey(settings)
+    rotate.rotate(store, settings, reason=REASON)
+    assert vkey(settings) != before
+    # It can still be voided, for the record.
+    rotating.end(store, name)
+    store.close()
 
 
 def test_nothing_of_a_log_that_was_changed_is_handed_over(settings, store, tmp_path):

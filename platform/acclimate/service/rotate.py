@@ -2,6 +2,7 @@
 
 import base64
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqlalchemy import insert, select, update
 
@@ -15,6 +16,7 @@ from acclimate.store import Store, Tx, log_checkpoints, log_entries, rounds, tim
 from acclimate.store import installation as rows
 from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import Record
 
 _PAGE = 2000
@@ -87,13 +89,20 @@ def hand_overs(tx: Tx) -> list[tuple[int, str]]:
 
 def _check_rounds(tx: Tx) -> None:
     names = tx.execute(select(rounds.c.id).order_by(rounds.c.created, rounds.c.id)).scalars().all()
-    under_way = [f"{state.id} is {state.phase}" for state in map(tx.round, names) if state.phase not in TERMINAL]
+    now = tx.now()
+    under_way = [f"{state.id} is {state.phase}" for state in map(tx.round, names) if not _is_over(state, now)]
     if under_way:
         raise Refusal(
             "phase_wrong",
             f"the log's key can't be handed over while a round is under way: {', '.join(under_way)}",
-            hint="its custodians and entrants have pinned the key: wait until it is published, or have it voided",
+            hint="its custodians and entrants have pinned the key: wait until it is published, or have it voided by its organizer,"
+            " or by its custodians (acclimate custodian void)",
         )
+
+
+def _is_over(state: Round, now: datetime) -> bool:
+    """Whether nobody waits for anything of a round any more: ended, or never opened by its close, after which it can't be."""
+    return state.phase in TERMINAL or (state.phase in (Phase.DRAFT, Phase.SEALED) and now >= state.closes)
 
 
 def _logged(tx: Tx, old: log.Signer, new: log.Signer, *, reason: str) -> Rotated:
