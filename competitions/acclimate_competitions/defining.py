@@ -1,6 +1,8 @@
 """How a round begins: the guards of RoundDefined, which commits to everything that can change a number."""
 
-from acclimate_competitions import digests, records
+from collections.abc import Sequence
+
+from acclimate_competitions import digests, records, vkeys
 from acclimate_competitions.definition import ROUND_NAME, ROUND_NAME_MEANING, Competition
 from acclimate_competitions.guards import require
 from acclimate_competitions.phases import Phase, Round
@@ -14,11 +16,25 @@ def scorer_digest(competition: Competition) -> str:
     )
 
 
+def _check_witnesses(texts: Sequence[str], *, quorum: int) -> None:
+    """Refuse witnesses that can't cosign, or that are fewer than they look: a public key counts once, whatever its names.
+
+    Raises:
+        Refusal: key_refused, guard_failed.
+    """
+    names: dict[bytes, str] = {}
+    for text in texts:
+        name, public = vkeys.parse_witness(text)
+        require(public not in names, f"the witnesses {names.get(public)} and {name} are one key")
+        names[public] = name
+    require(quorum <= len(names), f"a quorum of {quorum} needs as many different witnesses, there are {len(names)}")
+
+
 def begin(record: Record, competition: Competition) -> Round:
     """The draft round of a RoundDefined record.
 
     Raises:
-        Refusal: record_invalid, signature_invalid, guard_failed.
+        Refusal: record_invalid, signature_invalid, key_refused, guard_failed.
     """
     require(record.type == "RoundDefined", f"a round begins with RoundDefined, not {record.type}")
     records.verify(record)
@@ -62,10 +78,7 @@ def begin(record: Record, competition: Competition) -> Round:
         records.public_key(key)
     require(len(set(keys)) == len(keys), "organizer, custodians, evaluators and auditor must have different keys")
     require(bool(record["evaluators"]), "RoundDefined names no evaluator")
-    require(
-        len(set(record["witnesses"])) == len(record["witnesses"]) and record["quorum"] <= len(record["witnesses"]),
-        f"a quorum of {record['quorum']} needs as many different witnesses, there are {len(set(record['witnesses']))}",
-    )
+    _check_witnesses(record["witnesses"], quorum=record["quorum"])
     recipients = [text for c in custodians for text in (c["age"], c["backup"]) if text is not None]
     require(len(set(recipients)) == len(recipients), "custodians' age recipients, backups included, must be different")
     return Round(record.round, competition, record, Phase.DRAFT, closes, phases=((Phase.DRAFT, record.at),))

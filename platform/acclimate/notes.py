@@ -14,7 +14,6 @@ What parses is written again as the same bytes.
 
 import base64
 import binascii
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,16 +22,18 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from acclimate_competitions import records
+from acclimate_competitions import vkeys
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.vkeys import COSIGNATURE, ED25519, is_name
 
-ED25519 = 0x01
-COSIGNATURE = 0x04
+__all__ = [
+    "COSIGNATURE", "ED25519", "LARGEST_NOTE", "MOST_SIGNATURES", "Note", "Opened", "Signature", "Signer", "Verifier", "cosign", "is_name",
+    "open_note", "parse_note", "parse_vkey", "sign_note",
+]  # fmt: skip
+
 MOST_SIGNATURES = 100
 LARGEST_NOTE = 1_000_000
 _CONTROL = re.compile("[\x00-\x09\x0b-\x1f]")
-_BLANK_OR_PLUS = re.compile(r"[\s+]")  # \s takes every Unicode space
-_SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of a command line that is not UTF-8
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,11 @@ class Verifier:
     @property
     def key_id(self) -> bytes:
         """The first 4 bytes of sha256(name ‖ newline ‖ kind ‖ public key)."""
-        return hashlib.sha256(self.name.encode() + b"\n" + bytes([self.kind]) + self.public).digest()[:4]
+        return vkeys.key_id(self.name, self.kind, self.public)
 
     def text(self) -> str:
         """The vkey: `<name>+<8 hex digits of the key id>+<base64 of kind and public key>`."""
-        return f"{self.name}+{self.key_id.hex()}+{base64.b64encode(bytes([self.kind]) + self.public).decode()}"
+        return vkeys.text(self.name, self.kind, self.public)
 
     def covered(self, text: str, signature: bytes) -> tuple[int | None, bytes, bytes]:
         """(time or None, the bytes that were signed, the Ed25519 signature) of a signature under a note's text."""
@@ -94,24 +95,7 @@ def parse_vkey(text: str) -> Verifier:
     Raises:
         Refusal: key_refused, where it is malformed, of an unknown kind, or of low order.
     """
-    parts = text.split("+", 2) if isinstance(text, str) else []
-    if len(parts) != 3 or not is_name(parts[0]):
-        raise Refusal("key_refused", f"{text!r} is no verifier key", hint="it looks like name+8 hex digits+base64")
-    raw = _unbase64(parts[2], "key_refused", "a verifier key")
-    if len(raw) != 33 or raw[0] not in (ED25519, COSIGNATURE):
-        raise Refusal(
-            "key_refused", f"verifier key of {parts[0]}: neither an Ed25519 key nor an Ed25519 cosignature key"
-        )
-    records.public_key(base64.b64encode(raw[1:]).decode())
-    verifier = Verifier(parts[0], raw[0], raw[1:])
-    if verifier.text() != text:
-        raise Refusal("key_refused", f"verifier key of {parts[0]}: key id {parts[1]}, expected {verifier.key_id.hex()}")
-    return verifier
-
-
-def is_name(name: str) -> bool:
-    """Whether a key may have this name: not empty, UTF-8, no space of any kind, no plus, no control character."""
-    return bool(name) and not any(kind.search(name) for kind in (_BLANK_OR_PLUS, _CONTROL, _SURROGATE))
+    return Verifier(*vkeys.parse(text))
 
 
 @dataclass(frozen=True)
@@ -256,7 +240,7 @@ def _signature(line: str) -> Signature:
     name, _, encoded = rest.partition(" ")
     if dash != "—" or not is_name(name):
         raise _malformed(f"{line[:80]!r} is no signature line")
-    data = _unbase64(encoded, "proof_invalid", f"the signature of {name}")
+    data = _unbase64(encoded, f"the signature of {name}")
     if len(data) < 5:
         raise _malformed(f"the signature of {name} is too short")
     return Signature(name, data[:4], data[4:])
@@ -275,13 +259,13 @@ def _text(note: str | bytes) -> str:
     return text
 
 
-def _unbase64(text: str, code: str, what: str) -> bytes:
+def _unbase64(text: str, what: str) -> bytes:
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Refusal(code, f"{what} is not base64") from error
+        raise Refusal("proof_invalid", f"{what} is not base64") from error
     if base64.b64encode(data).decode() != text:
-        raise Refusal(code, f"{what} is not base64 in its one form")
+        raise Refusal("proof_invalid", f"{what} is not base64 in its one form")
     return data
 
 

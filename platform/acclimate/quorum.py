@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from acclimate.log import SignedCheckpoint
-from acclimate.notes import COSIGNATURE, Verifier, parse_vkey
-from acclimate_competitions.errors import Refusal
+from acclimate.notes import COSIGNATURE, Verifier
+from acclimate_competitions import vkeys
 
 _LAST_SECOND = 253_402_300_799  # of the year 9999: what a date can hold
 
@@ -72,14 +72,8 @@ def parse_witness(text: str) -> Verifier:
     Raises:
         Refusal: key_refused.
     """
-    verifier = parse_vkey(text)
-    if verifier.kind != COSIGNATURE:
-        raise Refusal(
-            "key_refused",
-            f"the key of {verifier.name} is of kind {verifier.kind:#04x}, a witness's is of kind {COSIGNATURE:#04x}",
-            hint="`acclimate witness keygen` prints a witness's key; a log's key cosigns nothing",
-        )
-    return verifier
+    name, public = vkeys.parse_witness(text)
+    return Verifier(name, COSIGNATURE, public)
 
 
 def moment(seconds: int) -> datetime:

@@ -1,5 +1,6 @@
 """The state machine of a round: every transition and guard, and histories that nobody thought of."""
 
+import base64
 import contextlib
 import dataclasses
 import functools
@@ -33,7 +34,7 @@ from stories import (
     until,
 )
 
-from acclimate_competitions import definition, digests, records, rounds
+from acclimate_competitions import definition, digests, records, rounds, vkeys
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import Record, format_time
@@ -163,6 +164,10 @@ def test_a_fold_names_the_entry_that_the_rules_refuse():
 # ---- guards --------------------------------------------------------------------------------------------------------
 
 
+def witness(name, *, key=None, kind=vkeys.COSIGNATURE):
+    return vkeys.text(name, kind, base64.b64decode(public(key or name)))
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
@@ -186,12 +191,24 @@ def test_a_fold_names_the_entry_that_the_rules_refuse():
         ({"custodians": [custodian(n, backup=f"age1{CUSTODIANS[0]}") for n in CUSTODIANS]}, "guard_failed"),
         ({"organizer": {"ed25519": public("ada")}}, "signature_invalid"),
         ({"evaluators": ["AQ" + "A" * 41 + "="]}, "key_refused"),
+        ({"quorum": 1}, "guard_failed"),
+        ({"witnesses": [witness("w1"), witness("w1")], "quorum": 2}, "guard_failed"),
+        ({"witnesses": [witness("w1"), witness("w2", key="w1")], "quorum": 2}, "guard_failed"),
+        ({"witnesses": [witness("w1"), witness("w2")], "quorum": 3}, "guard_failed"),
+        ({"witnesses": ["rubbish", "rubbish2"], "quorum": 2}, "key_refused"),
+        ({"witnesses": [witness("w1", kind=vkeys.ED25519)], "quorum": 1}, "key_refused"),
+        ({"witnesses": [witness("w1").replace("+", "+0", 1)], "quorum": 1}, "key_refused"),
     ],
 )
 def test_a_round_begins_by_its_definition(changes, code):
     with pytest.raises(Refusal) as caught:
         begin(**changes)
     assert caught.value.code == code
+
+
+def test_a_round_may_name_as_many_witnesses_as_its_quorum():
+    state = begin(witnesses=[witness("w1"), witness("w2")], quorum=2).state
+    assert state.phase is Phase.DRAFT
 
 
 def test_a_round_begins_with_round_defined_only():
