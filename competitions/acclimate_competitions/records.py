@@ -34,7 +34,7 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
             "RoundDefined",
             "competition name definition files recipe scorer policy code opens closes closes_latest grace release_by"
             " k custodians log witnesses quorum organizer evaluators",
-            "predecessor auditor",
+            "predecessor auditor id_digits",
             True,
         ),
         ("HoldoutSealed", "seal format size ciphertext block_root rows row_root shares", "", True),
@@ -70,6 +70,9 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
 
 ROUNDLESS = frozenset({"RoundDefined", "LogKeyRotated"})
 """Types without a field `round`: one makes the round's id, the other is about the log."""
+ID_DIGITS = 32
+"""RoundDefined's id_digits, and so many digits its round's id has: two contents of one id can't be found (decision 0013)."""
+_OLDER_ID_DIGITS = 12
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 _UNSIGNED = ("at", "sig", "approvals")
 LONGEST_REASON = 2000
@@ -95,6 +98,8 @@ def _form(value: object, form: str) -> bool:
             return isinstance(value, str) and _TIME.fullmatch(value) is not None
         case "number":
             return type(value) is int and value >= 0
+        case "id digits":
+            return type(value) is int and value == ID_DIGITS
         case "number or null":
             return value is None or (type(value) is int and value >= 0)
         case "text":
@@ -264,8 +269,12 @@ def approve(kind: str, round_id: str, fields: Mapping[str, Any], *, by: str, key
 
 
 def round_id_of(fields: Mapping[str, Any]) -> str:
-    """A round's id: competition, name and the first 12 hex digits of the digest of RoundDefined's fields."""
-    return f"{fields['competition']}-{fields['name']}-{digests.of_json(dict(fields))[7:19]}"
+    """A round's id: competition, name and the first 32 hex digits of the digest of RoundDefined's fields.
+
+    A RoundDefined without id_digits is of a round that was defined before there was this field: 12 digits then.
+    """
+    count = ID_DIGITS if "id_digits" in fields else _OLDER_ID_DIGITS
+    return f"{fields['competition']}-{fields['name']}-{digests.of_json(dict(fields)).removeprefix('sha256:')[:count]}"
 
 
 def parse(data: bytes) -> Record:
@@ -332,6 +341,7 @@ def _expected(form: str) -> str:
         "time": "a time such as 2027-03-01T00:00:00.000000Z",
         "number": "a whole number from 0",
         "number or null": "a whole number from 0, or null",
+        "id digits": str(ID_DIGITS),
         "texts": "a list of texts",
         "object": "an object",
         "text": "text",

@@ -3,10 +3,12 @@
 Shamir's scheme over GF(2^8) with the polynomial x^8 + x^4 + x^3 + x + 1 (0x11B): for each byte of the secret a polynomial of
 degree k − 1 whose constant term is that byte and whose other coefficients are uniform; custodian i of 1…n holds its value at x = i.
 
-A share travels as a *share document*, canonical JSON {v: 1, type: "Share", seal, index, k, n, share (base64)}, whose SHA-256 is the
-commitment in HoldoutSealed. A share of the rehearsal's dummy seal has the type "RehearsalShare" instead: custodians send that one back
-in clear before the round opens, so it must say of itself, inside its envelope, that it protects nothing (decision 0006). Whoever
-reads a document says which of the two it must be. The document is wrapped as an age v1 file for each of the custodian's recipients; an *envelope* is
+A share travels as a *share document*, canonical JSON {v: 2, type: "Share", round, seal, index, k, n, share (base64)}, whose SHA-256 is
+the commitment in HoldoutSealed. A share of the rehearsal's dummy seal has the type "RehearsalShare" instead: custodians send that one back
+in clear before the round opens, so it must say of itself, inside its envelope, that it protects nothing (decision 0006). It names its
+round for the same reason: a seal's record is public, so another round can show it, and the share must not be released for that one
+(decision 0013). Whoever reads a document says of which split it must be. Version 1 named no round; it is read in rounds that were defined
+before there was version 2, and nowhere else. The document is wrapped as an age v1 file for each of the custodian's recipients; an *envelope* is
 {index, to, main, backup} with the age files as base64 (backup null where there is none). The platform never sees a document
 before the custodian releases it.
 
@@ -17,17 +19,21 @@ person whose secret it is; a dealer who deals shares of no common polynomial is 
 import base64
 import binascii
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyrage
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.records import Record
 
 MOST_SHARES = 255
+SECRET_BYTES = 32
+"""How long a seal's secret is, and so each share of it."""
 REAL, REHEARSAL = "Share", "RehearsalShare"
-_FIELDS = {"v", "type", "seal", "index", "k", "n", "share"}
+_UNBOUND_FIELDS = {"v", "type", "seal", "index", "k", "n", "share"}
+_FIELDS = _UNBOUND_FIELDS | {"round"}
 
 
 # ---- the field and the scheme --------------------------------------------------------------------------------------
@@ -102,8 +108,12 @@ def _sum(terms: Iterable[int]) -> int:
 
 @dataclass(frozen=True)
 class Share:
-    """What a share document says: share `index` of n, of which k open `seal`; `rehearsal`: of a dummy seal."""
+    """What a share document says: share `index` of n, of which k open `seal` of `round`; `rehearsal`: of a dummy seal.
 
+    `round` is None in a document of version 1, which names none.
+    """
+
+    round: str | None
     seal: str
     index: int
     k: int
@@ -115,8 +125,8 @@ class Share:
         """The share document's bytes."""
         return digests.canonical(
             {
-                "v": 1,
                 "type": REHEARSAL if self.rehearsal else REAL,
+                **({"v": 1} if self.round is None else {"v": 2, "round": self.round}),
                 "seal": self.seal,
                 "index": self.index,
                 "k": self.k,
@@ -126,9 +136,60 @@ class Share:
         )
 
 
-def share_document(share: bytes, *, seal: str, index: int, k: int, n: int, rehearsal: bool = False) -> bytes:
-    """The bytes of a share document."""
-    return Share(seal, index, k, n, share, rehearsal).encode()
+@dataclass(frozen=True)
+class Split:
+    """What all shares of one seal have in common, as the round and its seal's record say it, not the shares.
+
+    Attributes:
+        round: the round's id.
+        seal: the seal's id.
+        k: the threshold in RoundDefined.
+        n: the number of custodians in RoundDefined.
+        rehearsal: whether the seal is a rehearsal's; shares of the other kind are refused.
+        unbound: whether documents of version 1, which name no round, are read as well.
+    """
+
+    round: str
+    seal: str
+    k: int
+    n: int
+    rehearsal: bool = False
+    unbound: bool = False
+
+    @classmethod
+    def of(cls, defined: Record, seal: str, *, rehearsal: bool = False) -> "Split":
+        """The split of a round's seal: documents of version 1 are read only where the round itself is of that age."""
+        unbound = "id_digits" not in defined.fields
+        return cls(defined.round, seal, defined["k"], len(defined["custodians"]), rehearsal, unbound)
+
+    def read(self, document: bytes) -> Share:
+        """What a share document says, which must be one of this split.
+
+        Raises:
+            Refusal: share_unreadable; share_false, with what it is a share of instead.
+        """
+        share = parse_document(document, rehearsal=self.rehearsal)
+        if share.round is None and not self.unbound:
+            raise Refusal(
+                "share_unreadable",
+                f"a share document of version 1, which names no round; shares of {self.round} have version 2",
+                hint="it was made by an older version of acclimate: the organizer must make the seal with this one",
+            )
+        said: dict[str, tuple[object, object]] = {
+            "round": (share.round or self.round, self.round),
+            "seal": (share.seal, self.seal),
+            "threshold": (f"{share.k} of {share.n}", f"{self.k} of {self.n}"),
+            "length in bytes": (len(share.share), SECRET_BYTES),
+        }
+        wrong = [f"{what} {found} for {wanted}" for what, (found, wanted) in said.items() if found != wanted]
+        if wrong:
+            raise Refusal(
+                "share_false",
+                f"share {share.index} is not one of {self.round}: it has the {', the '.join(wrong)}",
+                hint="the organizer dealt a share that can't open this round, or somebody shows you another round's seal:"
+                " release nothing, and tell the other custodians",
+            )
+        return share
 
 
 def document_digest(document: bytes) -> str:
@@ -150,8 +211,10 @@ def parse_document(document: bytes, *, rehearsal: bool = False) -> Share:
         content = digests.parse_canonical(document)
     except Refusal as refusal:
         raise Refusal("share_unreadable", f"not a share document: {refusal.sentence}") from refusal
-    if not isinstance(content, dict) or set(content) != _FIELDS or content["v"] != 1:
-        raise Refusal("share_unreadable", "not a share document: it has other fields than those of version 1")
+    known = {1: _UNBOUND_FIELDS, 2: _FIELDS}
+    version = content.get("v") if isinstance(content, dict) else None
+    if type(version) is not int or set(content) != known.get(version):
+        raise Refusal("share_unreadable", "not a share document: it has other fields than those of version 1 or 2")
     if content["type"] not in (REAL, REHEARSAL):
         raise Refusal("share_unreadable", f"not a share document: it has the type {content['type']!r}")
     wanted = REHEARSAL if rehearsal else REAL
@@ -163,18 +226,21 @@ def parse_document(document: bytes, *, rehearsal: bool = False) -> Share:
             if rehearsal
             else "",
         )
-    numbers = [content[name] for name in ("v", "index", "k", "n")]
+    numbers = [content[name] for name in ("index", "k", "n")]
     if not all(type(number) is int for number in numbers):
         raise Refusal("share_unreadable", "a share document's index, k and n must be whole numbers")
-    _, index, k, n = numbers
+    index, k, n = numbers
     if not (1 <= k <= n <= MOST_SHARES and 1 <= index <= n):
         raise Refusal("share_unreadable", f"share {index} of {k} of {n} is impossible")
     if not digests.is_digest(content["seal"]):
         raise Refusal("share_unreadable", f"a share document names the seal {content['seal']!r}")
+    round_id = content.get("round")
+    if version == 2 and (not isinstance(round_id, str) or not round_id):
+        raise Refusal("share_unreadable", f"a share document names the round {round_id!r}")
     share = _unbase64(content["share"], what="a share document's share")
     if not share:
         raise Refusal("share_unreadable", "a share document's share is empty")
-    return Share(content["seal"], index, k, n, share, rehearsal)
+    return Share(round_id, content["seal"], index, k, n, share, rehearsal)
 
 
 def recover(shares: Sequence[Share]) -> bytes:
@@ -186,33 +252,29 @@ def recover(shares: Sequence[Share]) -> bytes:
     return interpolate(_points(shares), 0)
 
 
-def consistent(
-    documents: Sequence[bytes], commitments: Sequence[str], *, k: int, n: int, rehearsal: bool = False
-) -> None:
+def consistent(documents: Sequence[bytes], commitments: Sequence[str], *, of: Split) -> None:
     """Check share documents against their commitments, and the dealer: all n commitments must follow from any k documents.
 
-    1. Each document is well-formed, says k of n, and has the digest that its index was committed to.
-    2. At least k different documents of one seal are there.
+    1. Each document is one of the split, and has the digest that its index was committed to.
+    2. At least k different documents are there.
     3. The documents that the first k imply for every index 1…n have the n commitments.
 
     Args:
         documents: the released share documents, in any order.
         commitments: the n commitments of HoldoutSealed, in the order of their index.
-        k: the threshold in RoundDefined.
-        n: the number of custodians in RoundDefined.
-        rehearsal: whether the documents must be shares of a rehearsal.
+        of: what they must be shares of.
 
     Raises:
         Refusal: share_unreadable; share_missing; share_false, naming the share that its custodian did not get from the
             dealer; seal_mismatch, naming the shares that the dealer dealt inconsistently.
     """
     # 1
-    if len(commitments) != n:
-        raise Refusal("seal_mismatch", f"the seal commits to {len(commitments)} shares, the round has {n} custodians")
-    shares = [parse_document(document, rehearsal=rehearsal) for document in documents]
+    if len(commitments) != of.n:
+        raise Refusal(
+            "seal_mismatch", f"the seal commits to {len(commitments)} shares, the round has {of.n} custodians"
+        )
+    shares = [of.read(document) for document in documents]
     for share, document in zip(shares, documents, strict=True):
-        if (share.k, share.n) != (k, n):
-            raise Refusal("share_false", f"share {share.index} says {share.k} of {share.n}, the round says {k} of {n}")
         if document_digest(document) != commitments[share.index - 1]:
             raise Refusal(
                 "share_false",
@@ -222,8 +284,7 @@ def consistent(
     # 2
     points = _points(shares)
     # 3
-    seal = shares[0].seal
-    derived = [Share(seal, x, k, n, interpolate(points, x), rehearsal).encode() for x in range(1, n + 1)]
+    derived = [replace(shares[0], index=x, share=interpolate(points, x)).encode() for x in range(1, of.n + 1)]
     wrong = [x for x, (d, c) in enumerate(zip(derived, commitments, strict=True), start=1) if document_digest(d) != c]
     if wrong:
         given = ", ".join(str(x) for x in sorted(points))
@@ -241,8 +302,8 @@ def _points(shares: Sequence[Share]) -> dict[int, bytes]:
         raise Refusal("share_missing", "there are no shares")
     first = shares[0]
     for share in shares[1:]:
-        of = [(s.seal, s.k, s.n, len(s.share), s.rehearsal) for s in (first, share)]
-        if of[0] != of[1]:
+        split = [(s.round, s.seal, s.k, s.n, len(s.share), s.rehearsal) for s in (first, share)]
+        if split[0] != split[1]:
             raise Refusal("share_false", f"shares {first.index} and {share.index} are not of the same seal and split")
     points = {share.index: share.share for share in sorted(shares, key=lambda share: share.index)}
     if len(points) != len(shares):
@@ -314,21 +375,18 @@ def envelope_digest(envelope: Mapping[str, Any]) -> str:
     return digests.of_json({name: envelope[name] for name in ("index", "to", "main", "backup")})
 
 
-def open_envelope(
-    envelope: Mapping[str, Any], identity: str, *, share: Mapping[str, Any], seal: str, rehearsal: bool = False
-) -> bytes:
-    """The share document in an envelope, opened with the main or the backup identity and checked against the seal.
+def open_envelope(envelope: Mapping[str, Any], identity: str, *, share: Mapping[str, Any], of: Split) -> bytes:
+    """The share document in an envelope, opened with the main or the backup identity and checked against round and seal.
 
     1. The envelope is the one that the seal's record names.
     2. One of its age files opens with the identity.
-    3. The document has the committed digest and the type asked for, and is of this seal and index.
+    3. The document is one of the split (round, seal, type, k of n), of this index, and has the committed digest.
 
     Args:
         envelope: {index, to, main, backup}.
         identity: the custodian's secret text.
         share: this custodian's element of HoldoutSealed's shares: {index, to, commitment, envelope}.
-        seal: the seal's id.
-        rehearsal: whether it must be a share of a rehearsal; a share of any real seal is refused then.
+        of: what it must be a share of; of a rehearsal, a share of any real seal is refused.
 
     Raises:
         Refusal: key_refused, share_unreadable, share_false.
@@ -354,8 +412,8 @@ def open_envelope(
                 raise
     assert document is not None
     # 3
-    content = parse_document(document, rehearsal=rehearsal)
-    if document_digest(document) != share["commitment"] or (content.seal, content.index) != (seal, share["index"]):
+    content = of.read(document)
+    if document_digest(document) != share["commitment"] or content.index != share["index"]:
         raise Refusal(
             "share_false",
             f"the share in the envelope for {share['to']} is not the one that the seal commits to",

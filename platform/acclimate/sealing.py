@@ -35,7 +35,7 @@ from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 
 FORMAT = "acclimate/seal/v1"
-SECRET_BYTES = 32
+SECRET_BYTES = custody.SECRET_BYTES
 _HEADER = 56
 _PLAIN, _TAG = 16 << 10, 16
 _CHUNK = _PLAIN + _TAG
@@ -213,7 +213,7 @@ def _deal(
     for index, (share, to) in enumerate(
         zip(custody.split(secret, k=k, n=n, random=random), recipients, strict=True), start=1
     ):
-        document = custody.share_document(share, seal=seal_id, index=index, k=k, n=n, rehearsal=rehearsal)
+        document = custody.Share(round_id, seal_id, index, k, n, share, rehearsal).encode()
         envelope = custody.envelope(document, index=index, to=to.name, main=to.age, backup=to.backup)
         envelopes.append(envelope)
         shares.append(

@@ -124,7 +124,8 @@ def test_the_values_of_the_seal_come_out():
 
 def test_the_shares_come_out():
     shares = custody.split(SECRET, k=2, n=3, random=lambda length: bytes([7]) * length)
-    documents = [custody.share_document(share, seal=SEAL, index=i, k=2, n=3) for i, share in enumerate(shares, start=1)]
+    round_id = records.parse(block("record").rstrip("\n").encode()).round
+    documents = [custody.Share(round_id, SEAL, i, 2, 3, share).encode() for i, share in enumerate(shares, start=1)]
     assert [document.decode() for document in documents] == block("shares").splitlines()
     assert custody.recover([custody.parse_document(document) for document in documents[1:]]) == SECRET
 

@@ -205,14 +205,15 @@ def share(data: bytes) -> None:
             parsed = custody.parse_document(raw, rehearsal=rehearsal)
             same(parsed.encode(), raw)
     with contextlib.suppress(Refusal):
-        custody.consistent([DOCUMENTS[0], raw], [digests.of_bytes(document) for document in DOCUMENTS], k=2, n=3)
+        custody.consistent([DOCUMENTS[0], raw], [digests.of_bytes(document) for document in DOCUMENTS], of=SPLIT)
         same(raw in DOCUMENTS[1:], True)
     with contextlib.suppress(Refusal):
-        custody.consistent([DOCUMENTS[0], raw], [digests.of_bytes(DOCUMENTS[0]), digests.of_bytes(raw), SEAL], k=2, n=3)
+        custody.consistent([DOCUMENTS[0], raw], [digests.of_bytes(DOCUMENTS[0]), digests.of_bytes(raw), SEAL], of=SPLIT)
 
 
+SPLIT = custody.Split("r", SEAL, 2, 3)
 DOCUMENTS = [
-    custody.share_document(value, seal=SEAL, index=index, k=2, n=3)
+    custody.Share("r", SEAL, index, 2, 3, value).encode()
     for index, value in enumerate(
         custody.split(bytes(range(32)), k=2, n=3, random=lambda size: b"\x07" * size), start=1
     )
@@ -229,7 +230,7 @@ def envelope(data: bytes) -> None:
         named = digests.of_json(given)
         expected = {"index": 1, "to": "ada", "commitment": digests.of_bytes(DOCUMENTS[0]), "envelope": named}
         with contextlib.suppress(Refusal):
-            same(custody.open_envelope(given, IDENTITY, share=expected, seal=SEAL), DOCUMENTS[0])
+            same(custody.open_envelope(given, IDENTITY, share=expected, of=SPLIT), DOCUMENTS[0])
     else:
         with contextlib.suppress(Refusal):
             custody.unwrap(raw, IDENTITY)

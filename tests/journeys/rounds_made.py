@@ -9,7 +9,8 @@ import base64
 import hashlib
 import json
 import random
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -33,6 +34,10 @@ FAILED = ("bea", "size", 13)
 ROWS = 12
 WITNESSES: tuple[str, ...] = ()
 QUORUM = 0
+OLDER = False
+"""Whether the round is as rounds were made once: an id of 12 digits, share documents of version 1."""
+DEAL: Callable[[custody.Share], custody.Share] | None = None
+"""What a dealer with a program of its own makes of each share."""
 
 DEFINITION = """\
 schema = 1
@@ -286,6 +291,7 @@ def defined_fields(made: Made) -> dict:
         "quorum": QUORUM,
         "organizer": {"ed25519": public("organizer")},
         "evaluators": [public("evaluator")],
+        **({} if OLDER else {"id_digits": records.ID_DIGITS}),
     }
 
 
@@ -302,14 +308,39 @@ def seal_holdout(made: Made) -> None:
         k=2,
         random=made.random.randbytes,
     )
-    made.seal, made.envelopes = sealed.fields, sealed.envelopes
     made.identities = {name: str(identity) for name, identity in identities.items()}
-    made.signed("HoldoutSealed", sealed.fields, by="organizer", keep=True)
-    for share, envelope in zip(sealed.fields["shares"], sealed.envelopes, strict=True):
-        document = custody.open_envelope(envelope, str(identities[share["to"]]), share=share, seal=made.seal["seal"])
-        made.documents[share["index"]] = document
+    made.seal, made.envelopes = sealed.fields, sealed.envelopes
+    if OLDER or DEAL is not None:
+        redeal(made, recipients, DEAL or (lambda share: replace(share, round=None)))
+    made.signed("HoldoutSealed", made.seal, by="organizer", keep=True)
+    for share, envelope in zip(made.seal["shares"], made.envelopes, strict=True):
+        identity = made.identities[share["to"]]
+        if DEAL is None:
+            made.documents[share["index"]] = custody.open_envelope(envelope, identity, share=share, of=split_of(made))
+        else:  # no custodian's client would take it
+            made.documents[share["index"]] = custody.unwrap(base64.b64decode(envelope["main"]), identity)
         fields = {"seal": made.seal["seal"], "index": share["index"], "commitment": share["commitment"]}
         made.signed("ShareAcknowledged", fields, by=share["to"])
+
+
+def split_of(made: Made) -> custody.Split:
+    defined = next(r for r in map(records.parse, made.entries) if r.round == made.round)
+    return custody.Split.of(defined, made.seal["seal"])
+
+
+def redeal(made: Made, recipients: list[sealing.Recipient], deal: Callable[[custody.Share], custody.Share]) -> None:
+    """The same seal with other share documents, as a dealer with a program of its own makes it."""
+    shares, envelopes = [], []
+    for envelope, to, identity in zip(made.envelopes, recipients, made.identities.values(), strict=True):
+        own = custody.unwrap(base64.b64decode(envelope["main"]), identity)
+        document = deal(custody.parse_document(own)).encode()
+        envelopes.append(custody.envelope(document, index=envelope["index"], to=to.name, main=to.age, backup=to.backup))
+        digests_ = {
+            "commitment": custody.document_digest(document),
+            "envelope": custody.envelope_digest(envelopes[-1]),
+        }
+        shares.append({"index": envelope["index"], "to": to.name, **digests_})
+    made.envelopes, made.seal = envelopes, made.seal | {"shares": shares}
 
 
 def submit_all(made: Made) -> None:

@@ -73,6 +73,7 @@ def defined(rules: definition.Competition, **changes: object) -> dict:
         "quorum": 0,
         "organizer": {"ed25519": public("organizer")},
         "evaluators": [public("evaluator")],
+        "id_digits": 32,
         **changes,
     }
 

@@ -805,7 +805,7 @@ def test_shares_are_released_only_when_the_custodians_own_machine_agrees(
     names = [check["name"] for check in inspected.json["checks"]]
     assert names == [
         "round", "log", "consistency", "records", "witnesses", "RoundClosed", "PreparationFinished", "phase", "clock",
-        "share",
+        "dates", "share",
     ]  # fmt: skip
     # Another history than the pinned one: signed by the same log key, over other entries; and a longer one.
     pins = b / "pins.json"
@@ -872,11 +872,95 @@ def test_a_custodian_is_no_decryption_oracle(acclimate: Run, world: World, tmp_p
     own = keys.load(a).age_identity
     assert own is not None
     share = made.fields["shares"][0]
-    document = custody.open_envelope(made.envelopes[0], own, share=share, seal=made.fields["seal"])
+    of = custody.Split(round_id, made.fields["seal"], 2, 3)
+    document = custody.open_envelope(made.envelopes[0], own, share=share, of=of)
     with actors.load_account(a).connect() as client, pytest.raises(Refusal) as caught:
         client.rehearsal_share(round_id, index=1, document=base64.b64encode(document).decode())
     assert caught.value.code == "share_false"
     assert document not in b"".join(path.read_bytes() for path in world.data.glob("acclimate.db*"))
+
+
+def test_a_share_is_released_for_its_own_round_only(acclimate: Run, world: World, tmp_path: Path) -> None:
+    """Whoever has a round's envelopes shows its seal in a round that closes sooner: nobody acknowledges it, nothing is kept."""
+    me = keys.load(person(acclimate, world, "organizer", "organizer"))
+    folders = [world.root / "people" / name for name in CUSTODIANS]
+    victim = new_round(acclimate, world)
+    hidden, shown, other = (new_round(acclimate, world, until="draft") for _ in range(3))
+    with actors.load_account(me.folder).connect() as client:
+        envelopes = client.envelopes(victim)["real"]
+        logged = next(record for _, record in client.records(victim) if record.type == "HoldoutSealed").fields
+        defined, _ = definition_of(client, hidden)
+        people = [sealing.Recipient(c["name"], c["age"], c["backup"]) for c in defined["custodians"]]
+        # A seal of a round that this log does not tell of: of another server, say.
+        away = sealing.seal(
+            sealing.rehearsal_files(tmp_path), tmp_path / "away", round_id=hidden, recipients=people, k=2
+        )
+        for name in (shown, other):
+            (tmp_path / name).mkdir()
+            dummy = sealing.seal(
+                sealing.rehearsal_files(tmp_path / name), tmp_path / name / "dummy", round_id=name, recipients=people,
+                k=2, rehearsal=True,
+            )  # fmt: skip
+            client.put_blob(tmp_path / name / "dummy")
+            client.rehearse(name, dummy.fields, envelopes=dummy.envelopes)
+    # An honest server takes a seal's id once; this one was stolen, with the organizer's key.
+    for name, fields in ((shown, logged), (other, away.fields)):
+        with world.store.transaction() as tx:
+            tx.append_once(records.sign("HoldoutSealed", name, fields, key=me.ed25519))
+    sealed = {
+        shown: {**envelopes},
+        other: {"seal": away.fields["seal"], "fields": away.fields, "envelopes": away.envelopes},
+    }
+    for name, code, words in (
+        (shown, "seal_mismatch", f"which is the seal of {victim}"),
+        (other, "share_false", f"the round {hidden} for {other}"),
+    ):
+        for number, folder in enumerate(folders):
+            index = number + 1
+            with actors.load_account(folder).connect() as client:
+                own = [e for e in sealed[name]["envelopes"] if e["index"] == index]
+            with cheating(world, {"/envelopes$": in_json(real={**sealed[name], "envelopes": own})}) as cheat:
+                mine = cheat.folder(folder, tmp_path / f"{name}-{number}")
+                if name == shown and number == 0:
+                    # Also where nothing is left of the first acknowledgement.
+                    (mine / "pins.json").unlink()
+                ran = acclimate("custodian", "ack", name, "--keys", mine, "--json")
+                assert words in refused(ran, code)
+                assert cheat.written == []
+    assert kinds(world, shown) == kinds(world, other) == ["RoundDefined", "HoldoutSealed"]
+
+
+def test_a_custodian_acknowledges_in_the_log_that_it_registered_with_and_under_an_id_that_binds(
+    acclimate: Run, world: World, tmp_path: Path
+) -> None:
+    round_id = new_round(acclimate, world, until="sealed")
+    folder = world.root / "people" / CUSTODIANS[0]
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(folder, elsewhere)
+    (elsewhere / "pins.json").unlink(missing_ok=True)
+    (elsewhere / "log.vkey").write_text(
+        log.Signer("log.example.org", keys.create(tmp_path / "k", age=False).ed25519).vkey
+    )
+    ran = acclimate("custodian", "ack", round_id, "--keys", elsewhere, "--json")
+    assert "keeps log.example.org+" in refused(ran, "log_inconsistent")
+    # A round with a short id, from a server that took it.
+    me = keys.load(world.root / "people" / "organizer")
+    with actors.Client(world.url) as client:
+        (_, defined), *_ = client.records(round_id)
+    fields = {name: value for name, value in defined.fields.items() if name != "id_digits"}
+    request = records.sign("RoundDefined", "", fields, key=me.ed25519)
+    short = records.Record("RoundDefined", request["round"], defined.at, fields, request["by"], request["sig"])
+    shown = always([{"index": 0, "record": short.document()}])
+    with cheating(world, {r"/records(\?|$)": shown}, alias=(short.round, round_id)) as cheat:
+        mine = cheat.folder(folder, tmp_path / "mine")
+        ran = acclimate("custodian", "ack", short.round, "--keys", mine, "--json")
+        assert "has 12 digits" in refused(ran, "record_invalid")
+        assert cheat.written == []
+    # A true server does not take it.
+    with actors.load_account(me.folder).connect() as client, pytest.raises(Refusal, match="has no id_digits") as caught:
+        client.define(request)
+    assert caught.value.code == "record_invalid"
+    assert kinds(world, round_id) == ["RoundDefined", "HoldoutSealed"]
 
 
 def test_a_custodian_sees_what_it_acknowledges_and_refuses_recipients_that_are_not_its_own(

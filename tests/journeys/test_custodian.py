@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from rounds_made import START, Made, cosigned
 
 from acclimate import custody, keys, log
-from acclimate.client import Client, custodian, folder, pins, requests
+from acclimate.client import Client, custodian, evidence, folder, pins, requests
 from acclimate.client.pins import Pin
 from acclimate.client.requests import Mailed
 from acclimate_competitions import digests, records
@@ -103,6 +103,7 @@ def mail(made: Made, where: Path) -> Mail:
     size = next(i for i, data in enumerate(made.entries) if b'"HoldoutSealed"' in data) + 1
     pin = Pin(
         round=made.round,
+        defined=digests.of_bytes(defined_in(made)),
         log=made.signer.vkey,
         organizer=rounds_made.public("organizer"),
         checkpoint=made.notes[size],
@@ -120,6 +121,10 @@ def mail(made: Made, where: Path) -> Mail:
         made.envelopes,
     )
     return Mail(made, own, mailed)
+
+
+def defined_in(made: Made) -> bytes:
+    return next(entry for entry in made.entries if records.parse(entry).round == made.round)
 
 
 def definition_of(made: Made) -> bytes:
@@ -327,6 +332,89 @@ def test_another_logs_signature_is_refused(given: Mail) -> None:
     )
 
 
+@pytest.mark.parametrize("pinned", ["the log's", "the shown"])
+def test_another_round_defined_of_the_same_id_is_refused(pinned: str, given: Mail) -> None:
+    """Whoever finds two contents of one id signs the one without witnesses for whom it shall deceive; here ids are one by decree."""
+    own = defined_in(given.made)
+    record = records.parse(own)
+    fields = {**record.fields, "witnesses": [], "quorum": 0}
+    sig = records.sign("RoundDefined", "", fields, key=rounds_made.key("organizer"))["sig"]
+    shown = replace(record, fields=fields, sig=sig)
+    assert shown.round == record.round
+
+    @dataclass(frozen=True)
+    class Lying(Mailed):
+        def definition(self, round_id: str) -> Any:
+            return shown, super().definition(round_id)[1]
+
+    mailed = Lying(**vars(given.mailed))
+    bare = replace(given, mailed=replace(mailed, note=given.cosigned(at=NOW, by=()).mailed.note))
+    if pinned == "the shown":
+        path = given.keys.folder / "pins.json"
+        stored = json.loads(path.read_text())
+        stored[given.made.round]["defined"] = digests.of_bytes(shown.encode())
+        path.write_text(json.dumps(stored))
+        bare.refuses("log_inconsistent", "that was shown is", digests.of_bytes(own), "sign nothing")
+        with pytest.raises(Refusal) as caught:
+            evidence.read_history(bare.mailed, shown)
+        assert caught.value.code == "log_inconsistent"
+    else:
+        bare.refuses("log_inconsistent", "pinned is", digests.of_bytes(own))
+
+
+def test_another_round_of_the_log_with_the_same_seal_is_refused(given: Mail) -> None:
+    other = records.parse(given.mailed.lines[0])
+    assert other.round != given.made.round
+    fields = next(r for r in map(records.parse, given.made.entries) if r.type == "HoldoutSealed").fields
+    request = records.sign("HoldoutSealed", other.round, fields, key=rounds_made.key("organizer"))
+    record = records.Record("HoldoutSealed", other.round, given.made.now, fields, request["by"], request["sig"])
+    found = given.with_entries([*given.mailed.lines, record.encode()])
+    found.refuses("seal_mismatch", f"which is the seal of {other.round}", "tell both organizers")
+
+
+@pytest.mark.parametrize("minutes", [-6, -11])
+def test_a_record_dated_ahead_of_the_witnesses_is_refused(minutes: int, given: Mail) -> None:
+    """The window for objections was skipped: its end is dated when it should have come, and the quorum saw it before."""
+    last = records.parse(given.mailed.lines[-1])
+    early = given.cosigned(at=last.at + timedelta(minutes=minutes))
+    early.refuses("log_inconsistent", f"log entry {len(given.mailed.lines) - 1}, {last.type}, is dated", "saw it by")
+    assert (early.last().name, early.last().status) == ("dates", "FAILED")
+    given.cosigned(at=last.at - timedelta(minutes=4)).release()
+    # One witness of three whose clock is a day behind is no quorum.
+    note = given.cosigned(at=NOW, by=NAMES[1:]).mailed.note
+    given.change(note=cosigned(note, at=last.at - timedelta(hours=23), by=NAMES[:1])).release()
+
+
+def test_a_record_that_was_dated_ahead_when_it_was_acknowledged_is_refused(given: Mail) -> None:
+    path = given.keys.folder / "pins.json"
+    stored = json.loads(path.read_text())
+    text = log.parse_note(stored[given.made.round]["checkpoint"])
+    bare = "".join([text.text, "\n", text.signatures[0].line()])
+    stored[given.made.round]["checkpoint"] = cosigned(bare, at=START - timedelta(minutes=6), by=NAMES)
+    path.write_text(json.dumps(stored))
+    given.refuses("log_inconsistent", "HoldoutSealed, is dated", "the witnesses saw it by 2027-02-28")
+
+
+def test_a_record_dated_ahead_of_this_machines_clock_is_refused(tmp_path: Path) -> None:
+    """Without witnesses as well: at the close the server dates the end of the window for objections a week ahead."""
+    given = mail(make(tmp_path / "round", quorum=0), tmp_path)
+    last = records.parse(given.mailed.lines[-1])
+    assert replace(given, now=last.at - timedelta(minutes=9)).release()
+    wrong = replace(given, now=last.at - timedelta(minutes=11))
+    wrong.refuses(
+        "too_early", "PreparationFinished, is dated", "this machine's clock says", "check this machine's clock"
+    )
+    assert (wrong.last().name, wrong.last().status) == ("dates", "FAILED")
+
+
+def test_a_pin_of_an_older_version_says_what_to_do(given: Mail) -> None:
+    path = given.keys.folder / "pins.json"
+    stored = json.loads(path.read_text())
+    del stored[given.made.round]["defined"]
+    path.write_text(json.dumps(stored))
+    given.refuses("phase_wrong", "older version", "finish this round with that version")
+
+
 def test_another_definition_is_refused(given: Mail) -> None:
     given.change(raw=given.mailed.raw + b"\n").refuses("log_inconsistent", "not the one that RoundDefined names")
 
@@ -386,6 +474,10 @@ def test_another_share_or_another_rounds_is_refused(given: Mail, tmp_path: Path)
     for false in (
         replace(share, share=bytes(len(share.share))),
         replace(share, seal=digests.of_bytes(b"another seal")),
+        replace(share, round="another-round"),
+        replace(share, round=None),
+        replace(share, k=1),
+        replace(share, share=b"x"),
     ):
         recipient = keys.recipient_of(given.made.identities[NAME])
         forged = custody.envelope(false.encode(), index=INDEX, to=NAME, main=recipient, backup=None)
@@ -476,7 +568,7 @@ def test_a_key_that_age_keygen_made_opens_a_share(given: Mail, tmp_path: Path) -
         document, index=INDEX, to=NAME, main=given.keys.age_recipient, backup=keys.recipient_of(identity)
     )
     share = given.made.seal["shares"][INDEX - 1] | {"envelope": custody.envelope_digest(envelope)}
-    assert custody.open_envelope(envelope, identity, share=share, seal=given.made.seal["seal"]) == document
+    assert custody.open_envelope(envelope, identity, share=share, of=rounds_made.split_of(given.made)) == document
     (tmp_path / "share.age").write_bytes(base64.b64decode(envelope["backup"]))
     opened = subprocess.run(
         ["age", "-d", "-i", tmp_path / "backup.txt", tmp_path / "share.age"], capture_output=True, check=True

@@ -203,7 +203,7 @@ def test_too_few_custodians_open_early(made, tmp_path):
         custody.recover(shares)
     assert caught.value.code == "share_missing" and "1 of the 2" in caught.value.sentence
     # A made-up second share gives a secret, and it opens nothing.
-    guess = custody.Share(shares[0].seal, 2, 2, 3, random.Random(1).randbytes(32))
+    guess = custody.Share(made.round, shares[0].seal, 2, 2, 3, random.Random(1).randbytes(32))
     with pytest.raises(Refusal) as caught:
         sealing.open_(
             made.folder / "holdout.sealed",
@@ -225,11 +225,11 @@ def test_a_custodian_disappears(staged, ada):
 
 def test_a_dealer_deals_inconsistent_shares(made):
     honest = [custody.parse_document(made.documents[index]) for index in (1, 2, 3)]
-    wrong = custody.Share(honest[1].seal, 2, 2, 3, bytes(32)).encode()
+    wrong = custody.Share(made.round, honest[1].seal, 2, 2, 3, bytes(32)).encode()
     commitments = [share["commitment"] for share in made.seal["shares"]]
     commitments[1] = custody.document_digest(wrong)
     with pytest.raises(Refusal) as caught:
-        custody.consistent([made.documents[1], made.documents[3]], commitments, k=2, n=3)
+        custody.consistent([made.documents[1], made.documents[3]], commitments, of=rounds_made.split_of(made))
     assert caught.value.code == "seal_mismatch"
     assert "imply other shares for 2 than were committed to" in caught.value.sentence
 
@@ -312,7 +312,8 @@ def test_a_stolen_custodians_token_releases_nothing(staged, ada):
     # The envelope it gets is ciphertext to it.
     envelope = thief.get(f"{staged.path}/envelopes").json()["real"]["envelopes"][0]
     with pytest.raises(Refusal) as caught:
-        custody.open_envelope(envelope, str(thief.identity), share=staged.seal["shares"][0], seal=staged.seal["seal"])
+        of = custody.Split(staged.round, staged.seal["seal"], 2, 3)
+        custody.open_envelope(envelope, str(thief.identity), share=staged.seal["shares"][0], of=of)
     assert caught.value.code == "share_unreadable"
     # Even with the document, as from a stolen disk, its own signature does not do.
     fields = {"seal": staged.seal["seal"], "index": 1, "document": custody.document_digest(documents[1])}

@@ -14,14 +14,19 @@ from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 
 SEAL = "sha256:" + "5e" * 32
+ROUND = "digits-spring-" + "0a" * 16
 SECRET = bytes(range(100, 132))
 
 
-def documents(k=2, n=3, secret=SECRET, seal=SEAL, **more):
+def documents(k=2, n=3, secret=SECRET, seal=SEAL, round_id=ROUND, rehearsal=False):
     shares = custody.split(secret, k=k, n=n, random=secrets.token_bytes)
     return [
-        custody.share_document(share, seal=seal, index=i, k=k, n=n, **more) for i, share in enumerate(shares, start=1)
+        custody.Share(round_id, seal, i, k, n, share, rehearsal).encode() for i, share in enumerate(shares, start=1)
     ]
+
+
+def split(k=2, n=3, **more):
+    return custody.Split(ROUND, SEAL, k, n, **more)
 
 
 def commitments(given_):
@@ -80,7 +85,7 @@ def test_what_is_split_is_recovered(data):
     secret = data.draw(st.binary(min_size=1, max_size=8))
     source = data.draw(st.randoms(use_true_random=False))
     given_ = [
-        custody.share_document(share, seal=SEAL, index=x, k=k, n=n)
+        custody.Share(ROUND, SEAL, x, k, n, share).encode()
         for x, share in enumerate(custody.split(secret, k=k, n=n, random=source.randbytes), start=1)
     ]
     chosen = data.draw(st.permutations(given_)) if n < 12 else given_[-k:]
@@ -131,6 +136,8 @@ def test_impossible_thresholds_are_refused(k, n):
         (lambda a, b: [a[0], documents(k=3)[1]], "share_false"),
         (lambda a, b: [a[0], documents(n=4)[1]], "share_false"),
         (lambda a, b: [a[0], documents(secret=b"short")[1]], "share_false"),
+        (lambda a, b: [a[0], documents(round_id="another")[1]], "share_false"),
+        (lambda a, b: [a[0], documents(round_id=None)[1]], "share_false"),
         (lambda a, b: [a[0], a[1], documents()[2]], "share_false"),
     ],
 )
@@ -143,17 +150,17 @@ def test_shares_that_do_not_belong_together_are_refused(chosen, code):
 def test_the_dealer_is_found_consistent_from_any_k_documents():
     given_ = documents(k=3, n=5)
     for chosen in itertools.permutations(given_, 3):
-        custody.consistent(chosen, commitments(given_), k=3, n=5)
-    custody.consistent(given_, commitments(given_), k=3, n=5)
+        custody.consistent(chosen, commitments(given_), of=split(3, 5))
+    custody.consistent(given_, commitments(given_), of=split(3, 5))
 
 
 def test_a_false_share_is_named():
     given_ = documents()
     raw = bytearray(custody.parse_document(given_[1]).share)
     raw[0] ^= 1
-    false = custody.share_document(bytes(raw), seal=SEAL, index=2, k=2, n=3)
+    false = custody.Share(ROUND, SEAL, 2, 2, 3, bytes(raw)).encode()
     with pytest.raises(Refusal, match="^share 2 has digest") as caught:
-        custody.consistent([given_[0], false], commitments(given_), k=2, n=3)
+        custody.consistent([given_[0], false], commitments(given_), of=split())
     assert caught.value.code == "share_false"
 
 
@@ -161,20 +168,20 @@ def test_an_inconsistent_dealer_is_named_with_the_shares_he_dealt_wrongly():
     given_ = documents()
     given_[2] = documents()[2]  # committed to, but on another polynomial
     with pytest.raises(Refusal, match="shares 1, 2 match their commitments, but imply other shares for 3") as caught:
-        custody.consistent(given_[:2], commitments(given_), k=2, n=3)
+        custody.consistent(given_[:2], commitments(given_), of=split())
     assert caught.value.code == "seal_mismatch"
     with pytest.raises(Refusal, match="imply other shares for 2"):
-        custody.consistent([given_[0], given_[2]], commitments(given_), k=2, n=3)
+        custody.consistent([given_[0], given_[2]], commitments(given_), of=split())
 
 
 def test_documents_of_another_threshold_and_too_few_of_them_are_refused():
     given_ = documents()
     for k, n, code in ((3, 3, "share_false"), (2, 4, "seal_mismatch")):
         with pytest.raises(Refusal) as caught:
-            custody.consistent(given_, commitments(given_), k=k, n=n)
+            custody.consistent(given_, commitments(given_), of=split(k, n))
         assert caught.value.code == code
     with pytest.raises(Refusal, match="1 of the 2 shares") as caught:
-        custody.consistent(given_[:1], commitments(given_), k=2, n=3)
+        custody.consistent(given_[:1], commitments(given_), of=split())
     assert caught.value.code == "share_missing"
 
 
@@ -191,22 +198,30 @@ def test_documents_of_another_threshold_and_too_few_of_them_are_refused():
 @settings(deadline=None)
 def test_a_document_that_parses_is_written_again_as_the_same_bytes(a, b, c, share, seal):
     index, k, n = sorted((a, b))[0], sorted((a, b, c))[1], 255
-    document = custody.share_document(share, seal="sha256:" + seal.hex(), index=index, k=k, n=n)
-    parsed = custody.parse_document(document)
-    assert parsed.encode() == document
-    assert (parsed.index, parsed.k, parsed.n, parsed.share) == (index, k, n, share)
+    for round_id in (ROUND, None):
+        document = custody.Share(round_id, "sha256:" + seal.hex(), index, k, n, share).encode()
+        parsed = custody.parse_document(document)
+        assert parsed.encode() == document
+        assert (parsed.round, parsed.index, parsed.k, parsed.n, parsed.share) == (round_id, index, k, n, share)
 
 
 def test_a_document_is_the_canonical_json_that_the_protocol_names():
-    document = custody.share_document(b"\x01\x02", seal=SEAL, index=1, k=2, n=3)
-    assert document == (b'{"index":1,"k":2,"n":3,"seal":"' + SEAL.encode() + b'","share":"AQI=","type":"Share","v":1}')
+    document = custody.Share("r", SEAL, 1, 2, 3, b"\x01\x02").encode()
+    begin, end = b'{"index":1,"k":2,"n":3,', b'"seal":"' + SEAL.encode() + b'","share":"AQI=","type":"Share","v":%d}'
+    assert document == begin + b'"round":"r",' + end % 2
+    assert custody.Share(None, SEAL, 1, 2, 3, b"\x01\x02").encode() == begin + end % 1
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"v": 2},
+        {"v": 1},
+        {"v": 3},
         {"v": True},
+        {"v": 2.5},
+        {"round": ""},
+        {"round": None},
+        {"round": 7},
         {"type": "share"},
         {"type": None},
         {"type": ["Share"]},
@@ -227,18 +242,57 @@ def test_a_document_is_the_canonical_json_that_the_protocol_names():
     ],
 )
 def test_a_document_of_another_form_is_refused(changes):
-    good = {"v": 1, "type": "Share", "seal": SEAL, "index": 1, "k": 2, "n": 3, "share": "AQI="}
+    good = {"v": 2, "type": "Share", "round": "r", "seal": SEAL, "index": 1, "k": 2, "n": 3, "share": "AQI="}
     custody.parse_document(digests.canonical(good))
     with pytest.raises(Refusal) as caught:
         custody.parse_document(digests.canonical(good | changes))
     assert caught.value.code == "share_unreadable"
 
 
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({"round_id": "digits-autumn"}, f"the round digits-autumn for {ROUND}"),
+        ({"seal": "sha256:" + "6e" * 32}, f"the seal sha256:{'6e' * 32} for {SEAL}"),
+        ({"k": 1}, "the threshold 1 of 3 for 2 of 3"),
+        ({"n": 4}, "the threshold 2 of 4 for 2 of 3"),
+        ({"secret": b"x"}, "the length in bytes 1 for 32"),
+    ],
+)
+def test_a_share_of_another_round_seal_threshold_or_length_is_no_share_of_this_one(made, words):
+    """Committed to by the seal's record, all of them: it is the document that must say so."""
+    identity, recipient = person()
+    document = documents(**made)[0]
+    envelope = custody.envelope(document, index=1, to="ada", main=recipient, backup=None)
+    share = {"index": 1, "to": "ada", "commitment": custody.document_digest(document)}
+    share["envelope"] = custody.envelope_digest(envelope)
+    for call in (
+        lambda: custody.open_envelope(envelope, identity, share=share, of=split()),
+        lambda: custody.consistent([document], commitments(documents(**made))[:3], of=split()),
+    ):
+        with pytest.raises(Refusal) as caught:
+            call()
+        assert caught.value.code == "share_false" and words in caught.value.sentence and caught.value.hint
+
+
+def test_a_document_that_names_no_round_is_read_in_rounds_of_its_age_only():
+    given_ = documents(round_id=None)
+    custody.consistent(given_[:2], commitments(given_), of=split(unbound=True))
+    with pytest.raises(Refusal, match="version 1, which names no round") as caught:
+        custody.consistent(given_[:2], commitments(given_), of=split())
+    assert caught.value.code == "share_unreadable"
+    # Rounds of that age take bound shares, too, but not those of another round.
+    bound, others = documents(), documents(round_id="another")
+    custody.consistent(bound[:2], commitments(bound), of=split(unbound=True))
+    with pytest.raises(Refusal, match="the round another for"):
+        custody.consistent(others[:2], commitments(others), of=split(unbound=True))
+
+
 def test_a_rehearsals_share_and_a_real_one_never_pass_for_each_other():
     real, dummy = documents(), documents(rehearsal=True)
     assert custody.parse_document(dummy[0], rehearsal=True).encode() == dummy[0]
     assert b'"type":"RehearsalShare"' in dummy[0]
-    custody.consistent(dummy[:2], commitments(dummy), k=2, n=3, rehearsal=True)
+    custody.consistent(dummy[:2], commitments(dummy), of=split(rehearsal=True))
     identity, recipient = person()
     for given_, rehearsal in ((real, True), (dummy, False)):
         envelope = custody.envelope(given_[0], index=1, to="ada", main=recipient, backup=None)
@@ -246,8 +300,8 @@ def test_a_rehearsals_share_and_a_real_one_never_pass_for_each_other():
         share["envelope"] = custody.envelope_digest(envelope)
         for call in (
             lambda r, d=given_: custody.parse_document(d[0], rehearsal=r),
-            lambda r, d=given_: custody.consistent(d[:2], commitments(d), k=2, n=3, rehearsal=r),
-            lambda r, e=envelope, s=share: custody.open_envelope(e, identity, share=s, seal=SEAL, rehearsal=r),
+            lambda r, d=given_: custody.consistent(d[:2], commitments(d), of=split(rehearsal=r)),
+            lambda r, e=envelope, s=share: custody.open_envelope(e, identity, share=s, of=split(rehearsal=r)),
         ):
             with pytest.raises(Refusal, match="only a") as caught:
                 call(rehearsal)
@@ -276,7 +330,7 @@ def test_a_flipped_bit_anywhere_in_a_document_is_refused_at_the_opening(data):
     bit = data.draw(st.integers(0, len(raw) * 8 - 1))
     raw[bit // 8] ^= 1 << bit % 8
     with pytest.raises(Refusal) as caught:
-        custody.consistent([bytes(raw), given_[1]], commitments(given_), k=2, n=3)
+        custody.consistent([bytes(raw), given_[1]], commitments(given_), of=split())
     assert caught.value.code in ("share_unreadable", "share_false")
 
 
@@ -303,16 +357,16 @@ def enveloped(backup=True):
 
 def test_main_and_backup_identity_open_the_envelope_and_no_other_does():
     document, envelope, share, main, spare = enveloped()
-    assert custody.open_envelope(envelope, main, share=share, seal=SEAL) == document
-    assert custody.open_envelope(envelope, spare, share=share, seal=SEAL) == document
+    assert custody.open_envelope(envelope, main, share=share, of=split()) == document
+    assert custody.open_envelope(envelope, spare, share=share, of=split()) == document
     with pytest.raises(Refusal, match="does not open") as caught:
-        custody.open_envelope(envelope, person()[0], share=share, seal=SEAL)
+        custody.open_envelope(envelope, person()[0], share=share, of=split())
     assert caught.value.code == "share_unreadable"
     _, alone, share, main, spare = enveloped(backup=False)
     assert alone["backup"] is None
-    custody.open_envelope(alone, main, share=share, seal=SEAL)
+    custody.open_envelope(alone, main, share=share, of=split())
     with pytest.raises(Refusal, match="does not open"):
-        custody.open_envelope(alone, spare, share=share, seal=SEAL)
+        custody.open_envelope(alone, spare, share=share, of=split())
 
 
 def test_an_envelope_is_an_age_file():
@@ -326,21 +380,22 @@ def test_an_envelope_other_than_the_committed_one_is_refused():
     other = custody.envelope(documents()[0], index=1, to="ada", main=person()[1], backup=None)
     for changed in (other, envelope | {"backup": None}, envelope | {"index": 2}):
         with pytest.raises(Refusal) as caught:
-            custody.open_envelope(changed, main, share=share, seal=SEAL)
+            custody.open_envelope(changed, main, share=share, of=split())
         assert caught.value.code == "share_false"
     for changed in ({**envelope, "more": 1}, {"index": 1}, {}):
         with pytest.raises(Refusal) as caught:
-            custody.open_envelope(changed, main, share=share, seal=SEAL)
+            custody.open_envelope(changed, main, share=share, of=split())
         assert caught.value.code == "share_unreadable"
 
 
 def test_a_share_of_another_seal_or_commitment_in_the_right_envelope_is_refused():
     _, envelope, share, main, _ = enveloped()
-    wrong = [(share | {"commitment": custody.document_digest(b"x")}, SEAL), (share, "sha256:" + "00" * 32)]
-    for changed, seal in wrong:
+    for changed in (share | {"commitment": custody.document_digest(b"x")}, share | {"index": 2}):
         with pytest.raises(Refusal, match="not the one that the seal commits to") as caught:
-            custody.open_envelope(envelope, main, share=changed, seal=seal)
+            custody.open_envelope(envelope, main, share=changed, of=split())
         assert caught.value.code == "share_false"
+    with pytest.raises(Refusal, match="the seal sha256:5e"):
+        custody.open_envelope(envelope, main, share=share, of=custody.Split(ROUND, "sha256:" + "00" * 32, 2, 3))
 
 
 @settings(deadline=None, max_examples=100)

@@ -77,7 +77,9 @@ def test_an_envelope_without_an_age_file_is_refused() -> None:
     envelope = {"index": 1, "to": "ada", "main": None, "backup": None}
     share = {"index": 1, "to": "ada", "commitment": digests.of_bytes(document), "envelope": digests.of_json(envelope)}
     with pytest.raises(Refusal, match="neither main nor backup") as refused:
-        custody.open_envelope(envelope, str(pyrage.x25519.Identity.generate()), share=share, seal=seal)
+        custody.open_envelope(
+            envelope, str(pyrage.x25519.Identity.generate()), share=share, of=custody.Split("r", seal, 2, 3)
+        )
     assert refused.value.code == "share_unreadable"
 
 

@@ -6,10 +6,12 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+import rounds_made
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from acclimate import log
 from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record
@@ -367,5 +369,17 @@ def test_malformed_keys_are_refused(text):
 
 def test_the_id_of_a_round_follows_from_its_content():
     fields = {"competition": "digits", "name": "spring"}
+    # Of a round that was defined before there was id_digits.
     assert records.round_id_of(fields) == "digits-spring-" + digests.of_json(fields)[7:19]
     assert records.round_id_of(fields) != records.round_id_of(fields | {"k": 2})
+    bound = fields | {"id_digits": 32}
+    assert records.round_id_of(bound) == "digits-spring-" + digests.of_json(bound)[7:39]
+
+
+@pytest.mark.parametrize("value", [12, 31, 33, 64, 32.0, "32", True, None])
+def test_a_round_has_no_other_id_digits_than_32(tmp_path, value):
+    made = rounds_made.Made(tmp_path, log.Signer(rounds_made.ORIGIN, rounds_made.key("log")), None)
+    fields = rounds_made.defined_fields(made) | {"id_digits": value}
+    with pytest.raises(Refusal, match="id_digits is .*, expected 32") as caught:
+        records.check_fields("RoundDefined", fields, signed=True)
+    assert caught.value.code == "record_invalid"

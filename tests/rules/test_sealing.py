@@ -23,7 +23,7 @@ from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 
 VECTORS = Path(__file__).parents[1] / "vectors"
-ROUND = "digits-spring-0123456789ab"
+ROUND = "digits-spring-0123456789abcdef0123456789abcdef"
 PEOPLE = [pyrage.x25519.Identity.generate() for _ in range(3)]
 RECIPIENTS = [
     sealing.Recipient(name, str(identity.to_public()))
@@ -56,13 +56,9 @@ def sealed(folder, files=None, **changes):
 
 
 def secret_of(result, *, rehearsal=False):
+    of = custody.Split(ROUND, result.fields["seal"], 2, len(PEOPLE), rehearsal)
     shares = [
-        custody.parse_document(
-            custody.open_envelope(
-                envelope, str(identity), share=share, seal=result.fields["seal"], rehearsal=rehearsal
-            ),
-            rehearsal=rehearsal,
-        )
+        of.read(custody.open_envelope(envelope, str(identity), share=share, of=of))
         for envelope, identity, share in zip(result.envelopes, PEOPLE, result.fields["shares"], strict=True)
     ]
     return custody.recover(shares[1:])

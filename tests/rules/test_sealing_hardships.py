@@ -18,7 +18,7 @@ from acclimate import custody, sealing
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 
-ROUND = "digits-spring-0123456789ab"
+ROUND = "digits-spring-0123456789abcdef0123456789abcdef"
 PERSON = pyrage.x25519.Identity.generate()
 RECIPIENTS = [sealing.Recipient("ada", str(PERSON.to_public()))]
 MIB = 1 << 20
@@ -40,7 +40,8 @@ def seal(files: dict[str, Path], out: Path, **changes) -> sealing.Sealed:
 
 def opens(sealed: sealing.Sealed, ciphertext: Path, out: Path) -> sealing.Opened:
     share = sealed.fields["shares"][0]
-    document = custody.open_envelope(sealed.envelopes[0], str(PERSON), share=share, seal=sealed.fields["seal"])
+    of = custody.Split(ROUND, sealed.fields["seal"], 1, len(RECIPIENTS))
+    document = custody.open_envelope(sealed.envelopes[0], str(PERSON), share=share, of=of)
     secret = custody.recover([custody.parse_document(document)])
     return sealing.open_(ciphertext, secret, out, round_id=ROUND, fields=sealed.fields)
 

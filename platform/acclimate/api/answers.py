@@ -19,7 +19,7 @@ Here = Annotated[Services, Depends(_here)]
 Caller = Annotated[Account, Depends(caller)]
 AnyCaller = Annotated[Account | None, Depends(account_of)]
 RoundId = Annotated[
-    str, Path(max_length=120, description="the round's id, or any unique prefix of it", examples=["digits-2027-1"])
+    str, Path(max_length=160, description="the round's id, or any unique prefix of it", examples=["digits-2027-1"])
 ]
 SubmissionId = Annotated[str, Path(max_length=64, description="the submission's id")]
 

@@ -16,7 +16,7 @@ from acclimate import keys as key_files
 from acclimate.client import folder as files
 from acclimate.client.connection import Client
 from acclimate.client.entrant import definition_of
-from acclimate.client.evidence import History, Online, read_history, require_quorum
+from acclimate.client.evidence import History, Online, read_history, require_kept_log, require_quorum
 from acclimate.keys import Keys
 from acclimate_competitions import digests, records, rounds
 from acclimate_competitions.errors import Refusal
@@ -95,7 +95,8 @@ def evidence(client: Client, keys: Keys, round_id: str, *, holding: str = "") ->
     """Where the round stands by the log that this machine has read and hashed itself.
 
     1. RoundDefined and definition agree with the round's id, and name these keys' auditor.
-    2. The log's key is the one kept, the entries hash to its signed checkpoint, which the round's quorum of witnesses cosigned.
+    2. The log's key is the one kept, the entries hash to its signed checkpoint, which the round's quorum of witnesses cosigned;
+       RoundDefined is among them as it was shown.
     3. The log only grew since this folder last looked; what was seen is kept in `checkpoints/`.
     4. The records fold.
 
@@ -120,13 +121,7 @@ def evidence(client: Client, keys: Keys, round_id: str, *, holding: str = "") ->
         )
     # 2
     history = read_history(Online(client), defined, holding=holding)
-    kept = files.kept_log_keys(keys.folder)
-    if kept and not {key.text() for key in history.chain.keys} & set(kept):
-        raise Refusal(
-            "log_inconsistent",
-            f"round {defined.round} is of the log {defined['log']}, {keys.folder} keeps {', '.join(kept)}",
-            hint="ask the operator, and the others, before you go on",
-        )
+    require_kept_log(keys, history, defined)
     require_quorum(history, defined)
     # 3
     _keep_growth(keys, defined, history)

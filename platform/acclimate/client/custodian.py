@@ -48,13 +48,14 @@ def acknowledge(
 ) -> dict[str, Any]:
     """Show that the custodian can decrypt its share, of the real seal and of the rehearsal; {index, record, …}.
 
-    1. RoundDefined and the definition agree with the round's id.
-    2. The log up to a signed checkpoint, cosigned by the quorum that the round asks for, holds HoldoutSealed; the round's records fold. These
-       keys are a custodian's, with the recipients that its own custodian.json names.
-    3. The real envelope opens, and its document is the committed one. It is not sent.
+    1. RoundDefined and the definition agree with the round's id, which has the digits that bind it.
+    2. The log up to a signed checkpoint, cosigned by the quorum that the round asks for, holds this RoundDefined and HoldoutSealed; the log
+       is the one that the folder keeps the key of; the round's records fold. These keys are a custodian's, with the recipients that its own
+       custodian.json names. The seal is no other round's, of this log or of those acknowledged before.
+    3. The real envelope opens, and its document is the committed one, a share of this round and this seal. It is not sent.
     4. The rehearsal's envelope opens likewise; its document is sent only because it says that it is a rehearsal's. What the
        server says of the rehearsal's seal proves nothing: nobody signed it.
-    5. Log key, organizer key, checkpoint and seal are pinned, and the envelope is kept.
+    5. RoundDefined, log key, organizer key, checkpoint and seal are pinned, and the envelope is kept.
     6. ShareAcknowledged is signed and sent.
 
     Args:
@@ -70,8 +71,10 @@ def acknowledge(
     source = Online(client)
     defined, competition = source.definition(round_id)
     round_id = defined.round
+    _require_binding_id(defined)
     # 2
     history = evidence.read_history(source, defined, holding="HoldoutSealed")
+    evidence.require_kept_log(keys, history, defined)
     evidence.require_quorum(history, defined)
     state = rounds.fold(history.numbered, competition)
     index = _own_index(state, keys)
@@ -80,11 +83,12 @@ def acknowledge(
         say(line)
     assert state.seal is not None
     require_same_seal(keys, round_id, seal=state.seal["seal"])
+    evidence.require_own_seal(history, state)
     # 3
     identity = _identity(keys)
     given = client.envelopes(round_id)
     real = evidence.of_index(given["real"]["envelopes"], index)
-    document = _open(real, state.seal.fields, index=index, identity=identity)
+    document = _open(real, state.seal.fields, defined, index=index, identity=identity)
     # 4
     if not given.get("rehearsal"):
         raise Refusal(
@@ -93,11 +97,12 @@ def acknowledge(
             hint="acknowledge again once they have",
         )
     shown = evidence.of_index(given["rehearsal"]["envelopes"], index)
-    dummy = _open(shown, given["rehearsal"]["fields"], index=index, identity=identity, rehearsal=True)
+    dummy = _open(shown, given["rehearsal"]["fields"], defined, index=index, identity=identity, rehearsal=True)
     client.rehearsal_share(round_id, index=index, document=base64.b64encode(dummy).decode())
     # 5
     pin = Pin(
         round=round_id,
+        defined=evidence.definition_digest(defined),
         log=defined["log"],
         organizer=defined["organizer"]["ed25519"],
         checkpoint=history.note,
@@ -141,15 +146,15 @@ def answer(
     """
     pin = pinned(keys, round_id)
     passed: list[Check] = []
-    sealed: Record | None = None
+    state: Round | None = None
     try:
-        for check, state in evidence.examine(source, keys, pin, now=now):
+        for check, folded in evidence.examine(source, keys, pin, now=now):
             passed.append(check)
             show(check)
-            sealed = state.seal
-        assert sealed is not None
+            state = folded
+        assert state is not None
         with evidence.checking("envelope"):
-            document = _own_document(source, keys, pin, sealed)
+            document = _own_document(source, keys, pin, state)
     except Failed as failed:
         raise failed.refusal from failed
     fields = {"seal": pin.seal, "index": pin.index, "document": custody.document_digest(document)}
@@ -157,7 +162,7 @@ def answer(
     return Answer(pin.round, pin.index, record, document), tuple(passed)
 
 
-def _own_document(source: Source, keys: Keys, pin: Pin, sealed: Record) -> bytes:
+def _own_document(source: Source, keys: Keys, pin: Pin, state: Round) -> bytes:
     envelope = source.envelope(pin.round, pin.index) or kept_envelope(keys, pin.round)
     if envelope is None:
         raise Refusal(
@@ -165,7 +170,8 @@ def _own_document(source: Source, keys: Keys, pin: Pin, sealed: Record) -> bytes
             f"the envelope of share {pin.index} of {pin.round} is neither in what you were sent nor in {keys.folder}",
             hint="the organizer can make a request that holds it: acclimate round request ROUND --out FILE",
         )
-    return _open(envelope, sealed.fields, index=pin.index, identity=_identity(keys))
+    assert state.seal is not None
+    return _open(envelope, state.seal.fields, state.defined, index=pin.index, identity=_identity(keys))
 
 
 def send(client: Client, made: Answer, *, checks: tuple[Check, ...] = ()) -> Released:
@@ -199,10 +205,30 @@ def inspect(source: Source, keys: Keys, round_id: str, *, now: datetime) -> list
 
 
 def _open(
-    envelope: Mapping[str, Any], seal: Mapping[str, Any], *, index: int, identity: str, rehearsal: bool = False
+    envelope: Mapping[str, Any],
+    seal: Mapping[str, Any],
+    defined: Record,
+    *,
+    index: int,
+    identity: str,
+    rehearsal: bool = False,
 ) -> bytes:
-    share = seal["shares"][index - 1]
-    return custody.open_envelope(envelope, identity, share=share, seal=seal["seal"], rehearsal=rehearsal)
+    of = custody.Split.of(defined, seal["seal"], rehearsal=rehearsal)
+    return custody.open_envelope(envelope, identity, share=seal["shares"][index - 1], of=of)
+
+
+def _require_binding_id(defined: Record) -> None:
+    """Refuse a round whose id is so short that its organizer may have made a second RoundDefined of the same id.
+
+    Raises:
+        Refusal: record_invalid.
+    """
+    if "id_digits" not in defined.fields:
+        raise Refusal(
+            "record_invalid",
+            f"the id {defined.round} has 12 digits of its content's digest, {records.ID_DIGITS} are asked for",
+            hint="sign nothing; ask the organizer to create the round with this version of acclimate",
+        )
 
 
 def _own_index(state: Round, keys: Keys) -> int:

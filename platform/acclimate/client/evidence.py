@@ -8,13 +8,14 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from acclimate import log, rotation
 from acclimate.client.connection import Client
 from acclimate.client.entrant import definition_of
-from acclimate.client.pins import Pin
+from acclimate.client.folder import kept_log_keys
+from acclimate.client.pins import Pin, other_rounds_seal
 from acclimate.keys import Keys
 from acclimate.quorum import Quorum
 from acclimate.rotation import Chain
@@ -25,6 +26,10 @@ from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import Record, format_time
 
 CHECKPOINT_PATIENCE = 5.0
+AHEAD_OF_CLOCK = timedelta(minutes=10)
+"""How far a record's time may be ahead of this machine's clock: people's clocks are off by minutes."""
+AHEAD_OF_WITNESSES = timedelta(minutes=5)
+"""How far a record's time may be ahead of the time by which the quorum saw it; as an audit has it (verify/witnesses.py)."""
 AWAITED = ("RoundClosed", "PreparationFinished")
 """Records that must be in the log before a release."""
 WAITS = frozenset({*AWAITED, "audits"})
@@ -102,12 +107,14 @@ class History:
         hashes: the leaf hash of each entry.
         numbered: the round's records with their log indices.
         chain: the log's keys, by the hand-overs among the entries.
+        seals: seal id -> round, of the other rounds' HoldoutSealed.
     """
 
     note: str
     hashes: list[bytes]
     numbered: list[tuple[int, Record]]
     chain: Chain
+    seals: dict[str, str]
 
 
 def of_index(envelopes: list[dict[str, Any]], index: int) -> dict[str, Any]:
@@ -155,15 +162,54 @@ def _read(source: Source, defined: Record) -> History:
     chain = rotation.chain(entries, log.parse_vkey(defined["log"]))
     checkpoint = chain.open(note).checkpoint
     hashes = [digests.leaf_hash(data) for data in entries]
-    numbered = [
-        (index, record) for index, record in enumerate(map(records.parse, entries)) if record.round == defined.round
-    ]
+    parsed = list(enumerate(map(records.parse, entries)))
+    numbered = [(index, record) for index, record in parsed if record.round == defined.round]
+    seals = {r["seal"]: r.round for _, r in parsed if r.type == "HoldoutSealed" and r.round != defined.round}
     if len(hashes) != checkpoint.size or digests.root_of_hashes(hashes) != checkpoint.root:
         raise Refusal(
             "log_inconsistent",
             f"the log's {len(hashes)} entries do not hash to the root of its checkpoint of {checkpoint.size}",
         )
-    return History(note, hashes, numbered, chain)
+    # Quorum, custodians and dates are read from the RoundDefined that was shown: it must be the log's own.
+    if numbered and numbered[0][1].encode() != defined.encode():
+        raise Refusal(
+            "log_inconsistent",
+            f"the RoundDefined of {defined.round} that was shown is {definition_digest(defined)}, log entry {numbered[0][0]}"
+            f" is {definition_digest(numbered[0][1])}",
+            hint="somebody shows you other terms than everybody else: sign nothing, and phone the others",
+        )
+    return History(note, hashes, numbered, chain, seals)
+
+
+def definition_digest(defined: Record) -> str:
+    """The digest of RoundDefined as it stands in the log: more than the round's id says of it."""
+    return digests.of_bytes(defined.encode())
+
+
+def require_kept_log(keys: Keys, history: History, defined: Record) -> None:
+    """Refuse another log than the one whose key the folder keeps since it registered; a hand-over of the key is followed.
+
+    Raises:
+        Refusal: log_inconsistent.
+    """
+    kept = kept_log_keys(keys.folder)
+    if kept and not {key.text() for key in history.chain.keys} & set(kept):
+        raise Refusal(
+            "log_inconsistent",
+            f"round {defined.round} is of the log {defined['log']}, {keys.folder} keeps {', '.join(kept)}",
+            hint="ask the operator, and the others, before you go on",
+        )
+
+
+def require_own_seal(history: History, state: Round) -> None:
+    """Refuse a seal that another round of the log shows as well.
+
+    Raises:
+        Refusal: seal_mismatch.
+    """
+    seal = state.seal["seal"] if state.seal is not None else None
+    if seal in history.seals:
+        raise other_rounds_seal(state.id, seal=seal, other=history.seals[seal])
 
 
 def require_quorum(history: History, defined: Record) -> log.SignedCheckpoint:
@@ -187,14 +233,15 @@ def require_quorum(history: History, defined: Record) -> log.SignedCheckpoint:
 def examine(source: Source, keys: Keys, pin: Pin, *, now: datetime) -> Iterator[tuple[Check, Round]]:
     """Each check before a release, in order, with the round folded so far as it is known.
 
-    1. RoundDefined is the pinned one: the round's id is made from its content.
-    2. The checkpoint is signed by the pinned log key, and the entries hash to its root.
+    1. RoundDefined is the pinned one, to the byte.
+    2. The checkpoint is signed by the pinned log key, the entries hash to its root, and RoundDefined is among them.
     3. The log only grew since the pinned checkpoint.
-    4. The round's records fold on this machine; organizer and seal are the pinned ones.
+    4. The round's records fold on this machine; organizer and seal are the pinned ones, and no other round shows this seal.
     5. The quorum of witnesses that the round asks for cosigned this checkpoint.
     6. RoundClosed is included. 7. PreparationFinished is included. 8. The drawn re-runs, if any, agree. No k shares were released yet.
     9. This machine's clock is past the close, and so were those of the quorum when they saw this history.
-    10. The seal commits to the share that this custodian decrypted when it acknowledged.
+    10. No record is dated later than this machine's clock, nor than the quorum's when it saw the record.
+    11. The seal commits to the share that this custodian decrypted when it acknowledged.
 
     Raises:
         Failed: of the first check that does not hold.
@@ -218,6 +265,7 @@ def examine(source: Source, keys: Keys, pin: Pin, *, now: datetime) -> Iterator[
         state = rounds.fold(history.numbered, competition)
         if state.seal is None or state.seal["seal"] != pin.seal:
             raise Refusal("seal_mismatch", f"the log has another seal for {pin.round} than the acknowledged {pin.seal}")
+        require_own_seal(history, state)
         _require_one_key(history, state)
     yield Check("records", "ok", f"{len(history.numbered)} records fold to phase {state.phase} on this machine"), state
     # 5
@@ -231,6 +279,9 @@ def examine(source: Source, keys: Keys, pin: Pin, *, now: datetime) -> Iterator[
     with checking("clock"):
         yield _clock(state, cosigned, now=now), state
     # 10
+    with checking("dates"):
+        yield _dated(history, defined, pin, now=now), state
+    # 11
     with checking("share"):
         share = state.seal["shares"][pin.index - 1]
         if share["commitment"] != pin.commitment or state.custodian_index(keys.public) != pin.index:
@@ -263,6 +314,11 @@ def pinned_definition(source: Source, pin: Pin) -> tuple[Record, Competition]:
         raise Refusal("log_inconsistent", f"the server answers with {defined.round}, pinned is {pin.round}")
     if (defined["log"], defined["organizer"]["ed25519"]) != (pin.log, pin.organizer):
         raise Refusal("log_inconsistent", f"{pin.round} names another log or organizer than the pinned ones")
+    if definition_digest(defined) != pin.defined:
+        raise Refusal(
+            "log_inconsistent",
+            f"the RoundDefined of {pin.round} is {definition_digest(defined)}, pinned is {pin.defined}",
+        )
     return defined, competition
 
 
@@ -341,6 +397,34 @@ def _require_audits(state: Round) -> None:
         f"{missing} with what the evaluator logged: the models may not have been prepared as declared",
         hint="don't release; phone the organizer and the other custodians",
     )
+
+
+def _dated(history: History, defined: Record, pin: Pin, *, now: datetime) -> Check:
+    """No record is of the future: not of this machine's, nor of that of the quorum who saw it, now or at the acknowledgement."""
+    quorum = Quorum.of(defined.fields)
+    limits: list[tuple[int, datetime, str]] = []
+    for note in (pin.checkpoint, history.note):
+        signed = history.chain.open(note, quorum.witnesses)
+        by = quorum.by(signed)
+        if by is not None:
+            limits.append(
+                (signed.checkpoint.size, by + AHEAD_OF_WITNESSES, f"the witnesses saw it by {format_time(by)}")
+            )
+    # Times only rise, so the last record is the furthest ahead.
+    for index, record in reversed(history.numbered):
+        what = f"log entry {index}, {record.type}, is dated {format_time(record.at)}"
+        for size, latest, said in limits:
+            if index < size and record.at > latest:
+                raise Refusal("log_inconsistent", f"{what}, {said}: the server dates records ahead")
+        if record.at > now + AHEAD_OF_CLOCK:
+            raise Refusal(
+                "too_early",
+                f"{what}, this machine's clock says {format_time(now)}",
+                hint="check this machine's clock; if it is right, the server dates records ahead: release nothing, and"
+                " phone the other custodians and the organizer",
+            )
+    whose = "this machine's clock or the witnesses'" if limits else "this machine's clock"
+    return Check("dates", "ok", f"none of the {len(history.numbered)} records is dated ahead of {whose}")
 
 
 def _clock(state: Round, signed: log.SignedCheckpoint, *, now: datetime) -> Check:

@@ -22,7 +22,8 @@ class Pin:
     """What a custodian holds a server to, since it acknowledged.
 
     Attributes:
-        round: the round's id; it binds all of RoundDefined.
+        round: the round's id.
+        defined: digest of RoundDefined as it stands in the log.
         log: the log's key.
         organizer: the organizer's public key.
         checkpoint: the signed note of the checkpoint seen.
@@ -32,6 +33,7 @@ class Pin:
     """
 
     round: str
+    defined: str
     log: str
     organizer: str
     checkpoint: str
@@ -44,7 +46,8 @@ def pinned(keys: Keys, round_id: str) -> Pin:
     """The pin of a round, or of the only one whose id begins with round_id.
 
     Raises:
-        Refusal: round_unknown, where the custodian acknowledged none; file_unreadable.
+        Refusal: round_unknown, where the custodian acknowledged none; file_unreadable; phase_wrong, where it was acknowledged with a
+            version whose pins held the server to less.
     """
     stored = _stored(keys)
     path = keys.folder / PINS_FILE
@@ -55,8 +58,15 @@ def pinned(keys: Keys, round_id: str) -> Pin:
             f"{path} pins {'several rounds that begin' if found else 'no round that begins'} with {round_id!r}",
             hint="a custodian acknowledges first: acclimate custodian ack ROUND",
         )
+    pin = stored[found[0]]
+    if "defined" not in pin:
+        raise Refusal(
+            "phase_wrong",
+            f"{found[0]} was acknowledged with an older version of acclimate, and its share names no round",
+            hint="finish this round with that version; shares of rounds made since are released for their own round only",
+        )
     try:
-        return Pin(**stored[found[0]])
+        return Pin(**pin)
     except TypeError as error:
         raise _damaged(keys) from error
 
@@ -73,16 +83,29 @@ def keep(keys: Keys, pin: Pin, *, envelope: Mapping[str, Any]) -> None:
 
 
 def require_same_seal(keys: Keys, round_id: str, *, seal: str) -> None:
-    """Refuse another seal than the one that was acknowledged before.
+    """Refuse another seal than the one that was acknowledged before for this round, and one that was for another round.
 
     Raises:
         Refusal: seal_mismatch.
     """
-    before = _stored(keys).get(round_id)
-    if before is not None and before["seal"] != seal:
+    stored = _stored(keys)
+    before = stored.get(round_id)
+    if before is not None and before.get("seal") != seal:
         raise Refusal(
-            "seal_mismatch", f"the log has seal {seal} for {round_id}, acknowledged before was {before['seal']}"
+            "seal_mismatch", f"the log has seal {seal} for {round_id}, acknowledged before was {before.get('seal')}"
         )
+    for other, pin in stored.items():
+        if other != round_id and pin.get("seal") == seal:
+            raise other_rounds_seal(round_id, seal=seal, other=other)
+
+
+def other_rounds_seal(round_id: str, *, seal: str, other: str) -> Refusal:
+    """What is said where two rounds show one seal."""
+    return Refusal(
+        "seal_mismatch",
+        f"{round_id} shows the seal {seal}, which is the seal of {other}",
+        hint="whoever released a share for the one round would open the other: sign nothing, and tell both organizers",
+    )
 
 
 def kept_envelope(keys: Keys, round_id: str) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from acclimate.store import Store, Tx, rounds, seals, stages, submissions, times
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
-from acclimate_competitions.records import FIELDS, format_time, parse_time
+from acclimate_competitions.records import FIELDS, ID_DIGITS, format_time, parse_time
 
 _PUBLIC_SPLITS = ("preparation", "validation")
 
@@ -22,7 +22,7 @@ _PUBLIC_SPLITS = ("preparation", "validation")
 def define(store: Store, identity: Identity, account: Account, request: Mapping[str, Any]) -> dict[str, Any]:
     """Begin a round.
 
-    1. The caller signed RoundDefined with the account's key.
+    1. The caller signed RoundDefined with the account's key; its id has the digits that bind it.
     2. The definition and all public files are here, and they are those that the definition asks for.
     3. Log, evaluators, code and witnesses are this server's.
     4. No other round of the competition has this name, none has the auditor's draw; the round can still open.
@@ -38,6 +38,12 @@ def define(store: Store, identity: Identity, account: Account, request: Mapping[
         raise Refusal("record_invalid", f"this address takes RoundDefined, the request is {request.get('type')}")
     require_signer(dict(request), account)
     fields = request["fields"]
+    if "id_digits" not in fields:
+        raise Refusal(
+            "record_invalid",
+            f"RoundDefined has no id_digits; {ID_DIGITS} are asked for, so that its id binds all of it",
+            hint="the organizer's acclimate is older than the server's: update it, and create the round again",
+        )
     # 2
     competition = store.competition(fields["definition"])
     _check_files(store, fields["files"], competition)

@@ -14,6 +14,7 @@ from sqlalchemy import Row, delete, insert, select, update
 
 from acclimate import custody, sealing
 from acclimate.config import Settings
+from acclimate.custody import Split
 from acclimate.service import finding
 from acclimate.service.accounts import Account, require_signer
 from acclimate.service.submit import answer
@@ -68,7 +69,7 @@ def rehearsal_share(
         row = newest_rehearsal(tx, state.id)
         if row is None:
             raise Refusal("rehearsal_missing", f"round {state.id} has no dummy seal to rehearse with")
-        _check_document(document, row.header, index=index, rehearsal=True)
+        _check_document(document, row.header, index=index, of=Split.of(state.defined, row.seal, rehearsal=True))
         _keep_document(tx, row.seal, index, document)
         documents = released_documents(tx, row.seal)
     succeeded = row.succeeded
@@ -117,13 +118,14 @@ def share(store: Store, account: Account, given: str, request: Mapping[str, Any]
                 "share_false", f"the document has {digests.of_bytes(document)}, ShareReleased says {record['document']}"
             )
         assert state.seal is not None
-        _check_document(document, state.seal.fields, index=record["index"], rehearsal=False)
+        split = Split.of(state.defined, state.seal["seal"])
+        _check_document(document, state.seal.fields, index=record["index"], of=split)
         if new:
             _keep_document(tx, record["seal"], record["index"], document)
         return {**answer(index, record, new), "released": len(tx.round(state.id).released), "needed": state.threshold}
 
 
-def _check_document(document: bytes, fields: Mapping[str, Any], *, index: int, rehearsal: bool) -> None:
+def _check_document(document: bytes, fields: Mapping[str, Any], *, index: int, of: Split) -> None:
     named = fields["shares"][index - 1]
     if digests.of_bytes(document) != named["commitment"]:
         raise Refusal(
@@ -131,9 +133,9 @@ def _check_document(document: bytes, fields: Mapping[str, Any], *, index: int, r
             f"the share of {named['to']} has {digests.of_bytes(document)}, committed was {named['commitment']}",
             hint="open the envelope again; if it stays so, the organizer dealt a wrong share",
         )
-    content = custody.parse_document(document, rehearsal=rehearsal)
-    if (content.seal, content.index) != (fields["seal"], index):
-        raise Refusal("share_false", f"the document of {named['to']} is share {content.index} of seal {content.seal}")
+    content = of.read(document)
+    if content.index != index:
+        raise Refusal("share_false", f"the document of {named['to']} is share {content.index}, not {index}")
 
 
 def _keep_document(tx: Tx, seal: str, index: int, document: bytes) -> None:
@@ -217,7 +219,8 @@ def _open(
 ) -> sealing.Opened:
     commitments = [share["commitment"] for share in fields["shares"]]
     contents = [document for _, document in documents]
-    custody.consistent(contents, commitments, k=state.threshold, n=len(commitments), rehearsal=rehearsal)
+    split = Split.of(state.defined, fields["seal"], rehearsal=rehearsal)
+    custody.consistent(contents, commitments, of=split)
     secret = custody.recover([custody.parse_document(document, rehearsal=rehearsal) for document in contents])
     try:
         with store.blobs.local(fields["ciphertext"]) as ciphertext:

@@ -70,7 +70,7 @@ def key(audit: Audit) -> str:
         for share, index in zip(parsed, audit.documents, strict=True):
             if (share.seal, share.index) != (seal["seal"], index):
                 raise Failed(f"shares.json, share {index}", f"its document is share {share.index} of seal {share.seal}")
-        custody.consistent(documents, committed, k=audit.round.threshold, n=len(committed))
+        custody.consistent(documents, committed, of=custody.Split.of(audit.round.defined, seal["seal"]))
         audit.secret = custody.recover(parsed)
     except Refusal as refusal:
         raise Failed("shares.json", refusal.sentence) from refusal
