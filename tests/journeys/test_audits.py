@@ -451,12 +451,34 @@ def test_honest_preparation_is_ok_open_or_failed_by_the_log(written: Path) -> No
         said_of(story, written)
     agreeing = dataclasses.replace(story)
     assert said_of(agreeing.audit(other), written).endswith(
-        "1 with equal bytes, 1 on other hardware, by a validation nll within 0.01"
+        "1 with equal bytes, 1 by a validation nll within 0.01 only, the evaluator naming other hardware than the auditor's:"
+        " cpu (of 12 in 12 preparations)"
     )
     story.audit(other, agrees=False, reason="other bytes")
     with pytest.raises(Failed, match="it does not agree: other bytes") as failed:
         said_of(story, written)
     assert failed.value.where.startswith("PreparationAudited of ")
+
+
+@pytest.mark.parametrize(
+    ("named", "counted"), [("cpu/x86_64/avx2", True), ("cpux", False), ("a class of its own", False)]
+)
+def test_hardware_that_the_definition_does_not_declare_excuses_no_other_bytes(
+    named: str, counted: bool, written: Path
+) -> None:
+    """The evaluator's label decides whether equal bytes are asked for."""
+    rules = stories.competition(audits='audits = 2\nauditor = "lab"\naudit_tolerance = 0.01')
+    story = stories.until(Phase.CLOSED, rules)
+    for key in story.state.preparation_plan():
+        story.prepare(key, hardware=named)
+    story.finish("PreparationFinished").draw()
+    one, other = story.state.drawn or ()
+    story.audit(one, prepared=stories.digest("near"), hardware="cpu", tolerance=0.01).audit(other, hardware=named)
+    if counted:
+        assert f": {named} (of 12 in 12 preparations)" in said_of(story, written)
+    else:
+        with pytest.raises(NotChecked, match=f"the first ran on {named!r}; the definition declares 'cpu'"):
+            said_of(story, written)
 
 
 # ---- comparing, without a machine -----------------------------------------------------------------------------------

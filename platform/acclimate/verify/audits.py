@@ -2,7 +2,8 @@
 
 1. honest: a second operator, named before the round opened, made drawn preparations again. That the secret is the one committed to, that
    the draw follows from it and PreparationFinished, that no share was released before each of them agreed, and that no agreement
-   contradicts its own values, check `rules` has shown by its fold. Here it is counted, and what does not agree is named.
+   contradicts its own values, check `rules` has shown by its fold. Here it is counted, and what does not agree is named. Equal bytes show an honest
+   preparation; a validation nll within the tolerance shows a model that does as well on the validation split, however it was made.
 2. rerun: whoever verifies has made an entry's preparations and evaluations again. What does it is handed in: this package runs no model.
 """
 
@@ -37,26 +38,51 @@ def honest(audit: Audit) -> str:
         )
     if not state.drawn:
         raise NotChecked("the round has no preparation, so none could be drawn")
+    _of_the_class(state, who)
     return (
         f"{len(state.drawn)} of {len(state.preparations)} preparations drawn and made again by {who}: {_counted(state)}"
     )
 
 
+def _of_the_class(state: Round, who: str) -> None:
+    """Refuse to count an agreement by numbers for which the evaluator had to name hardware that the definition does not.
+
+    Which hardware a preparation ran on, its evaluator says; naming another class than the auditor's is all it takes to be asked for no equal bytes.
+    """
+    declared = state.competition.compute.hardware
+    for key in _by_numbers(state):
+        named = state.prepared[key]["hardware"]
+        if named != declared and not named.startswith(f"{declared}/"):
+            raise NotChecked(
+                f"{who}'s re-run of {_named(state, key)} has other bytes and agrees by a validation nll only, since the evaluator says that"
+                f" the first ran on {named!r}; the definition declares {declared!r}. That it was prepared by the recipe is the"
+                " evaluator's word"
+            )
+
+
+def _by_numbers(state: Round) -> list[PreparationKey]:
+    """The drawn preparations whose re-run agrees without equal bytes."""
+    return [
+        key
+        for key, record in state.audited.items()
+        if record["prepared"] not in (None, state.prepared[key].fields.get("prepared"))
+    ]
+
+
 def _counted(state: Round) -> str:
     """How many of the re-runs agree by what."""
-    equal = failed = 0
-    within: list[float] = []
-    for key, record in state.audited.items():
-        first = state.prepared[key]
-        if record["prepared"] is None:
-            failed += 1
-        elif record["prepared"] == first["prepared"]:
-            equal += 1
-        else:
-            within.append(record["tolerance"])
+    within = _by_numbers(state)
+    failed = sum(record["prepared"] is None for record in state.audited.values())
+    equal = len(state.audited) - len(within) - failed
     said = [f"{equal} with equal bytes"] if equal else []
     if within:
-        said.append(f"{len(within)} on other hardware, by a validation nll within {max(within):g}")
+        most = max(state.audited[key]["tolerance"] for key in within)
+        ran = [record["hardware"] for record in state.prepared.values()]
+        named = sorted({state.prepared[key]["hardware"] for key in within})
+        classes = ", ".join(f"{name} (of {ran.count(name)} in {len(ran)} preparations)" for name in named)
+        said.append(
+            f"{len(within)} by a validation nll within {most:g} only, the evaluator naming other hardware than the auditor's: {classes}"
+        )
     if failed:
         said.append(f"{failed} failed likewise")
     return ", ".join(said)
