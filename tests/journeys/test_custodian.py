@@ -385,16 +385,6 @@ def test_a_record_dated_ahead_of_the_witnesses_is_refused(minutes: int, given: M
     given.change(note=cosigned(note, at=last.at - timedelta(hours=23), by=NAMES[:1])).release()
 
 
-def test_a_record_that_was_dated_ahead_when_it_was_acknowledged_is_refused(given: Mail) -> None:
-    path = given.keys.folder / "pins.json"
-    stored = json.loads(path.read_text())
-    text = log.parse_note(stored[given.made.round]["checkpoint"])
-    bare = "".join([text.text, "\n", text.signatures[0].line()])
-    stored[given.made.round]["checkpoint"] = cosigned(bare, at=START - timedelta(minutes=6), by=NAMES)
-    path.write_text(json.dumps(stored))
-    given.refuses("log_inconsistent", "HoldoutSealed, is dated", "the witnesses saw it by 2027-02-28")
-
-
 def test_a_record_dated_ahead_of_this_machines_clock_is_refused(tmp_path: Path) -> None:
     """Without witnesses as well: at the close the server dates the end of the window for objections a week ahead."""
     given = mail(make(tmp_path / "round", quorum=0), tmp_path)

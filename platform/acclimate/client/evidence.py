@@ -280,7 +280,7 @@ def examine(source: Source, keys: Keys, pin: Pin, *, now: datetime) -> Iterator[
         yield _clock(state, cosigned, now=now), state
     # 10
     with checking("dates"):
-        yield _dated(history, defined, pin, now=now), state
+        yield _dated(history, cosigned, defined, now=now), state
     # 11
     with checking("share"):
         share = state.seal["shares"][pin.index - 1]
@@ -399,31 +399,26 @@ def _require_audits(state: Round) -> None:
     )
 
 
-def _dated(history: History, defined: Record, pin: Pin, *, now: datetime) -> Check:
-    """No record is of the future: not of this machine's, nor of that of the quorum who saw it, now or at the acknowledgement."""
-    quorum = Quorum.of(defined.fields)
-    limits: list[tuple[int, datetime, str]] = []
-    for note in (pin.checkpoint, history.note):
-        signed = history.chain.open(note, quorum.witnesses)
-        by = quorum.by(signed)
-        if by is not None:
-            limits.append(
-                (signed.checkpoint.size, by + AHEAD_OF_WITNESSES, f"the witnesses saw it by {format_time(by)}")
-            )
-    # Times only rise, so the last record is the furthest ahead.
-    for index, record in reversed(history.numbered):
-        what = f"log entry {index}, {record.type}, is dated {format_time(record.at)}"
-        for size, latest, said in limits:
-            if index < size and record.at > latest:
-                raise Refusal("log_inconsistent", f"{what}, {said}: the server dates records ahead")
-        if record.at > now + AHEAD_OF_CLOCK:
-            raise Refusal(
-                "too_early",
-                f"{what}, this machine's clock says {format_time(now)}",
-                hint="check this machine's clock; if it is right, the server dates records ahead: release nothing, and"
-                " phone the other custodians and the organizer",
-            )
-    whose = "this machine's clock or the witnesses'" if limits else "this machine's clock"
+def _dated(history: History, signed: log.SignedCheckpoint, defined: Record, *, now: datetime) -> Check:
+    """No record is of the future: neither of this machine's, nor of that of the quorum who had seen all of them."""
+    index, last = history.numbered[-1]  # times only rise
+    what = f"log entry {index}, {last.type}, is dated {format_time(last.at)}"
+    if last.at > now + AHEAD_OF_CLOCK:
+        raise Refusal(
+            "too_early",
+            f"{what}, this machine's clock says {format_time(now)}",
+            hint="check this machine's clock; if it is right, the server dates records ahead: release nothing, and phone the"
+            " other custodians and the organizer",
+        )
+    by = Quorum.of(defined.fields).by(signed)
+    if by is not None and last.at > by + AHEAD_OF_WITNESSES:
+        raise Refusal(
+            "log_inconsistent",
+            f"{what}, and the witnesses saw it by {format_time(by)}",
+            hint="the server dates records ahead, or the witnesses' clocks are behind: release nothing, and phone the other"
+            " custodians and the organizer",
+        )
+    whose = "this machine's clock or the witnesses'" if by is not None else "this machine's clock"
     return Check("dates", "ok", f"none of the {len(history.numbered)} records is dated ahead of {whose}")
 
 
