@@ -12,16 +12,18 @@ import live
 import pytest
 import rotating
 import rounds_made
+import tiny
 from databases import refused, run, settings, store
 from sqlalchemy import func, select
 from stored import fill
+from witnessed_rounds import write_folder
 
 from acclimate import bundle, config, keys, log, log_key, rotation, verify
-from acclimate.client import Client, evidence
+from acclimate.client import Client, entrant, evidence
 from acclimate.client.evidence import Online, read_history
-from acclimate.client.folder import save_receipt
+from acclimate.client.folder import lacks_quorum, save_receipt
 from acclimate.client.hand_overs import chain_to
-from acclimate.service import identity, rotate
+from acclimate.service import identity, rotate, submit
 from acclimate.store import Store, installation, log_checkpoints
 from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
@@ -503,3 +505,33 @@ def test_the_round_s_people_read_its_log_after_a_rotation_and_release_nothing_ov
         refusal = refused("rotation_invalid", evidence._require_one_key, history, replace(state, phase=Phase.PREPARED))
         assert "don't release" in refusal.hint
         evidence._require_one_key(history, state)
+
+
+def test_an_entrant_s_receipts_are_looked_after_as_before_once_the_log_was_handed_over(tmp_path):
+    with live.serve(tmp_path) as server:
+        staged = live.open_round(server, tmp_path)
+        write_folder(server.actor("ada"), tmp_path / "ada", url=server.url)
+        own = keys.load(tmp_path / "ada")
+        tiny.model(tmp_path / "model", seed=1)
+        with Client(server.url, token=server.actor("ada").token) as client:
+            entrant.enter_round(client, own, staged.round)
+            about = {"title": "A model", "weights_after": "publish"}
+            sent = entrant.submit(client, own, staged.round, tmp_path / "model", wait=False, **about)
+            submit.accept(server.store, sent.submission)
+        server.organizer().post(f"{staged.path}/void", server.organizer().sign("RoundVoided", staged.round, reason="x"))
+        rotate.rotate(server.store, server.settings, reason=REASON)
+        token = server.actor("ada").token
+    with live.serve(tmp_path) as server, Client(server.url, token=token) as client:
+        (kept,) = (own.folder / "submissions").iterdir()
+        kept.write_text(json.dumps({**json.loads(kept.read_text()), "server": server.url}))
+        path = own.folder / "receipts" / f"{sent.short}.tlog-proof"
+        # Fetched for the first time after the hand-over, it is by the successor.
+        (mine,) = entrant.submission_status(client, own)
+        log.Receipt.parse(path.read_text()).open(log.parse_vkey(vkey(server.settings)))
+        before = path.read_bytes()
+        assert entrant.submission_status(client, own) == [mine] and path.read_bytes() == before
+        # Where the round asks for witnesses, it is one without their cosignatures, and no fault of the receipt.
+        defined, _ = entrant.definition_of(client, staged.round)
+        asked = {**defined.fields, "witnesses": [rounds_made.witness("w1.example.org")], "quorum": 1}
+        assert lacks_quorum(client, path, replace(defined, fields=asked))
+        assert not lacks_quorum(client, path, defined)

@@ -446,10 +446,11 @@ def _receipt(client: Client, keys: Keys, mine: Submission, *, defined: Record, r
                 hint="nothing proves it: keep the key folder, and ask the operator; the same command asks again",
             )
         files.save_receipt(client, path, index=index, vkey=defined["log"], request=request)
-    elif type(index) is int and files.lacks_quorum(path, defined):
+    elif type(index) is int:
         # What is there proves the entry; without the witnesses it stays as it is.
         with contextlib.suppress(Refusal):
-            files.save_receipt(client, path, index=index, vkey=defined["log"], request=request)
+            if files.lacks_quorum(client, path, defined):
+                files.save_receipt(client, path, index=index, vkey=defined["log"], request=request)
     return _keep(keys, mine, receipt=name)
 
 

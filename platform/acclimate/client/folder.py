@@ -197,11 +197,7 @@ def save_receipt(client: Client, path: Path, *, index: int, vkey: str, request: 
     """
     text = client.proof(index)
     receipt = log.Receipt.parse(text)
-    chain = rotation.Chain(log.parse_vkey(vkey))
-    if chain.first.key_id not in {signature.key_id for signature in log.parse_note(receipt.checkpoint).signatures}:
-        # The round is long over, and the log was handed over since.
-        chain = rotation.follow(hand_overs.receipts(client), chain.first)
-    record = receipt.verify(chain.of(receipt.checkpoint))
+    record = receipt.verify(_signer(client, receipt, vkey))
     found = {"type": record.type, "round": record.round, "fields": record.fields, "by": record.by, "sig": record.sig}
     if receipt.index != index or found != request:
         raise Refusal(
@@ -211,15 +207,25 @@ def save_receipt(client: Client, path: Path, *, index: int, vkey: str, request: 
     return path
 
 
-def lacks_quorum(path: Path, defined: Record) -> bool:
+def lacks_quorum(client: Client, path: Path, defined: Record) -> bool:
     """Whether a receipt has fewer cosignatures than its round asks for.
 
     Raises:
-        Refusal: proof_invalid, file_unreadable.
+        Refusal: proof_invalid, file_unreadable, server_unreachable.
     """
     quorum = Quorum.of(defined.fields)
+    if quorum.needed == 0:
+        return False
     receipt = log.Receipt.parse(_read_text(path) + "\n")
-    return not quorum.reached(receipt.open(log.parse_vkey(defined["log"]), quorum.witnesses)[1])
+    return not quorum.reached(receipt.open(_signer(client, receipt, defined["log"]), quorum.witnesses)[1])
+
+
+def _signer(client: Client, receipt: log.Receipt, vkey: str) -> log.Verifier:
+    """Whose checkpoint a receipt has: the round's key, or one that it was handed over to since, when the round was long over."""
+    chain = rotation.Chain(log.parse_vkey(vkey))
+    if chain.first.key_id not in {signature.key_id for signature in log.parse_note(receipt.checkpoint).signatures}:
+        chain = rotation.follow(hand_overs.receipts(client), chain.first)
+    return chain.of(receipt.checkpoint)
 
 
 def _other_account(path: Path, account: Account) -> Refusal:
