@@ -3,7 +3,7 @@
     DIR/entries.jsonl           a line an entry: its bytes without the newline are the leaf's data
     DIR/checkpoint              the newest signed checkpoint, cosignatures included
     DIR/checkpoints/<size>      of each hand-over of the log's key, signed by both keys
-    DIR/log.vkey                the key that the mirror was begun with
+    DIR/log.vkey                the key that the mirror was begun with; kept with the first checkpoint that it signed
     DIR/forks/<size>-<root>     checkpoints that contradict each other; never removed
 
 Lines after the checkpoint's size are fetched and not vouched for yet: the next call goes on from them, and drops them where the
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from acclimate import locks, log, rotation
+from acclimate import locks, log, notes, rotation
 from acclimate.client import folder as files
 from acclimate.client import hand_overs
 from acclimate.client.connection import Client
@@ -104,9 +104,15 @@ def check(folder: Path, known: str | None = None) -> Followed:
     Raises:
         Refusal: file_unreadable, log_inconsistent, proof_invalid, rotation_invalid.
     """
+    if not (folder / KEY).exists() or not (folder / CHECKPOINT).exists():
+        missing = CHECKPOINT if (folder / KEY).exists() else KEY
+        raise Refusal(
+            "file_unreadable",
+            f"{folder} is no mirror of a log: it has no file {missing}",
+            hint=f"acclimate log mirror --server URL --log-key KEY --out {folder} makes one, or finishes one",
+        )
     kept = _load(folder, log.parse_vkey(_read(folder / KEY).strip()))
-    if kept.signed is None:
-        raise Refusal("file_unreadable", f"{folder} holds no checkpoint yet", hint="acclimate log mirror begins it")
+    assert kept.signed is not None
     chain = _chain(kept, kept.size)
     if known is not None and log.parse_vkey(known) not in chain.keys:
         raise Refusal(
@@ -126,7 +132,7 @@ def follow(client: Client, kept: Kept, *, progress: Progress = lambda done, tota
     2. It is over a log that begins with what the mirror holds; else both checkpoints are kept, and the server is refused.
     3. The entries up to it are fetched, and give its root.
     4. The hand-overs among the entries are those that led to the key, each in a checkpoint that both keys signed.
-    5. Only then is the checkpoint taken.
+    5. Only then is the checkpoint taken; with the first one, the key.
 
     Raises:
         Refusal: log_inconsistent, proof_invalid, rotation_invalid, server_unreachable, no_space, file_unreadable.
@@ -160,6 +166,8 @@ def follow(client: Client, kept: Kept, *, progress: Progress = lambda done, tota
             _check_turn(kept, chain, turn, receipt.checkpoint)
             _write(kept.folder / CHECKPOINTS / str(turn.index + 1), receipt.checkpoint)
     # 5
+    if kept.signed is None:
+        _write(kept.folder / KEY, f"{kept.known.text()}\n")
     _write(kept.folder / CHECKPOINT, note)
     kept.note, kept.signed = note, shown
     return Followed(chain, shown, shown.size - before)
@@ -265,14 +273,19 @@ def _chain(kept: Kept, size: int) -> Chain:
 
 
 def _known(folder: Path, known: str | None) -> log.Verifier:
+    """The key that the mirror was begun with, or is begun with now; which one that is, is settled by its first checkpoint.
+
+    Raises:
+        Refusal: config_invalid, conflict; key_refused, where a key is given that signs no checkpoints.
+    """
     path = folder / KEY
-    if path.exists():
+    if path.exists() and (known is None or (folder / CHECKPOINT).exists()):
         kept = _read(path).strip()
         if known not in (None, kept):
             raise Refusal(
                 "conflict",
                 f"{folder} mirrors the log {kept}, the key given is {known}",
-                hint="leave --log-key out, or name another folder",
+                hint="leave --log-key out, or name another folder: a mirror is of one log",
             )
         return log.parse_vkey(kept)
     if known is None:
@@ -282,7 +295,12 @@ def _known(folder: Path, known: str | None) -> log.Verifier:
             hint="--log-key KEY, got from somebody whom you trust: a custodian, an entrant, the organizer's page",
         )
     found = log.parse_vkey(known)
-    _write(path, f"{known}\n")
+    if found.kind != notes.ED25519:
+        raise Refusal(
+            "key_refused",
+            f"{known} is a witness's key (kind 0x{found.kind:02x}), a log signs with one of kind 0x{notes.ED25519:02x}",
+            hint="ask for the log's own key: `acclimate log keys` and every key folder's log.vkey show it",
+        )
     return found
 
 

@@ -15,6 +15,7 @@ import pytest
 import rotating
 import rounds_made
 from databases import refused, run
+from sites import free_port
 from sqlalchemy import delete, text
 
 from acclimate import config, locks, log, mirror
@@ -106,6 +107,31 @@ def test_a_log_of_another_key_is_not_mirrored(server, tmp_path):
     grow(server, tmp_path, "one")
     assert stranger in refused_("proof_invalid", followed, server, tmp_path / "mirror", stranger).sentence
     assert not (tmp_path / "mirror" / "checkpoint").exists()
+
+
+def test_a_wrong_key_spoils_no_folder(server, tmp_path):
+    """It is kept once it has signed something, and not before."""
+    out, stranger = tmp_path / "mirror", log.Signer(server.settings.origin, rounds_made.key("x")).vkey
+    refusal = refused_("key_refused", followed, server, out, rounds_made.witness("w1.example.org"))
+    assert "kind 0x04" in refusal.sentence and "log.vkey" in refusal.hint
+    grow(server, tmp_path, "one")
+    refused_("proof_invalid", followed, server, out, stranger)
+    dead = f"http://127.0.0.1:{free_port()}"
+    assert run("log", "mirror", "--server", dead, "--log-key", stranger, "--out", out)[0] == 1
+    assert not (out / "log.vkey").exists()
+    error = refused_("file_unreadable", mirror.check, out)
+    assert "no mirror" in error.sentence and "log mirror" in error.hint
+    refused_("config_invalid", followed, server, out)
+    assert followed(server, out, vkey(server)).new == 2
+    assert (out / "log.vkey").read_text().strip() == vkey(server)
+    refused_("conflict", followed, server, out, stranger)
+    # Killed between the two files: the key is there, the checkpoint not yet; another key may take its place.
+    (out / "checkpoint").unlink()
+    assert "checkpoint" in refused_("file_unreadable", mirror.check, out).sentence
+    (out / "log.vkey").write_text(f"{stranger}\n")
+    assert followed(server, out, vkey(server)).checkpoint.size == 2
+    (out / "checkpoint").unlink()
+    assert followed(server, out).checkpoint.size == 2 and mirror.check(out).chain.first.text() == vkey(server)
 
 
 def refused_(code, call, *arguments):
