@@ -362,14 +362,14 @@ def test_another_round_defined_of_the_same_id_is_refused(pinned: str, given: Mai
         bare.refuses("log_inconsistent", "pinned is", digests.of_bytes(own))
 
 
-def test_another_round_of_the_log_with_the_same_seal_is_refused(given: Mail) -> None:
+def test_whoever_copies_a_seal_into_another_round_holds_up_nothing(given: Mail) -> None:
+    """The share is for its own round; a copy in the log, where it stays, must not keep the round from opening."""
     other = records.parse(given.mailed.lines[0])
     assert other.round != given.made.round
     fields = next(r for r in map(records.parse, given.made.entries) if r.type == "HoldoutSealed").fields
     request = records.sign("HoldoutSealed", other.round, fields, key=rounds_made.key("organizer"))
     record = records.Record("HoldoutSealed", other.round, given.made.now, fields, request["by"], request["sig"])
-    found = given.with_entries([*given.mailed.lines, record.encode()])
-    found.refuses("seal_mismatch", f"which is the seal of {other.round}", "tell both organizers")
+    given.with_entries([*given.mailed.lines, record.encode()]).release()
 
 
 @pytest.mark.parametrize("minutes", [-6, -11])

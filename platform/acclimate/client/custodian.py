@@ -51,7 +51,7 @@ def acknowledge(
     1. RoundDefined and the definition agree with the round's id, which has the digits that bind it.
     2. The log up to a signed checkpoint, cosigned by the quorum that the round asks for, holds this RoundDefined and HoldoutSealed; the log
        is the one that the folder keeps the key of; the round's records fold. These keys are a custodian's, with the recipients that its own
-       custodian.json names. The seal is no other round's, of this log or of those acknowledged before.
+       custodian.json names. No other round showed the seal before, in this log or to this custodian.
     3. The real envelope opens, and its document is the committed one, a share of this round and this seal. It is not sent.
     4. The rehearsal's envelope opens likewise; its document is sent only because it says that it is a rehearsal's. What the
        server says of the rehearsal's seal proves nothing: nobody signed it.

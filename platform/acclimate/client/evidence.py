@@ -107,7 +107,7 @@ class History:
         hashes: the leaf hash of each entry.
         numbered: the round's records with their log indices.
         chain: the log's keys, by the hand-overs among the entries.
-        seals: seal id -> round, of the other rounds' HoldoutSealed.
+        seals: seal id -> round, of each seal's first HoldoutSealed.
     """
 
     note: str
@@ -164,7 +164,7 @@ def _read(source: Source, defined: Record) -> History:
     hashes = [digests.leaf_hash(data) for data in entries]
     parsed = list(enumerate(map(records.parse, entries)))
     numbered = [(index, record) for index, record in parsed if record.round == defined.round]
-    seals = {r["seal"]: r.round for _, r in parsed if r.type == "HoldoutSealed" and r.round != defined.round}
+    seals = {record["seal"]: record.round for _, record in reversed(parsed) if record.type == "HoldoutSealed"}
     if len(hashes) != checkpoint.size or digests.root_of_hashes(hashes) != checkpoint.root:
         raise Refusal(
             "log_inconsistent",
@@ -202,14 +202,17 @@ def require_kept_log(keys: Keys, history: History, defined: Record) -> None:
 
 
 def require_own_seal(history: History, state: Round) -> None:
-    """Refuse a seal that another round of the log shows as well.
+    """Refuse a seal that another round of the log showed before.
+
+    Whoever copies it afterwards holds up nothing: a share says for which round it is.
 
     Raises:
         Refusal: seal_mismatch.
     """
-    seal = state.seal["seal"] if state.seal is not None else None
-    if seal in history.seals:
-        raise other_rounds_seal(state.id, seal=seal, other=history.seals[seal])
+    assert state.seal is not None
+    first = history.seals[state.seal["seal"]]
+    if first != state.id:
+        raise other_rounds_seal(state.id, seal=state.seal["seal"], other=first)
 
 
 def require_quorum(history: History, defined: Record) -> log.SignedCheckpoint:
@@ -236,7 +239,7 @@ def examine(source: Source, keys: Keys, pin: Pin, *, now: datetime) -> Iterator[
     1. RoundDefined is the pinned one, to the byte.
     2. The checkpoint is signed by the pinned log key, the entries hash to its root, and RoundDefined is among them.
     3. The log only grew since the pinned checkpoint.
-    4. The round's records fold on this machine; organizer and seal are the pinned ones, and no other round shows this seal.
+    4. The round's records fold on this machine; organizer and seal are the pinned ones.
     5. The quorum of witnesses that the round asks for cosigned this checkpoint.
     6. RoundClosed is included. 7. PreparationFinished is included. 8. The drawn re-runs, if any, agree. No k shares were released yet.
     9. This machine's clock is past the close, and so were those of the quorum when they saw this history.
@@ -265,7 +268,6 @@ def examine(source: Source, keys: Keys, pin: Pin, *, now: datetime) -> Iterator[
         state = rounds.fold(history.numbered, competition)
         if state.seal is None or state.seal["seal"] != pin.seal:
             raise Refusal("seal_mismatch", f"the log has another seal for {pin.round} than the acknowledged {pin.seal}")
-        require_own_seal(history, state)
         _require_one_key(history, state)
     yield Check("records", "ok", f"{len(history.numbered)} records fold to phase {state.phase} on this machine"), state
     # 5
