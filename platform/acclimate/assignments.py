@@ -10,15 +10,16 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
+from acclimate import round_jobs
 from acclimate.plan import demand_of
 from acclimate.schedule import Work
-from acclimate.service import manifests, submit
+from acclimate.service import manifests
 from acclimate.store import Tx, submissions
 from acclimate_competitions import digests
 from acclimate_competitions.definition import Task
 from acclimate_competitions.phases import Entry, Phase, Round
 from acclimate_runners import jobs
-from acclimate_runners.jobs import CheckJob, EvaluateJob, Job, ModelFiles, PrepareJob, TaskData
+from acclimate_runners.jobs import Job, ModelFiles
 from acclimate_runners.runner import Demand
 
 _FIRST, _LATER = 0, 1
@@ -126,15 +127,7 @@ def _entries(tx: Tx, state: Round) -> list[tuple[Entry, Row[Any]]]:
 
 
 def _check(state: Round, row: Row[Any], place: int) -> Assignment:
-    model = ModelFiles(manifests.digests_of(row.manifest))
-    job = CheckJob(
-        kind="check",
-        model=model,
-        tasks=tuple(_public(state, task) for task in state.competition.tasks),
-        recipe=state.competition.preparation,
-        limits=submit.limits(state),
-        tokenizer=_tokenizer(state),
-    )
+    job = round_jobs.check(state, ModelFiles(manifests.digests_of(row.manifest)))
     key = stage_key("check", state, inputs=jobs.inputs(job), params={"submission": row.id})
     # First come, first served: an entrant waits for this answer.
     work = Work(row.entrant, cost=-float(place), priority=_FIRST)
@@ -152,21 +145,13 @@ def _prepare(state: Round, entry: Entry, row: Row[Any]) -> Assignment | None:
     ]
     if not left:
         return None
-    job = PrepareJob(
-        kind="prepare",
-        model=model,
-        tasks=tuple(_public(state, task) for task in dict.fromkeys(task for task, _ in left)),
-        recipe=competition.preparation,
-        limits=submit.limits(state),
-        tokenizer=_tokenizer(state),
-        stages=tuple((task.name, seed) for task, seed in left),
-    )
+    job = round_jobs.prepare(state, model, [(task.name, seed) for task, seed in left])
     stages = tuple(
         Stage(
             stage_key(
                 "prepare",
                 state,
-                inputs=jobs.inputs(replace(job, tasks=(_public(state, task),))),
+                inputs=jobs.inputs(replace(job, tasks=(round_jobs.public_data(state, task),))),
                 params={"task": task.name, "seed": seed},
             ),
             task.name,
@@ -182,22 +167,16 @@ def _evaluate(
     state: Round, entry: Entry, row: Row[Any], holdout_inputs: Mapping[str, str], *, left: Sequence[_Evaluation]
 ) -> Assignment:
     models = state.models
-    tasks = {task.name: task for task in state.competition.tasks}
-    chosen = dict.fromkeys(name for name, _, _ in left)
-    job = EvaluateJob(
-        kind="evaluate",
-        model=ModelFiles(manifests.digests_of(row.manifest)),
-        tasks=tuple(TaskData(tasks[name], holdout_inputs=holdout_inputs[name]) for name in chosen),
-        recipe=state.competition.preparation,
-        limits=submit.limits(state),
-        tokenizer=_tokenizer(state),
+    prepared = {
+        f"{name}/{seed}": models[(entry.submission, name, seed, p)] for name, seed, p in left if p == "prepared"
+    }
+    job = round_jobs.evaluate(
+        state,
+        ModelFiles(manifests.digests_of(row.manifest)),
+        left,
+        inputs=holdout_inputs,
+        prepared=prepared,
         entrant=entry.entrant,
-        stages=tuple(left),
-        prepared={
-            f"{name}/{seed}": models[(entry.submission, name, seed, protocol)]
-            for name, seed, protocol in left
-            if protocol == "prepared"
-        },
     )
     shared = {*job.model.files.values(), *([job.tokenizer] if job.tokenizer else [])}
     stages = tuple(
@@ -216,16 +195,6 @@ def _evaluate(
     )
     work, demand = _work(row, stages), demand_of(state.competition)
     return Assignment("evaluate", state.id, row.id, row.entrant, entry.submission, stages, job, work, demand)
-
-
-def _public(state: Round, task: Task) -> TaskData:
-    files = state.defined["files"]
-    preparation, validation = (files[f"splits/{task.name}/{name}.parquet"] for name in ("preparation", "validation"))
-    return TaskData(task, preparation=preparation, validation=validation)
-
-
-def _tokenizer(state: Round) -> str | None:
-    return dict(state.defined["files"]).get("tokenizer.json")
 
 
 def _work(row: Row[Any], stages: tuple[Stage, ...]) -> Work:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from acclimate import rerun
-from acclimate.rerun import Again, Progress, Workshop
+from acclimate import rerun, round_jobs
+from acclimate.rerun import Progress, Remade, RerunFolder
 from acclimate.verify.audit import Audit
 from acclimate.verify.report import Failed, NotChecked
 from acclimate.verify.scores import predictions_name
@@ -27,7 +27,7 @@ CLOSE = 0.01
 
 
 @dataclass(frozen=True)
-class Entrant:
+class EntrantRerun:
     """Makes an entrant's work again; give it to acclimate.verify.verify as `rerun`.
 
     Attributes:
@@ -54,7 +54,7 @@ class Entrant:
         """
         # 1
         entry, files = self._entry(audit)
-        shop = Workshop(audit.work / "rerun", progress=self.progress)
+        shop = RerunFolder(audit.work / "rerun", progress=self.progress)
         try:
             return _Work(audit, entry, ModelFiles(_taken(shop, self.models, files)), shop).done()
         except Refusal as refusal:
@@ -75,7 +75,7 @@ class Entrant:
         return entries[self.name], {item["name"]: item["sha256"] for item in manifest["files"]}
 
 
-def _taken(shop: Workshop, folder: Path, files: Mapping[str, str]) -> dict[str, str]:
+def _taken(shop: RerunFolder, folder: Path, files: Mapping[str, str]) -> dict[str, str]:
     for name, digest in files.items():
         path = folder / name
         if not path.is_file():
@@ -92,7 +92,7 @@ class _Work:
     audit: Audit
     entry: Entry
     model: ModelFiles
-    shop: Workshop
+    shop: RerunFolder
     equal: int = 0
     within: int = 0
     unsure: list[str] = field(default_factory=list)
@@ -102,7 +102,7 @@ class _Work:
     def done(self) -> str:
         state = self.audit.round
         stages = [key[1:] for key in state.preparations if key[0] == self.entry.submission]
-        for name in rerun.public_files(state, [task.name for task in state.competition.tasks]):
+        for name in round_jobs.public_files(state, [task.name for task in state.competition.tasks]):
             self.shop.blobs.put(self.audit.bundle.path(f"public/{name}"))
         # 2
         again = rerun.prepare(self.shop, state, self.model, stages)
@@ -125,7 +125,7 @@ class _Work:
     def _where(self, task: str, seed: int | None, protocol: str = "prepared") -> str:
         return f"{self.entry.entrant}, {task}, " + (protocol if seed is None else f"seed {seed}")
 
-    def _preparation(self, first: Record, made: Again, *, where: str) -> None:
+    def _preparation(self, first: Record, made: Remade, *, where: str) -> None:
         alike = self.alike[first["task"], first["seed"]] = first["hardware"] == made.hardware
         self.versions = made.versions
         if "failed" in first.fields or made.failed:
@@ -140,7 +140,7 @@ class _Work:
             )
             self._judge(numbers, f"ModelPrepared of {where}", f"{what}; validation nll of a candidate", alike=alike)
 
-    def _failures(self, first: Record, made: Again, *, where: str, alike: bool) -> None:
+    def _failures(self, first: Record, made: Remade, *, where: str, alike: bool) -> None:
         there = f"failed ({first['failed']['reason']})" if "failed" in first.fields else "gave a model"
         here = f"failed ({made.failed})" if made.failed else "gives one"
         if "failed" in first.fields and made.failed:
@@ -166,7 +166,7 @@ class _Work:
                 raise Failed(place, f"{what} {there}, here {here}")
         self.unsure.append(f"{what} {'is close' if bounded else 'can not be told apart without a declared tolerance'}")
 
-    def _evaluations(self, again: Mapping[tuple[str, int], Again]) -> int:
+    def _evaluations(self, again: Mapping[tuple[str, int], Remade]) -> int:
         audit, state = self.audit, self.audit.round
         keys = [key for found in audit.plan[self.entry.entrant].values() for key in found]
         prepared = {
@@ -174,7 +174,7 @@ class _Work:
         }
         todo = [key for key in keys if key[3] == "direct" or f"{key[1]}/{key[2]}" in prepared]
         inputs = {task: self._inputs(task) for task in dict.fromkeys(key[1] for key in todo)}
-        job = rerun.evaluating(
+        job = round_jobs.evaluate(
             state,
             self.model,
             [key[1:] for key in todo],

@@ -13,12 +13,13 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from acclimate import round_jobs
 from acclimate_competitions import digests, tables
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
@@ -27,18 +28,18 @@ from acclimate_competitions.records import Record
 from acclimate_runners import jobs
 from acclimate_runners.blobs import FolderBlobs
 from acclimate_runners.code import code_digest
-from acclimate_runners.jobs import EvaluateJob, Job, Limits, ModelFiles, PrepareJob, TaskData
+from acclimate_runners.jobs import Job, ModelFiles
 from acclimate_runners.local import LocalRunner
 from acclimate_runners.runner import Status
 
 _LOOK = 0.1
 Progress = Callable[[int, int, str], None]
-"""Called with (steps done, steps in all, what is done)."""
+"""Called with (steps or bytes done, of how many, what is done)."""
 SILENT: Progress = lambda done, total, what: None  # noqa: E731
 
 
 @dataclass(frozen=True)
-class Again:
+class Remade:
     """What a preparation came to when it was made again.
 
     Attributes:
@@ -67,7 +68,7 @@ class Verdict:
     reason: str
 
 
-class Workshop:
+class RerunFolder:
     """A folder of this machine in which jobs are made again; what was finished in it is not made twice.
 
     Args:
@@ -79,6 +80,10 @@ class Workshop:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder, self._progress = folder, progress
         self.blobs = FolderBlobs(folder / "blobs")
+
+    def telling(self, what: str) -> Callable[[int, int], None]:
+        """What a download is to tell of its bytes."""
+        return lambda done, total: self._progress(done, total, what)
 
     def carry_out(self, job: Job, *, attempt: str = "") -> Status:
         """Do a job in a confined child, or take its outcome where it was done here before.
@@ -105,80 +110,6 @@ class Workshop:
         return status
 
 
-# ---- jobs ----------------------------------------------------------------------------------------------------------
-
-
-def limits_of(state: Round) -> Limits:
-    """What a model may be, and what its child process may use, in this round."""
-    rules, isolation = state.competition.submission, state.competition.isolation
-    return Limits(
-        architectures=rules.architectures,
-        max_parameters=rules.max_parameters,
-        max_bytes=rules.max_bytes,
-        memory=isolation.memory,
-        wall_seconds=isolation.wall.total_seconds(),
-    )
-
-
-def public_files(state: Round, tasks: Iterable[str]) -> list[str]:
-    """The public files that preparing for these tasks reads."""
-    names = [f"splits/{task}/{split}.parquet" for task in tasks for split in ("preparation", "validation")]
-    return [name for name in [*names, "tokenizer.json"] if name in state.defined["files"]]
-
-
-def preparing(state: Round, model: ModelFiles, stages: Sequence[tuple[str, int]]) -> PrepareJob:
-    """The job that prepares a model for some tasks and seeds, as the round's dispatcher would make it."""
-    files = state.defined["files"]
-    tasks = [state.competition.task(name) for name in dict.fromkeys(task for task, _ in stages)]
-    return PrepareJob(
-        kind="prepare",
-        model=model,
-        tasks=tuple(
-            TaskData(t, files[f"splits/{t.name}/preparation.parquet"], files[f"splits/{t.name}/validation.parquet"])
-            for t in tasks
-        ),
-        recipe=state.competition.preparation,
-        limits=limits_of(state),
-        tokenizer=files.get("tokenizer.json"),
-        stages=tuple(stages),
-    )
-
-
-def evaluating(
-    state: Round,
-    model: ModelFiles,
-    stages: Sequence[tuple[str, int | None, str]],
-    *,
-    inputs: Mapping[str, str],
-    prepared: Mapping[str, str],
-    entrant: str = "again",
-) -> EvaluateJob:
-    """The job that evaluates a model.
-
-    Args:
-        state: the round.
-        model: as submitted.
-        stages: (task, seed, protocol).
-        inputs: task -> digest of the rows to predict.
-        prepared: "task/seed" -> digest of the prepared weights.
-        entrant: whose name the predictions carry.
-    """
-    return EvaluateJob(
-        kind="evaluate",
-        model=model,
-        tasks=tuple(TaskData(state.competition.task(name), holdout_inputs=digest) for name, digest in inputs.items()),
-        recipe=state.competition.preparation,
-        limits=limits_of(state),
-        tokenizer=state.defined["files"].get("tokenizer.json"),
-        entrant=entrant,
-        stages=tuple(stages),
-        prepared=dict(prepared),
-    )
-
-
-# ---- preparing again -----------------------------------------------------------------------------------------------
-
-
 def require_same_code(state: Round) -> None:
     """Refuse to make again with other code what this code did not make.
 
@@ -194,24 +125,24 @@ def require_same_code(state: Round) -> None:
 
 
 def prepare(
-    shop: Workshop, state: Round, model: ModelFiles, stages: Sequence[tuple[str, int]], *, attempt: str = ""
-) -> dict[tuple[str, int], Again]:
+    shop: RerunFolder, state: Round, model: ModelFiles, stages: Sequence[tuple[str, int]], *, attempt: str = ""
+) -> dict[tuple[str, int], Remade]:
     """Prepare a model again; (task, seed) -> what it came to.
 
     Raises:
         Refusal: this machine's faults.
     """
-    status = shop.carry_out(preparing(state, model, stages), attempt=attempt)
+    status = shop.carry_out(round_jobs.prepare(state, model, stages), attempt=attempt)
     outcome = status.outcome
     if outcome is None:
         # No manifest says what it ran on; the class that the definition declares is what the record has then, too.
         hardware = state.competition.compute.hardware
-        return dict.fromkeys(stages, Again(None, status.reason, limited=True, hardware=hardware))
-    plain = Again(None, hardware=outcome.hardware, versions=dict(outcome.versions))
+        return dict.fromkeys(stages, Remade(None, status.reason, limited=True, hardware=hardware))
+    plain = Remade(None, hardware=outcome.hardware, versions=dict(outcome.versions))
     if outcome.status == "refused":
         return dict.fromkeys(stages, replace(plain, failed=outcome.reason))
     selections = {entry["task"]: entry for entry in outcome.results["selections"]}
-    found: dict[tuple[str, int], Again] = {}
+    found: dict[tuple[str, int], Remade] = {}
     for entry in outcome.results["prepared"]:
         if "failed" in entry:
             made = replace(plain, failed=str(entry["failed"]["reason"]))
@@ -225,7 +156,7 @@ def prepare(
 
 
 def selection_of(first: Record) -> dict[str, Any]:
-    """What ModelPrepared says of the selection, as Again has it."""
+    """What ModelPrepared says of the selection, as Remade has it."""
     return {
         "candidates": first["candidates"],
         "selected": first["selected"],
@@ -233,7 +164,7 @@ def selection_of(first: Record) -> dict[str, Any]:
     }
 
 
-def differing(first: Record, again: Again, *, tolerance: float) -> str:
+def differing(first: Record, again: Remade, *, tolerance: float) -> str:
     """Where two selections differ by more than the tolerance, in words; "" where they don't."""
     here, there = again.selection, selection_of(first)
     # With no tolerance everything is equal or not; else two rates that do equally well may change places.
@@ -259,7 +190,7 @@ def near(here: float | None, there: float | None, *, within: float) -> bool:
 
 
 def compare(
-    first: Record, again: Again, *, tolerance: float, measure: Callable[[], tuple[float | None, float | None]]
+    first: Record, again: Remade, *, tolerance: float, measure: Callable[[], tuple[float | None, float | None]]
 ) -> Verdict:
     """Whether a preparation made again agrees with the first one.
 
@@ -297,7 +228,7 @@ def compare(
     return Verdict(near(mine, theirs, within=tolerance), tolerance, f"{said}; tolerance {tolerance:g}")
 
 
-def _compare_failures(first: Record, again: Again, *, alike: bool) -> Verdict:
+def _compare_failures(first: Record, again: Remade, *, alike: bool) -> Verdict:
     reason = str(first["failed"]["reason"]) if "failed" in first.fields else ""
     if reason and again.failed:
         return Verdict(agrees=True, tolerance=0, reason=f"it failed here, too: {again.failed}"[:2000])
@@ -329,7 +260,7 @@ def other_versions(first: Mapping[str, str]) -> list[str]:
 
 
 def validation_nll(
-    shop: Workshop, state: Round, model: ModelFiles, key: tuple[str, int], *, prepared: str
+    shop: RerunFolder, state: Round, model: ModelFiles, key: tuple[str, int], *, prepared: str
 ) -> float | None:
     """The validation nll of a prepared model, scored by this machine; None where it is no number.
 
@@ -338,12 +269,13 @@ def validation_nll(
     """
     task = state.competition.task(key[0])
     split = state.defined["files"][f"splits/{task.name}/validation.parquet"]
-    job = evaluating(
+    job = round_jobs.evaluate(
         state,
         model,
         [(task.name, key[1], "prepared")],
         inputs={task.name: split},
         prepared={f"{task.name}/{key[1]}": prepared},
+        entrant="again",
     )
     outcome = shop.carry_out(job).outcome
     if outcome is None or outcome.status == "refused":
@@ -370,7 +302,7 @@ def nll(predictions: list[dict[str, Any]], rows: list[dict[str, Any]], task: Tas
     return math.fsum(losses) / len(losses) if losses else None
 
 
-def confirm(shop: Workshop, state: Round, model: ModelFiles, key: tuple[str, int], *, again: Again) -> None:
+def confirm(shop: RerunFolder, state: Round, model: ModelFiles, key: tuple[str, int], *, again: Remade) -> None:
     """Make it a second time here: a machine that contradicts itself says nothing of another's work.
 
     Raises:

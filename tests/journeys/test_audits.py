@@ -20,8 +20,8 @@ from live import Live, Staged
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
-from acclimate import bundle, keys, log, rerun, verify
-from acclimate.bundle_rerun import Entrant
+from acclimate import bundle, keys, log, rerun, round_jobs, verify
+from acclimate.bundle_rerun import EntrantRerun
 from acclimate.cli.main import app
 from acclimate.client import auditor, folder, organizer, reruns
 from acclimate.client.connection import Client
@@ -252,18 +252,18 @@ def test_the_bundle_shows_who_made_what_again(honest: Lab, written: Path) -> Non
 
 def test_an_entrants_files_give_the_same_again(honest: Lab, written: Path, tmp_path: Path) -> None:
     models = honest.staged.folder / "model-1"
-    report = verify.verify(written, rerun=Entrant("ada", models))
+    report = verify.verify(written, rerun=EntrantRerun("ada", models))
     check = line(report, "re-run")
     assert check.status == "ok", check
     assert check.where == "ada: 6 preparations and 8 evaluations: 14 equal"
     # Without verified predictions only the preparations are held against the log.
-    only = line(verify.verify(written, levels=["rerun"], rerun=Entrant("ada", models)), "re-run")
+    only = line(verify.verify(written, levels=["rerun"], rerun=EntrantRerun("ada", models)), "re-run")
     assert only.status == "ok" and "6 equal" in only.where and "were not made again" in only.where
 
 
 def test_what_can_not_be_made_again_is_not_checked(written: Path, tmp_path: Path) -> None:
     def said(name: str, models: Path) -> str:
-        check = line(verify.verify(written, levels=["rerun"], rerun=Entrant(name, models)), "re-run")
+        check = line(verify.verify(written, levels=["rerun"], rerun=EntrantRerun(name, models)), "re-run")
         assert check.status == "NOT CHECKED"
         return check.meaning
 
@@ -383,7 +383,7 @@ def test_what_the_evaluator_made_up_is_named_and_only_a_voiding_leads_on(cheated
         give_shares(cheated.staged)
     status = cheated.staged.live.anyone().get(cheated.staged.path).json()
     assert status["problem"]["code"] == "guard_failed" and "does not agree" in status["problem"]["sentence"]
-    assert "voids the round" in status["next"]
+    assert "void the round" in status["next"]
     found = CliRunner().invoke(app, ["audit", "run", cheated.staged.round, "--keys", str(cheated.keys.folder)])
     assert found.exit_code == 1 and "DOES NOT AGREE" in found.stdout
 
@@ -416,7 +416,7 @@ def favoured(honest: Lab, written: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_an_entrants_work_made_again_names_what_was_made_up(favoured: Path, honest: Lab) -> None:
-    report = verify.verify(favoured, rerun=Entrant("ada", honest.staged.folder / "model-1"))
+    report = verify.verify(favoured, rerun=EntrantRerun("ada", honest.staged.folder / "model-1"))
     (check,) = report.failed
     assert check.name == "re-run" and check.where == "predictions/ada/prepared-tint-11.parquet"
     assert "nll of the holdout" in check.meaning
@@ -424,7 +424,7 @@ def test_an_entrants_work_made_again_names_what_was_made_up(favoured: Path, hone
 
 
 def test_other_hardware_agrees_within_the_declared_tolerance(favoured: Path, honest: Lab) -> None:
-    check = line(verify.verify(favoured, rerun=Entrant("bea", honest.staged.folder / "model-2")), "re-run")
+    check = line(verify.verify(favoured, rerun=EntrantRerun("bea", honest.staged.folder / "model-2")), "re-run")
     assert check.status == "ok", check
     assert check.where == "bea: 6 preparations and 8 evaluations: 8 equal, 6 within the tolerance"
 
@@ -497,13 +497,13 @@ def first(**changes: Any) -> records.Record:
 CANDIDATE = {"lr": 0.1, "epoch": 2, "validation": 1.0}
 
 
-def again(**changes: Any) -> rerun.Again:
+def again(**changes: Any) -> rerun.Remade:
     selection = {"candidates": [CANDIDATE], "selected": {"lr": 0.1, "epoch": 2}, "diverged": False}
-    return rerun.Again(**{"prepared": "sha256:1", "selection": selection, "hardware": "cpu/a", **changes})
+    return rerun.Remade(**{"prepared": "sha256:1", "selection": selection, "hardware": "cpu/a", **changes})
 
 
 def compared(
-    there: records.Record, here: rerun.Again, *, tolerance: float = 0.1, nlls: Any = (1.0, 1.05)
+    there: records.Record, here: rerun.Remade, *, tolerance: float = 0.1, nlls: Any = (1.0, 1.05)
 ) -> rerun.Verdict:
     return rerun.compare(there, here, tolerance=tolerance, measure=lambda: nlls)
 
@@ -552,11 +552,11 @@ def test_other_code_makes_nothing_again(written: Path) -> None:
 
 
 def test_a_machine_that_contradicts_itself_says_nothing(honest: Lab, tmp_path: Path) -> None:
-    key, shop = next(iter(honest.state.audited)), rerun.Workshop(tmp_path)
+    key, shop = next(iter(honest.state.audited)), rerun.RerunFolder(tmp_path)
     built = honest.staged.folder
     name = next(entry.entrant for entry in honest.state.entries if entry.submission == key[0])
     model = rerun.ModelFiles({n: shop.blobs.put(p) for n, p in staging.model(honest.staged, seed=PEOPLE[name]).items()})
-    for file in rerun.public_files(honest.state, [key[1]]):
+    for file in round_jobs.public_files(honest.state, [key[1]]):
         shop.blobs.put(built / file)
     made = rerun.prepare(shop, honest.state, model, [key[1:]])[key[1:]]
     rerun.confirm(shop, honest.state, model, key[1:], again=made)

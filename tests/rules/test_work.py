@@ -3,16 +3,18 @@
 import contextlib
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import stories as told
 from sqlalchemy import insert
 
-from acclimate import assignments, commits, config
+from acclimate import assignments, commits, config, round_jobs
 from acclimate.store import Store, accounts, rounds, submissions
 from acclimate_competitions import records
 from acclimate_competitions.phases import Phase
-from acclimate_runners.jobs import Outcome
+from acclimate_runners import jobs
+from acclimate_runners.jobs import ModelFiles, Outcome
 from acclimate_runners.runner import Status
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
@@ -64,6 +66,33 @@ def test_what_is_left_to_evaluate_is_the_plan_without_what_the_log_has(tmp_path)
         for submission, task, seed, protocol in left
         if submission == found[1].entry and protocol == "prepared"
     }
+
+
+def test_whoever_makes_an_entry_again_makes_the_dispatchers_jobs(tmp_path):
+    """From the records and the files' digests alone, as an auditor has them."""
+    model = ModelFiles({name: told.digest(name) for name in FILES})
+    story = told.until(Phase.OPEN)
+    story.register("e0").submit("e0", 1)
+    story.close()
+    tasks, splits = [task.name for task in story.state.competition.tasks], ("preparation", "validation")
+    names = [*(f"splits/{task}/{split}.parquet" for task in tasks for split in splits), "tokenizer.json"]
+    fields = {**story.state.defined.fields, "files": {name: told.digest(name) for name in names}}
+    state = replace(story.state, defined=replace(story.state.defined, fields=fields))
+    (dispatched,) = outstanding(stored(tmp_path / "prepare", story), state)
+    again = round_jobs.prepare(state, model, [(stage.task, stage.seed) for stage in dispatched.stages])
+    assert jobs.to_json(again) == jobs.to_json(dispatched.job) and len(again.stages) > 1
+    assert jobs.inputs(again) == {*model.files.values(), *fields["files"].values()}
+    story.prepare_all().finish("PreparationFinished").release(1).release(2).open_holdout()
+    (dispatched,) = outstanding(stored(tmp_path / "evaluate", story), story.state)
+    again = round_jobs.evaluate(
+        story.state,
+        model,
+        [(stage.task, stage.seed, stage.protocol) for stage in dispatched.stages],
+        inputs={task.name: told.digest(task.name) for task in story.state.competition.tasks},
+        prepared={f"{task}/{seed}": made["prepared"] for (_, task, seed), made in story.state.prepared.items()},
+        entrant="e0",
+    )
+    assert jobs.to_json(again) == jobs.to_json(dispatched.job)
 
 
 def test_planning_costs_the_same_for_an_entry_in_any_round(tmp_path):

@@ -1,17 +1,13 @@
 """`acclimate audit`: what a round's second operator does."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from acclimate.cli.options import AsJson, KeysFolder, RoundId, connect, need
-from acclimate.cli.output import bar, counted, emit, say
-
-if TYPE_CHECKING:
-    from acclimate.rerun import Progress
+from acclimate.cli.output import counted, emit, named_bar, say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -76,7 +72,7 @@ def run(round_id: RoundId, keys: KeysFolder, as_json: AsJson = False) -> None:
     from acclimate.client import auditor, reruns
 
     client, opened = connect(keys)
-    with client, _steps() as progress:
+    with client, named_bar("preparing again") as progress:
         for done in reruns.run(client, opened, round_id, say=say, progress=progress):
             said = "agrees" if done["agrees"] else "DOES NOT AGREE"
             say(
@@ -133,12 +129,6 @@ def report(
     counts = done["checks"]
     text = f"reported on {done['round']}: {counts['ok']} checks ok, {counts['not_checked']} NOT CHECKED, log entry {done['index']}"
     emit(done, as_json=as_json, text=text)
-
-
-@contextmanager
-def _steps() -> "Iterator[Progress]":
-    with bar("preparing again", unit="steps") as tell:
-        yield lambda done, total, what: tell(done, total or 1)
 
 
 def _lines(state: dict[str, Any]) -> Iterator[str]:

@@ -103,6 +103,24 @@ def bar(label: str, *, unit: str = "bytes") -> Iterator[Progress]:
         yield lambda done, total: progress.update(line, completed=done, total=total)
 
 
+@contextmanager
+def named_bar(label: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A progress bar for work of several kinds, on stderr where that is a terminal; it is told (done, of how many, what is done)."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, what: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    words = TextColumn("{task.description}", markup=False)
+    columns = (words, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        line = progress.add_task(label, total=None)
+        yield lambda done, total, what: progress.update(
+            line, completed=done, total=total or None, description=plain(what or label)
+        )
+
+
 def counted(count: int, noun: str) -> str:
     """A number with its noun: 1 entry, 2 entries."""
     plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"

@@ -3,19 +3,19 @@
 import os
 import zipfile
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from acclimate.cli.options import AsJson, LogKey, need, read_key, read_log_key
-from acclimate.cli.output import Progress, bar, emit, plain
+from acclimate.cli.output import emit, named_bar, plain
 from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
     from acclimate.verify import Check, Report
     from acclimate.verify.audit import Rerun
+    from acclimate.verify.checks import Progress
 
 _COLOURS = {"ok": "green", "FAILED": "red", "NOT CHECKED": "yellow"}
 
@@ -62,29 +62,28 @@ def verify(
     chosen = [name for name, wanted in (("log", log), ("seal", seal), ("scores", scores)) if wanted] + (level or [])
     if (rerun is None) != (models is None):
         raise typer.BadParameter("--rerun ENTRANT and --models DIR belong together")
-    with bar("making it again", unit="steps") if rerun is not None else nullcontext() as tell:
+    with named_bar("verifying") as progress:
         report = auditor.verify(
             bundle,
             log_key=read_log_key(log_key) if log_key is not None else None,
             witnesses=[read_key(text) for text in witness or []],
             levels=[*chosen, "rerun"] if chosen and rerun is not None else chosen or auditor.LEVELS,
-            rerun=_again(rerun, models, tell)
-            if rerun is not None and models is not None and tell is not None
-            else None,
+            rerun=_again(rerun, models, progress) if rerun is not None and models is not None else None,
+            progress=progress,
         )
     emit(report.document(), as_json=as_json, text=_lines(report), styled=True)
     raise typer.Exit(report.exit_code)
 
 
-def _again(entrant: str, models: Path, tell: Progress) -> "Rerun":
+def _again(entrant: str, models: Path, progress: "Progress") -> "Rerun":
     if not models.is_dir():
         raise Refusal(
             "file_unreadable", f"{models} is no folder", hint="the folder with the entrant's config.json and weights"
         )
     need("runner", "torch", "transformers")
-    from acclimate.bundle_rerun import Entrant
+    from acclimate.bundle_rerun import EntrantRerun
 
-    return Entrant(entrant, models, lambda done, total, what: tell(done, total or 1))
+    return EntrantRerun(entrant, models, progress)
 
 
 def _require_bundle(path: Path) -> None:

@@ -2,20 +2,40 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from acclimate import locks, rerun
+from acclimate import locks, rerun, round_jobs
 from acclimate.client import auditor
 from acclimate.client.connection import Client
 from acclimate.client.entrant import Say
 from acclimate.keys import Keys
-from acclimate.rerun import Again, Progress, Verdict, Workshop
+from acclimate.rerun import Progress, Remade, RerunFolder, Verdict
 from acclimate_competitions import records, rounds
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, PreparationKey, Round
 from acclimate_runners.jobs import ModelFiles
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A drawn preparation that this machine makes again.
+
+    Attributes:
+        state: the round.
+        key: its submission, task and seed.
+        told: what the server says of it: {entrant, files, versions, …}.
+        model: the entry's files, which lie in the folder's blobs.
+        made: what it came to here.
+    """
+
+    state: Round
+    key: PreparationKey
+    told: Mapping[str, Any]
+    model: ModelFiles
+    made: Remade
 
 
 def run(
@@ -37,7 +57,7 @@ def run(
         keys: the auditor's keys.
         round_id: the round, or a prefix of its id.
         say: called with a sentence at each step.
-        progress: called with (steps done, steps in all, what is done).
+        progress: called with (steps or bytes done, of how many, what is done).
 
     Raises:
         Refusal: as draw; code_other, rerun_undecided; busy, where another process audits from this folder; this machine's faults.
@@ -54,7 +74,7 @@ def run(
     if lock is None:
         raise Refusal("busy", f"{locks.holder(work / 'lock')} audits from {work}", hint="wait until it has ended")
     with lock:
-        shop = Workshop(work, progress=progress)
+        shop = RerunFolder(work, progress=progress)
         for group, jobs in _grouped(client, state).items():
             if all(key in state.audited for key in jobs):
                 continue
@@ -66,14 +86,14 @@ def run(
             for key, job in jobs.items():
                 if key in state.audited:
                     continue
-                made = again[key[1:]]
-                verdict = _verdict(client, state, shop, model, key, again=made, versions=job["versions"])
+                drawn = Drawn(state, key, job, model, again[key[1:]])
+                verdict = _verdict(client, shop, drawn)
                 # 4
                 if not verdict.agrees:
                     say(f"it does not agree, so it is made once more: {_name({key: job})}")
-                    rerun.confirm(shop, state, model, key[1:], again=made)
+                    rerun.confirm(shop, state, model, key[1:], again=drawn.made)
                 # 5
-                yield _send(client, keys, state, key, job=job, made=made, verdict=verdict)
+                yield _send(client, keys, drawn, verdict)
     # 6
     shutil.rmtree(work, ignore_errors=True)
 
@@ -103,7 +123,7 @@ def _name(jobs: Mapping[PreparationKey, Mapping[str, Any]]) -> str:
 def _fetched(
     client: Client,
     state: Round,
-    shop: Workshop,
+    shop: RerunFolder,
     group: tuple[int, str],
     *,
     jobs: Mapping[PreparationKey, Mapping[str, Any]],
@@ -122,16 +142,17 @@ def _fetched(
         )
     for name, digest in model.files.items():
         if not shop.blobs.has(digest):
-            say(f"downloading {name} of {job['entrant']}")
-            _fetch(shop, digest, partial(client.audit_file, state.id, digest))
-    for name in rerun.public_files(state, [task]):
+            what = f"downloading {name} of {job['entrant']}"
+            say(what)
+            _fetch(shop, digest, partial(client.audit_file, state.id, digest, progress=shop.telling(what)))
+    for name in round_jobs.public_files(state, [task]):
         digest = state.defined["files"][name]
         if not shop.blobs.has(digest):
             _fetch(shop, digest, partial(client.file, state.id, name))
     return model
 
 
-def _fetch(shop: Workshop, digest: str, download: Callable[[Path], object]) -> None:
+def _fetch(shop: RerunFolder, digest: str, download: Callable[[Path], object]) -> None:
     path = shop.folder / "download"
     try:
         download(path)
@@ -142,53 +163,37 @@ def _fetch(shop: Workshop, digest: str, download: Callable[[Path], object]) -> N
         raise Refusal("log_inconsistent", f"asked for was the file {digest}, the server sent {found}")
 
 
-def _verdict(
-    client: Client,
-    state: Round,
-    shop: Workshop,
-    model: ModelFiles,
-    key: PreparationKey,
-    *,
-    again: Again,
-    versions: Mapping[str, str],
-) -> Verdict:
+def _verdict(client: Client, shop: RerunFolder, drawn: Drawn) -> Verdict:
     """Whether what was made here agrees with the log.
 
     Raises:
         Refusal: code_other, rerun_undecided, this machine's faults.
     """
-    first = state.prepared[key]
-    there = first.fields.get("prepared")
-    if first["hardware"] == again.hardware and there != again.prepared and (other := rerun.other_versions(versions)):
+    state, (_, task, seed), made = drawn.state, drawn.key, drawn.made
+    first = state.prepared[drawn.key]
+    there, other = first.fields.get("prepared"), rerun.other_versions(drawn.told["versions"])
+    if first["hardware"] == made.hardware and there != made.prepared and other:
         raise Refusal(
             "code_other",
-            f"{key[1]}, seed {key[2]} came out otherwise, and so did the libraries: {'; '.join(other)}",
+            f"{task}, seed {seed} came out otherwise, and so did the libraries: {'; '.join(other)}",
             hint="nothing was sent; install those versions and repeat the command, or use another class of hardware",
         )
 
     def measure() -> tuple[float | None, float | None]:
-        assert again.prepared is not None
-        _fetch(shop, str(there), partial(client.audit_file, state.id, str(there)))
+        assert made.prepared is not None
+        telling = shop.telling(f"downloading the first model prepared for {task}, seed {seed}")
+        _fetch(shop, str(there), partial(client.audit_file, state.id, str(there), progress=telling))
         theirs, mine = (
-            rerun.validation_nll(shop, state, model, key[1:], prepared=digest)
-            for digest in (str(there), again.prepared)
+            rerun.validation_nll(shop, state, drawn.model, (task, seed), prepared=digest)
+            for digest in (str(there), made.prepared)
         )
         return theirs, mine
 
-    return rerun.compare(first, again, tolerance=state.competition.round.audit_tolerance, measure=measure)
+    return rerun.compare(first, made, tolerance=state.competition.round.audit_tolerance, measure=measure)
 
 
-def _send(
-    client: Client,
-    keys: Keys,
-    state: Round,
-    key: PreparationKey,
-    *,
-    job: Mapping[str, Any],
-    made: Again,
-    verdict: Verdict,
-) -> dict[str, Any]:
-    submission, task, seed = key
+def _send(client: Client, keys: Keys, drawn: Drawn, verdict: Verdict) -> dict[str, Any]:
+    state, (submission, task, seed), made = drawn.state, drawn.key, drawn.made
     fields = {
         "submission": submission,
         "task": task,
@@ -201,4 +206,4 @@ def _send(
     }
     answer = client.post(state.id, "audits", records.sign("PreparationAudited", state.id, fields, key=keys.ed25519))
     said = {name: fields[name] for name in ("task", "seed", "agrees", "reason")}
-    return {"entrant": job["entrant"], **said, "index": answer["index"]}
+    return {"entrant": drawn.told["entrant"], **said, "index": answer["index"]}

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Row, delete, insert, select, update
 
+from acclimate import round_jobs
 from acclimate.service import finding, manifests, names, quota
 from acclimate.service.accounts import Account, decode, require_signer
 from acclimate.service.identity import Identity
@@ -20,7 +21,6 @@ from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import format_time
-from acclimate_runners.jobs import Limits
 
 LOST = frozenset({"blob_unknown", "blob_corrupt"})
 """What is said of a blob that this server has lost."""
@@ -314,24 +314,12 @@ def _inspect(store: Store, state: Round, manifest: Mapping[str, Any]) -> str | N
                 name: stack.enter_context(store.blobs.local(digest, first=reading.READ_AT_MOST))
                 for name, digest in manifests.digests_of(manifest).items()
             }
-            models.inspect(files, limits(state))
+            models.inspect(files, round_jobs.limits(state))
     except Refusal as refusal:
         if refusal.status >= 500 or refusal.code in LOST:
             raise
         return " · ".join((refusal.sentence, *(p for p in refusal.problems if p not in refusal.sentence)))
     return None
-
-
-def limits(state: Round) -> Limits:
-    """What a model may be, and what its child process may use, in this round."""
-    rules, isolation = state.competition.submission, state.competition.isolation
-    return Limits(
-        architectures=rules.architectures,
-        max_parameters=rules.max_parameters,
-        max_bytes=rules.max_bytes,
-        memory=isolation.memory,
-        wall_seconds=isolation.wall.total_seconds(),
-    )
 
 
 def accept(store: Store, submission: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.ranking import Ranking
 
 LEVELS = ("log", "seal", "scores", "rerun")
+Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,7 @@ def verify(
     witnesses: Sequence[str] = (),
     levels: Collection[str] = LEVELS,
     rerun: Rerun | None = None,
+    progress: Progress = lambda done, total, what: None,
 ) -> Report:
     """Audit a bundle.
 
@@ -270,7 +272,8 @@ def verify(
         log_key: the log's vkey, got elsewhere than from the bundle.
         witnesses: vkeys of witnesses, got elsewhere.
         levels: which of LEVELS to check; checks that those need are made and reported too, and always whose log it is.
-        rerun: makes an entry again, for the check of this name; such as acclimate.bundle_rerun.Entrant.
+        rerun: makes an entry again, for the check of this name; such as acclimate.bundle_rerun.EntrantRerun.
+        progress: told (checks made, of how many, the name of the next).
 
     Raises:
         Refusal: key_refused, for a malformed log_key or witness; request_invalid, for an unknown level. A bad bundle raises
@@ -284,7 +287,7 @@ def verify(
     rules = _wanted(levels)
     try:
         with _audit(path, log_key=log_key, witnesses=tuple(witnesses), rerun=rerun) as audit:
-            checks = _go_through(audit, rules)
+            checks = _go_through(audit, rules, progress)
             name = audit.records[audit.first].round if _ok(checks, "round") else ""
     except Failed as failed:
         return Report(str(path), "", (Check(1, "manifest", "FAILED", failed.why, failed.where),))
@@ -361,10 +364,13 @@ def _closure(names: set[str]) -> set[str]:
     return found
 
 
-def _go_through(audit: Audit, rules: Sequence[Rule]) -> list[Check]:
+def _go_through(
+    audit: Audit, rules: Sequence[Rule], progress: Progress = lambda done, total, what: None
+) -> list[Check]:
     numbers = {rule.name: number for number, rule in enumerate(CHECKS, start=1)}
     checks: list[Check] = []
-    for rule in rules:
+    for done, rule in enumerate(rules):
+        progress(done, len(rules), rule.name)
         broken = [need for need in rule.needs if not _ok(checks, need)]
         try:
             check = None if broken else _carry_out(rule, numbers[rule.name], audit)

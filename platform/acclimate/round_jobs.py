@@ -1,0 +1,106 @@
+"""The jobs that a round asks for: what its dispatcher has done, and what an auditor has done again. One maker, so that they are equal.
+
+A job holds nothing of the machine that does it. Whoever knows the round's records and the digests of a model's files makes the same one.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from acclimate_competitions.definition import Task
+from acclimate_competitions.phases import Round
+from acclimate_runners.jobs import CheckJob, EvaluateJob, Limits, ModelFiles, PrepareJob, TaskData
+
+
+def limits(state: Round) -> Limits:
+    """What a model may be, and what its child process may use, in this round."""
+    rules, isolation = state.competition.submission, state.competition.isolation
+    return Limits(
+        architectures=rules.architectures,
+        max_parameters=rules.max_parameters,
+        max_bytes=rules.max_bytes,
+        memory=isolation.memory,
+        wall_seconds=isolation.wall.total_seconds(),
+    )
+
+
+def tokenizer(state: Round) -> str | None:
+    """Digest of the competition's own tokenizer; None where entrants bring theirs."""
+    return dict(state.defined["files"]).get("tokenizer.json")
+
+
+def public_data(state: Round, task: Task) -> TaskData:
+    """A task with the public splits that preparing for it reads."""
+    files = state.defined["files"]
+    preparation, validation = (files[f"splits/{task.name}/{name}.parquet"] for name in ("preparation", "validation"))
+    return TaskData(task, preparation=preparation, validation=validation)
+
+
+def public_files(state: Round, tasks: Sequence[str]) -> list[str]:
+    """Names of the public files that preparing for these tasks reads."""
+    names = [f"splits/{task}/{split}.parquet" for task in tasks for split in ("preparation", "validation")]
+    return [name for name in [*names, "tokenizer.json"] if name in state.defined["files"]]
+
+
+def check(state: Round, model: ModelFiles) -> CheckJob:
+    """The job that checks a submission."""
+    return CheckJob(
+        kind="check",
+        model=model,
+        tasks=tuple(public_data(state, task) for task in state.competition.tasks),
+        recipe=state.competition.preparation,
+        limits=limits(state),
+        tokenizer=tokenizer(state),
+    )
+
+
+def prepare(state: Round, model: ModelFiles, stages: Sequence[tuple[str, int]]) -> PrepareJob:
+    """The job that prepares a model.
+
+    Args:
+        state: the round.
+        model: as submitted.
+        stages: (task, seed), in the plan's order.
+    """
+    tasks = dict.fromkeys(task for task, _ in stages)
+    return PrepareJob(
+        kind="prepare",
+        model=model,
+        tasks=tuple(public_data(state, state.competition.task(name)) for name in tasks),
+        recipe=state.competition.preparation,
+        limits=limits(state),
+        tokenizer=tokenizer(state),
+        stages=tuple(stages),
+    )
+
+
+def evaluate(
+    state: Round,
+    model: ModelFiles,
+    stages: Sequence[tuple[str, int | None, str]],
+    *,
+    inputs: Mapping[str, str],
+    prepared: Mapping[str, str],
+    entrant: str,
+) -> EvaluateJob:
+    """The job that evaluates a model.
+
+    Args:
+        state: the round.
+        model: as submitted.
+        stages: (task, seed, protocol), in the plan's order.
+        inputs: task -> digest of the rows to predict.
+        prepared: "task/seed" -> digest of the prepared weights; more than the stages need may be there.
+        entrant: whose name the predictions carry.
+    """
+    tasks = dict.fromkeys(task for task, _, _ in stages)
+    needed = [f"{task}/{seed}" for task, seed, protocol in stages if protocol == "prepared"]
+    return EvaluateJob(
+        kind="evaluate",
+        model=model,
+        tasks=tuple(TaskData(state.competition.task(name), holdout_inputs=inputs[name]) for name in tasks),
+        recipe=state.competition.preparation,
+        limits=limits(state),
+        tokenizer=tokenizer(state),
+        entrant=entrant,
+        stages=tuple(stages),
+        prepared={name: prepared[name] for name in needed},
+    )
