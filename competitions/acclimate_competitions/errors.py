@@ -97,6 +97,9 @@ CODES: dict[str, Code] = {
     "extra_missing": Code(500, "This command needs an extra that is not installed."),
     "job_failed": Code(500, "A job on a runner failed; the sentence gives the reason."),
     "runner_failed": Code(503, "A machine or its runner failed, not the job; the job is tried again."),
+    "challenge_invalid": Code(
+        403, "The challenge that a registration signs is missing, not this server's, too old, or used."
+    ),
     "code_other": Code(409, "This machine runs other code or libraries than the round was prepared with."),
     "rerun_undecided": Code(409, "A preparation made again can't be compared with the first: the machines differ too much."),
     "limit_exceeded": Code(422, "A model needed more time or memory than the competition allows."),

@@ -51,6 +51,7 @@ class Settings:
         upload_limit: largest upload in bytes.
         witnesses: who cosigns the log's checkpoints: `ADDRESS KEY` each, as cosigners.parse_endpoint reads it.
         quorum: how many of them a checkpoint needs.
+        entrants: whether entrants register freely, or need an invitation.
         metrics: whether the API has /metrics, for whoever reaches it.
         drain: seconds in which a stopping API still answers, so that whoever sends it callers notices.
         log_level: the least that is logged.
@@ -78,6 +79,7 @@ class Settings:
     upload_limit: int
     witnesses: tuple[str, ...]
     quorum: int
+    entrants: Literal["open", "invited"]
     metrics: Literal["on", "off"]
     drain: int
     log_level: str
@@ -161,6 +163,11 @@ SETTINGS: dict[str, Setting] = {
         lambda data: 0,
         "how many of them a checkpoint needs; 0 for none",
     ),
+    "entrants": Setting(
+        setting_values.one_of("open", "invited"),
+        lambda data: "open",
+        "who may register as entrant: open for everybody, or invited",
+    ),
     "metrics": Setting(
         setting_values.one_of("on", "off"),
         lambda data: "off",
@@ -174,7 +181,7 @@ SETTINGS: dict[str, Setting] = {
 }
 """Every setting but `data`, which says where the defaults lie."""
 
-CLIENT_VARIABLES = frozenset({PREFIX + "TOKEN", PREFIX + "SERVER", PREFIX + "KEYS"})
+CLIENT_VARIABLES = frozenset({PREFIX + name for name in ("TOKEN", "SERVER", "KEYS", "INVITATION")})
 """The client's own variables, read by the command line."""
 
 

@@ -39,6 +39,7 @@ accounts = Table(
     Column("ed25519", _text(44), nullable=False, unique=True),
     Column("token_hash", _text(71), nullable=False, unique=True),
     Column("created", _text(27), nullable=False),
+    Column("proven", _text(27)),  # of the challenge that the last registration signed; null before there were any
 )
 invitations = Table(
     "invitations",

@@ -75,14 +75,12 @@ class Actor:
     def put(self, path: str, data: bytes) -> httpx.Response:
         return self.http.put(path, content=data)
 
-    def registration(self) -> dict[str, str]:
-        proof = self.key.sign(accounts.statement(name=self.name, role=self.role, ed25519=self.public))
-        return {
-            "name": self.name,
-            "role": self.role,
-            "ed25519": self.public,
-            "proof": base64.b64encode(proof).decode(),
-        }
+    def registration(self, about: dict[str, Any] | None = None) -> dict[str, str]:
+        """What is sent to register; `about` is what the server said of itself, asked for now where it is None."""
+        about = about or self.http.get("/v1/server").json()
+        signed = {"name": self.name, "role": self.role, "ed25519": self.public, "challenge": about["challenge"]}
+        proof = self.key.sign(accounts.statement(**signed, log=about["log"]))
+        return {**signed, "proof": base64.b64encode(proof).decode()}
 
 
 @dataclass
@@ -192,10 +190,9 @@ class Staged:
     def share_documents(self, seal: dict[str, Any], envelopes: list[dict[str, Any]]) -> dict[int, bytes]:
         found = {}
         for share, envelope, custodian in zip(seal["shares"], envelopes, self.live.custodians(), strict=True):
-            identity = str(custodian.identity)
-            found[share["index"]] = custody.open_envelope(
-                envelope, identity, share=share, seal=seal["seal"], rehearsal=seal["seal"] != self.seal.get("seal")
-            )
+            rehearsal = seal["seal"] != self.seal.get("seal")
+            of = custody.Split(self.round, seal["seal"], self.fields["k"], len(seal["shares"]), rehearsal)
+            found[share["index"]] = custody.open_envelope(envelope, str(custodian.identity), share=share, of=of)
         return found
 
 
@@ -231,6 +228,7 @@ def defined(live: Live, folder: Path, *, name: str = "tiny", **changes: Any) -> 
         "k": 2,
         "custodians": custodians,
         "organizer": {"name": "organizer", "ed25519": live.organizer().public},
+        "id_digits": records.ID_DIGITS,
         **{key: server[key] for key in ("code", "log", "evaluators", "witnesses", "quorum")},
         **changes,
     }

@@ -281,6 +281,7 @@ def test_a_token_is_stored_as_a_hash_only_and_registering_again_ends_it(stage):
     for file in served.settings.data.glob("acclimate.db*"):
         assert cleo.token.encode() not in file.read_bytes()
     assert cleo.post("/v1/rounds", {}).status_code == 403
+    served.clock.forward(seconds=1)
     answer = served.anyone().post("/v1/accounts", json=cleo.registration())
     assert answer.status_code == 201 and answer.json()["token"] != cleo.token
     assert answer.headers["Cache-Control"] == "no-store"
@@ -298,6 +299,72 @@ def test_a_name_a_key_and_a_proof_belong_together(stage):
     assert thief.post("/v1/accounts", twin.registration()).json()["code"] == "conflict"
     weak = {**thief.registration(), "name": "weak", "ed25519": "AQ" + "A" * 41 + "="}
     assert thief.post("/v1/accounts", weak).json()["code"] == "key_refused"
+
+
+def refused_registration(served, body, *words):
+    problem = served.anyone().post("/v1/accounts", json=body).json()
+    assert problem.get("code") == "challenge_invalid" and problem["hint"], problem
+    assert all(word in problem["detail"] for word in words), problem
+
+
+def test_a_registration_that_somebody_saw_is_of_no_use(stage):
+    """A proxy's log of bodies, or another server where the same key is registered, is no way to a token, nor to lock its owner out."""
+    served = stage[0].live
+    earl = served.actor("earl")
+    about = served.anyone().get("/v1/server").json()
+    served.clock.forward(seconds=1)
+    seen = earl.registration()
+    token = served.anyone().post("/v1/accounts", json=seen).json()["token"]
+    earl.http.headers["Authorization"] = f"Bearer {token}"
+    refused_registration(served, seen, "earl has registered", seen["challenge"][:27])
+    # One that was signed, but never arrived, ends with the next that does.
+    refused_registration(served, earl.registration(about), about["challenge"][:27])
+    served.clock.forward(seconds=1)
+    held = earl.registration()
+    served.clock.forward(minutes=5, seconds=1)
+    refused_registration(served, held, "301 s ago")
+    # Nobody but the server names a time, and it names it for its own log.
+    later = served.anyone().get("/v1/server").json()
+    other = later["challenge"].replace("2027", "2028")
+    refused_registration(served, earl.registration({**later, "challenge": other}), "not of this server")
+    for odd in ("", "x", "2027-03-01", later["challenge"] + "x", later["challenge"][:-1], "é" * 40):
+        refused_registration(served, earl.registration({**later, "challenge": odd}))
+    elsewhere = earl.registration({**later, "log": "elsewhere.example.org/log+00000000+AAAA"})
+    answer = served.anyone().post("/v1/accounts", json=elsewhere)
+    assert answer.json()["code"] == "signature_invalid"
+    # The first token still opens what it opened.
+    assert served.connect(token).post("/v1/rounds", json={}).status_code == 403
+    # Clients of before are told what they lack.
+    old = {name: text for name, text in earl.registration().items() if name != "challenge"}
+    refused_registration(served, old, "no challenge")
+    assert "upgrade" in served.anyone().post("/v1/accounts", json=old).json()["hint"]
+
+
+def test_a_clock_that_was_ahead_once_locks_nobody_out(stage):
+    served = stage[0].live
+    served.clock.forward(days=400)
+    faye = served.actor("faye")
+    served.clock.forward(days=-400)
+    about = served.anyone().get("/v1/server").json()
+    assert served.anyone().post("/v1/accounts", json=faye.registration(about)).status_code == 201
+    refused_registration(served, faye.registration(about))
+
+
+def test_where_entrants_are_invited_a_stranger_is_none(tmp_path):
+    with live.serve(tmp_path, entrants="invited") as served:
+        gil = served.stranger("gil")
+        answer = gil.post("/v1/accounts", gil.registration())
+        assert (answer.status_code, answer.json()["code"]) == (403, "invitation_invalid")
+        assert "acclimate invite --role entrant" in answer.json()["hint"]
+        code = accounts.invite(served.store, "entrant")
+        answer = gil.post("/v1/accounts", {**gil.registration(), "invitation": code})
+        assert answer.status_code == 201, answer.text
+        # It was for one, who needs none for a new token.
+        served.clock.forward(seconds=1)
+        assert gil.post("/v1/accounts", gil.registration()).status_code == 201
+        hal = served.stranger("hal")
+        answer = hal.post("/v1/accounts", {**hal.registration(), "invitation": code})
+        assert answer.json()["code"] == "invitation_invalid"
 
 
 @pytest.mark.parametrize(

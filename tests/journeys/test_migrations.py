@@ -177,7 +177,11 @@ def test_postgresql_at_the_first_revision_is_upgraded_in_place(on_postgresql):
     engine = database.connect(on_postgresql.database)
     to_first_revision(engine)
     refused("data_version", Store.open, on_postgresql)
-    assert migrations.upgrade(engine) == ["0002: Installation, leases and pools", "0003: Cosignatures of witnesses"]
+    assert migrations.upgrade(engine) == [
+        "0002: Installation, leases and pools",
+        "0003: Cosignatures of witnesses",
+        "0004: Challenges of registrations",
+    ]
     assert migrations.upgrade(engine) == migrations.problems(engine, metadata) == []
     Store.open(on_postgresql).close()
     engine.dispose()

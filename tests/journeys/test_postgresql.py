@@ -171,14 +171,15 @@ def test_a_server_that_is_stopped_is_503_and_that_comes_back_needs_no_restart(po
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
             thread.start()
+        stranger = served.stranger("late")
+        registration = stranger.registration()
         postgresql.stop("immediate")
         try:
             answer = http.get("/v1/rounds")
             problem = answer.json()
             assert (answer.status_code, problem["code"]) == (503, "database_unreachable"), problem
             assert int(answer.headers["Retry-After"]) >= 1 and postgresql.password not in answer.text
-            stranger = served.stranger("late")
-            assert stranger.post("/v1/accounts", stranger.registration()).json()["code"] == "database_unreachable"
+            assert stranger.post("/v1/accounts", registration).json()["code"] == "database_unreachable"
         finally:
             postgresql.start()
         assert http.get("/v1/rounds").status_code == 200

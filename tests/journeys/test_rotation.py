@@ -311,6 +311,7 @@ def rotated(tmp_path):
         assert code == 0 and json.loads(out)["log"] == old, errors
         rotate.rotate(server.store, server.settings, reason=REASON)
     with live.serve(tmp_path) as server:
+        server.clock.forward(minutes=1)
         yield server, old
 
 

@@ -264,7 +264,12 @@ def _stage_with_result(store):
     submission |= {"manifest": {}, "acceptance": {}, "state": "accepted", "committed_index": 0, "created": at}
     stage = {"key": "key", "round": "r", "kind": "evaluate", "submission": "s", "state": "committed"}
     with store.transaction() as tx:
-        tx.execute(text("INSERT INTO accounts VALUES (:id, :role, :ed25519, :token_hash, :created)"), account)
+        tx.execute(
+            text(
+                "INSERT INTO accounts (id, role, ed25519, token_hash, created) VALUES (:id, :role, :ed25519, :token_hash, :created)"
+            ),
+            account,
+        )
         for table, row in ((rounds, round_), (submissions, submission), (stages, stage)):
             tx.execute(insert(table), row)
         tx.execute(insert(results), {"stage": "key", "document": {"first": True}, "at": at})

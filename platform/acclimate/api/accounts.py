@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from acclimate.api import bodies, uploads
 from acclimate.api.access import Guarded
 from acclimate.api.answers import Caller, Here, answers
+from acclimate.api.state import Services
 from acclimate.service import accounts
 from acclimate_competitions.records import format_time
 
@@ -29,13 +30,15 @@ Digest = Annotated[str, Path(max_length=80, description="sha256: and 64 lower-ca
             "witnesses": ["witness.example.net+5e6f7a8b+BA…"],
             "quorum": 1,
             "now": "2027-03-01T00:00:00.000000Z",
+            "challenge": "2027-03-01T00:00:00.000000Z.XQ2r…",
         }
     ),
 )
 def server(here: Here) -> dict[str, Any]:
-    """What RoundDefined must name: the log's verifier key, the evaluators' keys, the digest of the code, witnesses and quorum; and the database's clock."""
+    """What RoundDefined must name: the log's verifier key, the evaluators' keys, the digest of the code, witnesses and quorum; and the database's clock. `challenge` is for a registration, and holds for five minutes."""
     with here.store.snapshot() as tx:
-        return {**here.identity.document(), "now": format_time(tx.now())}
+        now = tx.now()
+    return {**here.identity.document(), "now": format_time(now), "challenge": _challenges(here).new(now)}
 
 
 @router.post(
@@ -49,13 +52,15 @@ def register(body: bodies.Registration, here: Here) -> JSONResponse:
     """The token is shown this once. The same name, role and key again give a new token and end the old one."""
     made = accounts.register(
         here.store,
-        name=body.name,
-        role=body.role,
-        ed25519=body.ed25519,
-        proof=body.proof,
-        invitation=body.invitation,
+        accounts.Registration(**body.model_dump()),
+        challenges=_challenges(here),
+        open_roles=accounts.OPEN_ROLES if here.settings.entrants == "open" else (),
     )
     return JSONResponse(made, 201, headers={"Cache-Control": "no-store"})
+
+
+def _challenges(here: Services) -> accounts.Challenges:
+    return accounts.Challenges(here.identity.vkey, here.identity.signer.key.private_bytes_raw())
 
 
 @router.put(

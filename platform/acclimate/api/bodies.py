@@ -42,6 +42,7 @@ class Registration(Strict):
                     "role": "entrant",
                     "ed25519": "A" * 43 + "=",
                     "proof": "A" * 86 + "==",
+                    "challenge": "2027-03-01T00:00:00.000000Z." + "A" * 43,
                 }
             ]
         }
@@ -50,7 +51,11 @@ class Registration(Strict):
     name: Annotated[str, Field(max_length=200, description="the account's id for good")]
     role: Literal["organizer", "entrant", "custodian", "auditor", "analyst"]
     ed25519: Key
-    proof: Annotated[Signature, Field(description='over "acclimate/account/v1\\n" and canonical {name, role, ed25519}')]
+    proof: Annotated[
+        Signature,
+        Field(description='over "acclimate/account/v2\\n" and canonical {name, role, ed25519, log, challenge}'),
+    ]
+    challenge: Annotated[Text | None, Field(description="what `GET /v1/server` gave less than five minutes ago")] = None
     invitation: Text | None = None
 
 

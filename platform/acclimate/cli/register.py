@@ -1,5 +1,6 @@
 """`acclimate register`: keys and an account."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,13 @@ def register(
     ],
     role: Annotated[str, typer.Option("--role", help="entrant, organizer, custodian, auditor or analyst.")] = "entrant",
     invitation: Annotated[
-        str | None, typer.Option("--invitation", help="Needed for every role but entrant.", metavar="CODE")
+        str | None,
+        typer.Option(
+            "--invitation",
+            envvar="ACCLIMATE_INVITATION",
+            help="Needed for every role but entrant, and at some servers for that. With - it is asked for, or read from standard input.",
+            metavar="CODE",
+        ),
     ] = None,
     renew: Annotated[
         bool,
@@ -33,13 +40,19 @@ def register(
 ) -> None:
     """Make keys and an account at a server.
 
-    The token is shown once, and kept in DIR/account.json. The key signs what the account does; the token opens the server's routes. Entrants need no invitation. The log's key is kept in DIR/log.vkey: receipts and bundles are checked with `--log-key DIR`.
+    The token is shown once, and kept in DIR/account.json. The key signs what the account does; the token opens the server's routes. The log's key is kept in DIR/log.vkey: receipts and bundles are checked with `--log-key DIR`.
 
     Example: acclimate register --server https://rounds.example.org --name ada --keys ./ada
     """
     from acclimate import keys as key_files
     from acclimate.client import Client, folder, register_account
     from acclimate_competitions.errors import Refusal
+
+    if invitation == "-":
+        # So it stands in no list of processes and in no shell's history.
+        shown = sys.stdin.isatty()
+        invitation = str(typer.prompt("invitation", hide_input=True, err=True)) if shown else sys.stdin.readline()
+    invitation = invitation.strip() if invitation is not None else None
 
     known = (keys / folder.ACCOUNT_FILE).exists() and not renew
     new = not (keys / key_files.ED25519_FILE).exists()

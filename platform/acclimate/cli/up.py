@@ -186,7 +186,8 @@ def _page(settings: "Settings", addresses: "Addresses", invitation: str | None) 
         + shown("register", "--role", "custodian", "--server", url, "--name", "custodian-a", "--keys", "./custodian-a")
         + " --invitation CODE",
         "",
-        "Entrant (docs/entrants.md); needs no invitation:",
+        "Entrant (docs/entrants.md); "
+        + ("needs no invitation:" if settings.entrants == "open" else "the operator makes an invitation for each:"),
         "  " + shown("register", "--server", url, "--name", "team-a", "--keys", "./team-a"),
         "  " + shown("round", "list", "--server", url),
         "  " + shown("enter", "--help"),

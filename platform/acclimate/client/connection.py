@@ -84,7 +84,7 @@ class Client:
             return False
 
     def server(self) -> dict[str, Any]:
-        """{version, origin, log (vkey), evaluators, code, now}."""
+        """{version, origin, log (vkey), evaluators, code, witnesses, quorum, now, challenge}."""
         return self._object("GET", "/v1/server")
 
     def pool(self) -> dict[str, Any]:
@@ -92,10 +92,10 @@ class Client:
         return self._object("GET", "/v1/pool")
 
     def make_account(
-        self, name: str, *, role: str, ed25519: str, proof: str, invitation: str | None = None
+        self, name: str, *, role: str, ed25519: str, proof: str, challenge: str, invitation: str | None = None
     ) -> dict[str, Any]:
         """{id, role, token}; for the same name, role and key again a new token, which ends the old one."""
-        body = {"name": name, "role": role, "ed25519": ed25519, "proof": proof}
+        body = {"name": name, "role": role, "ed25519": ed25519, "proof": proof, "challenge": challenge}
         if invitation is not None:
             body["invitation"] = invitation
         return self._object("POST", "/v1/accounts", body=body)

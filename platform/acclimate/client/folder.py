@@ -62,7 +62,8 @@ def register_account(
 ) -> Account:
     """Make an account at the client's server for these keys, and keep it in their folder.
 
-    The proof is a signature by the account's own key, so that nobody registers another's. Called again for the account that is
+    The proof is a signature by the account's own key over the log's key and the server's challenge, so that nobody registers another's, and a
+    proof that was seen by others is of no use. Called again for the account that is
     there already, it answers with that; with `renew` it gets a new token, and the old one ends.
 
     Raises:
@@ -73,10 +74,28 @@ def register_account(
     if path.exists() and not renew:
         return load_account(keys.folder)
 
-    asked = {"name": name, "role": role, "ed25519": keys.public}
-    proof = keys.ed25519.sign(b"acclimate/account/v1\n" + digests.canonical(asked))
+    about = client.server()
+    asked = {
+        "name": name,
+        "role": role,
+        "ed25519": keys.public,
+        "log": about.get("log"),
+        "challenge": about.get("challenge"),
+    }
+    if not isinstance(asked["challenge"], str):
+        raise Refusal(
+            "challenge_invalid",
+            f"{client.url} gives no challenge that the registration could sign",
+            hint=f"it runs an older version of Acclimate: pip install acclimate=={about.get('version')}",
+        )
+    proof = keys.ed25519.sign(b"acclimate/account/v2\n" + digests.canonical(asked))
     answer = client.make_account(
-        name, role=role, ed25519=keys.public, proof=base64.b64encode(proof).decode(), invitation=invitation
+        name,
+        role=role,
+        ed25519=keys.public,
+        proof=base64.b64encode(proof).decode(),
+        challenge=asked["challenge"],
+        invitation=invitation,
     )
     account = Account(client.url, str(answer["id"]), str(answer["role"]), str(answer["token"]))
     write_json(path, dataclasses.asdict(account))

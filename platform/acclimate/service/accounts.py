@@ -3,7 +3,8 @@ r"""Accounts: who may call which route. A token opens routes, never a seal: what
 - A token is "acc_" and 32 random bytes; only its sha256 is stored, and it is shown once.
 - Registering again with the same name, role and key, proven by that key, gives a new token and ends the old one: so a client
   that lost the answer, or whose token leaked, helps itself.
-- Entrants register freely; the other roles need an invitation, which works once.
+- The proof covers the log's key and a challenge of this server: who saw it once, at another server or on its way, has no use for it.
+- Entrants register freely, unless the installation invites them, too; the other roles need an invitation, which works once.
 """
 
 import base64
@@ -11,6 +12,7 @@ import hmac
 import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from sqlalchemy import delete, insert, select, update
 
@@ -21,6 +23,8 @@ from acclimate_competitions.errors import Refusal
 
 ROLES = ("organizer", "entrant", "custodian", "auditor", "analyst")
 OPEN_ROLES = frozenset({"entrant"})
+CHALLENGE_SECONDS = 300
+"""For how long a registration may sign a challenge."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,79 @@ class Account:
     ed25519: str
 
 
-def statement(*, name: str, role: str, ed25519: str) -> bytes:
+@dataclass(frozen=True)
+class Registration:
+    """What is sent to make an account, or to get a new token for it.
+
+    Attributes:
+        name, role, ed25519: of the account.
+        proof: signature of the key over `statement`, base64.
+        challenge: of the server; None from clients that know none.
+        invitation: a code, where the role needs one.
+    """
+
+    name: str
+    role: str
+    ed25519: str
+    proof: str
+    challenge: str | None = None
+    invitation: str | None = None
+
+
+@dataclass(frozen=True)
+class Challenges:
+    """Times of this server that nobody else can name, for registrations to sign.
+
+    Attributes:
+        log: the log's verifier key.
+        secret: the log's private key, or whatever else only this installation has.
+    """
+
+    log: str
+    secret: bytes
+
+    def new(self, now: datetime) -> str:
+        """A challenge of this moment."""
+        at = records.format_time(now)
+        return f"{at}.{base64.urlsafe_b64encode(self._mac(at)).decode().rstrip('=')}"
+
+    def check(self, challenge: str | None, now: datetime) -> str:
+        """The time of a challenge that this installation gave less than CHALLENGE_SECONDS ago.
+
+        Raises:
+            Refusal: challenge_invalid.
+        """
+        again = "ask `GET /v1/server` for a new one; `acclimate register` does"
+        if challenge is None:
+            raise Refusal(
+                "challenge_invalid",
+                "the registration signs no challenge of the server",
+                hint="the client is too old: pip install --upgrade acclimate",
+            )
+        at = challenge[:27]
+        try:
+            given = records.parse_time(at)
+        except Refusal as refusal:
+            raise Refusal(
+                "challenge_invalid", f"the challenge has no time: {refusal.sentence}", hint=again
+            ) from refusal
+        if not hmac.compare_digest(challenge.encode(), self.new(given).encode()):
+            raise Refusal("challenge_invalid", f"the challenge of {at} is not of this server's", hint=again)
+        if abs(age := (now - given).total_seconds()) > CHALLENGE_SECONDS:
+            said = (
+                f"the challenge is of {at}, {age:.0f} s ago by the database's clock; it holds for {CHALLENGE_SECONDS} s"
+            )
+            raise Refusal("challenge_invalid", said, hint=again)
+        return at
+
+    def _mac(self, at: str) -> bytes:
+        return hmac.digest(self.secret, b"acclimate/challenge/v1\n" + at.encode(), "sha256")
+
+
+def statement(*, name: str, role: str, ed25519: str, log: str, challenge: str) -> bytes:
     """The bytes that `proof` of a registration signs."""
-    return b"acclimate/account/v1\n" + digests.canonical({"name": name, "role": role, "ed25519": ed25519})
+    signed = {"name": name, "role": role, "ed25519": ed25519, "log": log, "challenge": challenge}
+    return b"acclimate/account/v2\n" + digests.canonical(signed)
 
 
 def invite(store: Store, role: str) -> str:
@@ -82,26 +156,45 @@ def _code() -> str:
 
 
 def register(
-    store: Store, *, name: str, role: str, ed25519: str, proof: str, invitation: str | None = None
+    store: Store, asked: Registration, *, challenges: Challenges, open_roles: Collection[str] = OPEN_ROLES
 ) -> dict[str, str]:
     """Make an account, or give the same account a new token.
+
+    1. The challenge is this server's and of just now.
+    2. The key has signed it, with the account and the log's key.
+    3. No registration of the account with this challenge or a later one was accepted.
+    4. Name and key are of one account, and the invitation is unused.
 
     Returns:
         {id, role, token}; the token is not stored and can't be shown again.
 
     Raises:
-        Refusal: name_invalid, request_invalid, key_refused, signature_invalid, invitation_invalid, name_taken, conflict.
+        Refusal: name_invalid, request_invalid, challenge_invalid, key_refused, signature_invalid, invitation_invalid, name_taken, conflict.
     """
+    name, role, ed25519 = asked.name, asked.role, asked.ed25519
     names.check_id(name, what="account name")
     if role not in ROLES:
         raise Refusal("request_invalid", f"there is no role {role!r}", hint="roles: " + ", ".join(ROLES))
-    records.check_signature(ed25519, proof, statement(name=name, role=role, ed25519=ed25519), what="the registration")
     token = "acc_" + secrets.token_urlsafe(32)
     row = {"id": name, "role": role, "ed25519": ed25519, "token_hash": digests.of_bytes(token.encode())}
+    # 1
+    with store.snapshot() as tx:
+        at = challenges.check(asked.challenge, now := tx.now())
+    # 2
+    signed = statement(name=name, role=role, ed25519=ed25519, log=challenges.log, challenge=str(asked.challenge))
+    records.check_signature(ed25519, asked.proof, signed, what="the registration")
     with store.transaction() as tx:
         known = tx.execute(select(accounts).where(accounts.c.id == name)).one_or_none()
         if known is not None and (known.role, known.ed25519) == (role, ed25519):
-            tx.execute(update(accounts).where(accounts.c.id == name).values(token_hash=row["token_hash"]))
+            # 3
+            if _used(at, known.proven, now):
+                raise Refusal(
+                    "challenge_invalid",
+                    f"{name} has registered with the challenge of {known.proven}; this one is of {at}",
+                    hint="each registration signs a new challenge: ask again",
+                )
+            tx.execute(update(accounts).where(accounts.c.id == name).values(token_hash=row["token_hash"], proven=at))
+        # 4
         elif known is not None:
             raise Refusal("name_taken", f"the name {name!r} is taken", hint="choose another name")
         else:
@@ -109,10 +202,19 @@ def register(
                 raise Refusal(
                     "conflict", "another account has this key", hint="make a key of your own for each account"
                 )
-            tx.execute(insert(accounts), {**row, "created": timestamp(tx)})
-            if role not in OPEN_ROLES:
-                _use(tx, invitation, role=role, by=name)
+            tx.execute(insert(accounts), {**row, "created": timestamp(tx), "proven": at})
+            if role not in open_roles:
+                _use(tx, asked.invitation, role=role, by=name)
     return {"id": name, "role": role, "token": token}
+
+
+def _used(at: str, proven: str | None, now: datetime) -> bool:
+    """Whether a challenge is the last that was accepted, or one before it."""
+    if proven is None:
+        return False
+    # A time that is far ahead was given by a clock that has been set right since; it must not lock the owner out until then.
+    ahead = records.parse_time(proven) - now > timedelta(seconds=CHALLENGE_SECONDS)
+    return at <= proven and not ahead
 
 
 def _use(tx: Tx, invitation: str | None, *, role: str, by: str) -> None:
