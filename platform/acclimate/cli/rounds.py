@@ -1,14 +1,17 @@
 """`acclimate round`: what an organizer does, and what everybody may read of a round."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from acclimate.cli import moments
-from acclimate.cli.options import AsJson, KeysFolder, ReaderKeys, RoundId, Server, connect, reader
+from acclimate.cli.options import AsJson, KeysFolder, ReaderKeys, RoundId, Server, connect, read_key, reader
 from acclimate.cli.output import bar, emit, say, table
 from acclimate.cli.status import status
+
+if TYPE_CHECKING:
+    from acclimate.client.servers import Witnesses
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,12 +54,23 @@ def create(
             "--auditor", help="The second operator's public part, auditor.json, where one is named.", metavar="FILE"
         ),
     ] = None,
+    witness: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--witness",
+            help="The key of a witness that the server must have, or a file of it; one for each. Else those of your last round.",
+            metavar="KEY",
+        ),
+    ] = None,
+    quorum: Annotated[
+        int | None, typer.Option("--quorum", min=0, help="How many of them must see the log before a release; 0: none.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Define a round of a built competition; prints the round's id.
 
     Dates that are not given come from the definition. Nothing can be changed once the round is open, except that
-    the close may be moved later.
+    the close may be moved later. Log, evaluators and witnesses are printed before anything is signed.
 
     Example: acclimate round create ./digits --custodian a.json --custodian b.json --custodian c.json --opens +1h --closes +30d --keys ./me
     """
@@ -68,13 +82,15 @@ def create(
     client, opened = connect(keys)
     people = [read_json(path / "custodian.json" if path.is_dir() else path) for path in custodian or []]
     second = read_json(auditor / "auditor.json" if auditor.is_dir() else auditor) if auditor is not None else None
+    wanted = _witnesses(witness or [], quorum)
     with client, bar("uploading definition and public files") as progress:
         now = parse_time(client.server()["now"])
         given = {"opens": opens, "closes": closes, "closes_latest": closes_latest, "release_by": release_by}
         dates = {label: moments.parse(text, now=now) for label, text in given.items() if text is not None}
         created = actors.create_round(
-            client, opened, folder, custodians=people, auditor=second, name=name, progress=progress, **dates
-        )
+            client, opened, folder, custodians=people, auditor=second, witnesses=wanted, name=name, progress=progress,
+            say=say, **dates,
+        )  # fmt: skip
         state = client.round(created)
     say(f"opens  {moments.show(parse_time(state['opens']), now=now)}")
     say(f"closes {moments.show(parse_time(state['closes']), now=now)}")
@@ -84,6 +100,19 @@ def create(
         say(f"  acclimate submit MODEL --round {created} --baseline {baseline} --keys {keys}")
     say(f"next: acclimate round seal {created} {folder} --keys {keys}")
     emit(state, as_json=as_json, text=created)
+
+
+def _witnesses(given: list[str], quorum: int | None) -> "Witnesses | None":
+    from acclimate.client.servers import Witnesses
+    from acclimate.quorum import parse_witness
+
+    if not given and quorum is None:
+        return None
+    if quorum is None or quorum > len(given):
+        raise typer.BadParameter(
+            f"--witness for each witness belongs to --quorum N, at most their number: {len(given)} and {quorum}"
+        )
+    return Witnesses(tuple(parse_witness(read_key(text)).text() for text in given), quorum)
 
 
 @app.command()

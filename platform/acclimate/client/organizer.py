@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.client import folder as files
+from acclimate.client import servers
 from acclimate.client.connection import Client, Progress
 from acclimate.client.entrant import Say, baseline_keys, definition_of
+from acclimate.client.servers import Witnesses
 from acclimate.client.voiding import approvals_of
 from acclimate.keys import Keys
 from acclimate_competitions import definition, digests, records, rounds
@@ -48,11 +50,14 @@ def create_round(
     release_by: datetime | None = None,
     name: str | None = None,
     auditor: Auditor | None = None,
+    witnesses: Witnesses | None = None,
     progress: Progress | None = None,
+    say: Say = lambda line: None,
 ) -> str:
     """Define a round of a built competition; its id.
 
-    1. Definition and splits are checked here; the custodians are those that the definition names.
+    1. Definition and splits are checked here; the custodians are those that the definition names; log and witnesses are not the
+       server's choice (servers.py).
     2. RoundDefined is made and put through the round's own rules, before anything is sent.
     3. Definition and public files are uploaded; never a holdout.
     4. The id is kept in the key folder, and RoundDefined is sent.
@@ -68,22 +73,17 @@ def create_round(
         release_by: when custody has failed; else RELEASE_AFTER later.
         name: the round's name; None: the definition's.
         auditor: the second operator whom the definition names.
+        witnesses: those that the server must have, and their quorum; None: those of the folder's last round, else the server's.
         progress: called while uploading with (bytes done, bytes in all).
+        say: told the log, evaluators and witnesses of the round, before anything is signed.
 
     Raises:
-        Refusal: definition_invalid, splits_invalid, guard_failed, round_exists, …
+        Refusal: definition_invalid, splits_invalid, guard_failed, log_inconsistent, round_exists, …
     """
     from acclimate_competitions import splits
 
     # 1
-    competition = definition.load(folder)
-    splits.check(folder, competition)
-    if competition.round.publish != "manual":
-        raise Refusal(
-            "definition_invalid",
-            f"[round] publish = {competition.round.publish!r}: this version publishes manually",
-            hint='write publish = "manual", and publish with: acclimate round publish ROUND',
-        )
+    competition = _checked(folder)
     public = splits.public_files(folder)
     server = client.server()
     at = records.parse_time(server["now"])
@@ -103,11 +103,10 @@ def create_round(
         "k": competition.custody.threshold,
         "custodians": people,
         "organizer": {"name": files.load_account(keys.folder).id, "ed25519": keys.public},
-        "witnesses": server["witnesses"],
-        "quorum": server["quorum"],
+        "code": server["code"],
+        **servers.agreed(client, keys, server, asked=witnesses, say=say),
     }
     # 2
-    fields |= {"code": server["code"], "log": server["log"], "evaluators": server["evaluators"]}
     request = records.sign("RoundDefined", "", fields, key=keys.ed25519)
     rounds.begin(Record("RoundDefined", request["round"], at, fields, request["by"], request["sig"]), competition)
     if records.parse_time(fields["closes"]) <= at:
@@ -115,7 +114,9 @@ def create_round(
     # 3
     _upload(client, [folder / "competition.toml", *public.values()], progress=progress)
     # 4
-    return _define(client, keys, request)
+    created = _define(client, keys, request)
+    servers.keep(keys.folder, fields)
+    return created
 
 
 def seal_round(
@@ -248,7 +249,7 @@ def void(
     predecessor: str = "",
     approvals: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
-    """Void a round; after its close k custodians' approvals of exactly this reason are needed; {index, record, …}."""
+    """Void a round; after its close k custodians' approvals of exactly this reason, in its phase, are needed; {index, record, …}."""
     round_id = _mine(client, keys, round_id)[0].round
     fields: dict[str, Any] = {"reason": reason, "phase": client.round(round_id)["phase"]}
     if predecessor:
@@ -256,6 +257,21 @@ def void(
     if approvals:
         fields["approvals"] = approvals_of(approvals, round_id, fields, signer=keys.public)
     return client.post(round_id, "void", records.sign("RoundVoided", round_id, fields, key=keys.ed25519))
+
+
+def _checked(folder: Path) -> Competition:
+    """The definition of a built competition whose splits are sound."""
+    from acclimate_competitions import splits
+
+    competition = definition.load(folder)
+    splits.check(folder, competition)
+    if competition.round.publish != "manual":
+        raise Refusal(
+            "definition_invalid",
+            f"[round] publish = {competition.round.publish!r}: this version publishes manually",
+            hint='write publish = "manual", and publish with: acclimate round publish ROUND',
+        )
+    return competition
 
 
 def _plan(
