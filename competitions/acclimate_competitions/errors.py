@@ -101,7 +101,9 @@ CODES: dict[str, Code] = {
         403, "The challenge that a registration signs is missing, not this server's, too old, or used."
     ),
     "code_other": Code(409, "This machine runs other code or libraries than the round was prepared with."),
-    "rerun_undecided": Code(409, "A preparation made again can't be compared with the first: the machines differ too much."),
+    "rerun_undecided": Code(
+        409, "A preparation made again can't be compared with the first: the machines differ too much."
+    ),
     "limit_exceeded": Code(422, "A model needed more time or memory than the competition allows."),
     "work_blocked": Code(500, "Work of a round failed too often or can't be done here; an operator must look at it."),
     "request_invalid": Code(422, "The request's body or parameters are malformed; all problems are listed."),
@@ -145,3 +147,8 @@ class Refusal(Exception):
             "hint": self.hint,
             "problems": list(self.problems),
         }
+
+
+def installing(extras: str) -> str:
+    """The hint how to install extras: from what was given, as the name on a public index may be somebody else's."""
+    return f"in a clone of Acclimate: pip install '.[{extras}]'; or with the .whl file that you were given: 'FILE.whl[{extras}]'"

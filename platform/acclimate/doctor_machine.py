@@ -18,6 +18,7 @@ from typing import Any, Literal
 from acclimate import ports
 from acclimate.config import Settings
 from acclimate.redaction import hidden
+from acclimate_competitions.errors import installing
 
 WITHIN = 11.0
 """Seconds for all checks."""
@@ -63,7 +64,7 @@ def extras(settings: Settings) -> Iterator[Finding]:
         if missing:
             state: State = "warning" if extra == "analysis" else "missing"
             found = f"{', '.join(missing)} not installed"
-            yield Finding(f"extra {extra}", state, found, f'pip install "acclimate[{extra}]"')
+            yield Finding(f"extra {extra}", state, found, installing(extra))
         else:
             yield Finding(f"extra {extra}", "ok", "installed")
 
@@ -101,7 +102,7 @@ def devices(_: Settings) -> Iterator[Finding]:
         yield _gpus(found)
     elif is_there("torch"):
         # Where it is not installed at all, the extra's line says so.
-        yield Finding("torch", "missing", f"can't be imported: {found['problem']}", 'pip install "acclimate[runner]"')
+        yield Finding("torch", "missing", f"can't be imported: {found['problem']}", installing("runner"))
     if "isolation" in found:
         yield _isolation(found["isolation"])
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from acclimate.config import Settings
 from acclimate.console import say
 from acclimate.schedule import UNMET
-from acclimate_competitions.errors import Refusal
+from acclimate_competitions.errors import Refusal, installing
 from acclimate_runners.runner import Machine, Runner
 
 _PAUSES = (1.0, 60.0)
@@ -151,7 +151,7 @@ def runner_of(settings: Settings, *, installation: str = "") -> Runner:
         namespace = f"acclimate-{installation}" if installation else "acclimate"
         return RayRunner(settings.node_work, settings.ray_address, settings.slots or None, namespace=namespace)
     except ImportError as error:
-        hint = "pip install 'acclimate[runner]', or set the runner to local"
+        hint = f"set the runner to local, or {installing('runner')}"
         raise Refusal("extra_missing", "the Ray runner needs the extra `runner`", hint=hint) from error
 
 

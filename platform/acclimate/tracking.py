@@ -18,7 +18,7 @@ from acclimate.projection import EntryData as EntryData
 from acclimate.projection import Planned
 from acclimate.projection import RoundData as RoundData
 from acclimate.projection import StageData as StageData
-from acclimate_competitions.errors import Refusal
+from acclimate_competitions.errors import Refusal, installing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -481,5 +481,5 @@ def _extra(name: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise Refusal(
-            "extra_missing", f"this needs {name}, which is not installed", hint='pip install "acclimate[analysis]"'
+            "extra_missing", f"this needs {name}, which is not installed", hint=installing("analysis")
         ) from error

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, Protocol
 
 from acclimate_competitions import digests
-from acclimate_competitions.errors import Refusal
+from acclimate_competitions.errors import Refusal, installing
 from acclimate_runners.placing import FolderIncoming, flush, private
 from acclimate_runners.placing import space as space
 from acclimate_runners.placing import swept as swept
@@ -144,7 +144,7 @@ def blobs_at(place: str, *, endpoint: str = "", scratch: Path) -> Blobs:
         if (error.name or "").startswith("acclimate"):
             raise
         sentence = f"{place} needs {error.name}, which is not installed"
-        raise Refusal("extra_missing", sentence, hint="pip install 'acclimate[server]'") from error
+        raise Refusal("extra_missing", sentence, hint=installing("server")) from error
     return at(place, endpoint=endpoint, scratch=scratch)
 
 

@@ -15,8 +15,10 @@ from acclimate import witness_folder, witness_http
 from acclimate.cli.main import app
 from acclimate.cosigners import CLOCK_TOLERANCE, parse_endpoint
 from acclimate.witness import CLOCK_STEP
+from acclimate_competitions.errors import installing
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "witnesses.md").read_text("utf-8")
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "witnesses.md").read_text("utf-8")
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 FOLDER = "/var/lib/acclimate-witness"
 
@@ -24,15 +26,14 @@ FOLDER = "/var/lib/acclimate-witness"
 def test_the_page_is_played(tmp_path: Path) -> None:
     small = SmallLog(size=3)
     (tmp_path / "log.vkey").write_text(f"{small.vkey}\n", "utf-8")
-    install, keygen, run, status = COMMANDS
-    assert install == 'pip install "acclimate[witness]"'
+    keygen, run, status = COMMANDS
     own = [shlex.split(line.replace(FOLDER, str(tmp_path / "w1")))[1:] for line in (keygen, run, status)]
     made = subprocess.run(
         [sys.executable, "-m", "acclimate", *own[0]], capture_output=True, text=True, check=True, timeout=120
     )
     vkey = made.stdout.splitlines()[-1]
     assert own[1][:4] == ["witness", "run", "--keys", str(tmp_path / "w1")] and own[1][4:] == [
-        "--log",
+        "--log-key",
         "log.vkey",
         "--port",
         "8480",
@@ -46,6 +47,16 @@ def test_the_page_is_played(tmp_path: Path) -> None:
     files = set(re.findall(r"^\| `([^` ]+)` \|", PAGE, re.MULTILINE))
     assert files == {path.name for path in (tmp_path / "w1").iterdir()}
     assert files == {"ed25519.pem", witness_folder.VKEY_FILE, witness_folder.STATE_FILE, witness_folder.LOCK_FILE}
+
+
+def test_it_is_installed_from_what_was_given_by_no_name_of_an_index() -> None:
+    hint = installing("witness")
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for line in path.read_text("utf-8").splitlines():
+            # What is installed is this folder or a file: `.` or `….whl`, with or without extras.
+            for what in re.findall(r"""pip install (?:--upgrade )?['"]?([^\s'"`\[]*)""", line):
+                assert what == "." or what.endswith(".whl"), f"{path.name}: {line}"
+    assert "pip install '.[witness]'" in PAGE and "pip install '.[witness]'" in hint
 
 
 def test_its_service_is_a_command_that_parses() -> None:

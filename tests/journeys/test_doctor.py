@@ -70,7 +70,7 @@ def test_the_doctor_of_a_core_install_says_what_to_install(tmp_path: Path) -> No
     )
     done = acclimate("doctor", "--data", str(tmp_path / "data"), code=code)
     assert done.returncode == 1
-    assert 'pip install "acclimate[server]"' in done.stdout and 'pip install "acclimate[runner]"' in done.stdout
+    assert "pip install '.[server]'" in done.stdout and "pip install '.[runner]'" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     assert "needed for running a server here: extra server, extra runner" in done.stderr
 

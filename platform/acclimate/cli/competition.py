@@ -11,7 +11,7 @@ import typer
 from acclimate.cli.output import dumps, emit, plain
 from acclimate_competitions import definition
 from acclimate_competitions.definition import Competition
-from acclimate_competitions.errors import Refusal
+from acclimate_competitions.errors import Refusal, installing
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -172,7 +172,7 @@ def _run_main(script: Path, out: Path) -> None:
         raise Refusal(
             "extra_missing",
             f"{script.parent.name}/build.py needs the package {error.name!r}, which is not installed",
-            hint='pip install "acclimate[runner,analysis]"',
+            hint=installing("runner,analysis"),
         ) from error
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acclimate_competitions.errors import Refusal
+from acclimate_competitions.errors import Refusal, installing
 
 if TYPE_CHECKING:
     from acclimate.client import Client
@@ -161,5 +161,5 @@ def need(extra: str, *modules: str) -> None:
         raise Refusal(
             "extra_missing",
             f"this command needs {', '.join(missing)}, which a core install does not have",
-            hint=f'pip install "acclimate[{extra}]"',
+            hint=installing(extra),
         )
