@@ -44,14 +44,20 @@ CODES: dict[str, Code] = {
     "round_unknown": Code(404, "No round has this id, or more than one begins with it."),
     "round_exists": Code(409, "A round of this competition already has this name."),
     "phase_wrong": Code(409, "The round's phase does not allow this; the sentence says what is allowed now."),
-    "too_early": Code(409, "The time for this has not come, by the database's clock."),
+    "too_early": Code(
+        409,
+        "The time for this has not come: by the database's clock, this machine's or the witnesses', or something must come first.",
+    ),
     "round_closed": Code(409, "The round closed before this arrived, by the database's clock."),
     "guard_failed": Code(409, "A condition of the protocol for this transition does not hold."),
     "seal_mismatch": Code(422, "A seal, share or opening differs from what was committed to."),
     "holdout_private": Code(
         403, "The holdout of the round stays private: only its organizer and its auditor get this."
     ),
-    "share_false": Code(422, "A share document does not match its commitment; the sentence names whose."),
+    "share_false": Code(
+        422,
+        "A share document does not match its commitment, or is of another round, seal or threshold; the sentence names whose.",
+    ),
     "share_missing": Code(409, "Fewer shares are at hand than the threshold that opens the seal."),
     "share_unreadable": Code(
         422, "An envelope does not open with this key, or what it holds is not a well-formed share document."
@@ -66,7 +72,10 @@ CODES: dict[str, Code] = {
     "submission_unknown": Code(404, "No submission has this id."),
     "entrant_unknown": Code(404, "The entrant is not registered for this round."),
     # log, bundle
-    "log_inconsistent": Code(500, "The transparency log contradicts itself or a pinned checkpoint."),
+    "log_inconsistent": Code(
+        500,
+        "The transparency log contradicts itself, or a checkpoint that a custodian, a client, a mirror or a receipt holds.",
+    ),
     "proof_invalid": Code(422, "A receipt, checkpoint or proof does not parse or does not verify."),
     "rotation_invalid": Code(422, "A record by which a log's key hands over to another is forged or out of order."),
     "entry_unknown": Code(404, "The log has no such entry yet."),
@@ -87,7 +96,9 @@ CODES: dict[str, Code] = {
     "database_unreachable": Code(503, "The database does not answer, or refuses the login; nothing was changed."),
     "blobs_unreachable": Code(503, "The store of blobs does not answer, refuses the login, or can't be written."),
     "other_installation": Code(500, "Database, blobs, keys and data folder do not belong to the same installation."),
-    "lease_lost": Code(503, "Another dispatcher leads now; this one's write was refused."),
+    "lease_lost": Code(
+        503, "Another process has the lease now: it leads, or has the log cosigned; this one's write was refused."
+    ),
     "infeasible": Code(409, "No machine of the pool can ever take a job of this competition."),
     "no_space": Code(507, "The disk is full; nothing was lost."),
     "busy": Code(503, "Another process holds what this one needs; try again shortly."),
