@@ -56,7 +56,7 @@ class RoundSettings:
     Attributes:
         audits: how many preparations the auditor draws and makes again before the release.
         audit_tolerance: how far a validation nll may be from the first one where bytes can't be equal (other hardware).
-        auditor: name of the second operator; needed for audits, and where the holdout stays private.
+        auditor: name of the auditor whom the round names; needed for audits, and where the holdout stays private.
     """
 
     name: str

@@ -38,7 +38,7 @@ def check_audit(audited: Record, first: Record, *, declared: float) -> None:
     """Refuse a PreparationAudited that claims an agreement which its own values deny.
 
     Args:
-        audited: the second operator's record.
+        audited: the named auditor's record.
         first: the ModelPrepared that was made again.
         declared: the definition's audit_tolerance, in nats.
 

@@ -137,7 +137,7 @@ class Round:
 
     @property
     def auditor(self) -> Mapping[str, Any] | None:
-        """{name, ed25519, draw} of the second operator whom the round names, or None."""
+        """{name, ed25519, draw} of the auditor whom the round names, or None."""
         found: Mapping[str, Any] | None = self.defined.fields.get("auditor")
         return found
 

@@ -89,7 +89,7 @@ class Organizer(Strict):
 
 
 class Auditor(Strict):
-    """The second operator in RoundDefined."""
+    """The auditor in RoundDefined."""
 
     name: Text
     ed25519: Key

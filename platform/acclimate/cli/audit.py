@@ -1,4 +1,4 @@
-"""`acclimate audit`: what a round's second operator does."""
+"""`acclimate audit`: what the auditor whom a round names does."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from acclimate.cli.output import counted, emit, named_bar, say
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Make drawn preparations of a round again, as its second operator.",
+    help="What the auditor whom a round names does: make keys, draw, make preparations again, report.",
 )
 
 

@@ -51,7 +51,9 @@ def create(
     auditor: Annotated[
         Path | None,
         typer.Option(
-            "--auditor", help="The second operator's public part, auditor.json, where one is named.", metavar="FILE"
+            "--auditor",
+            help="The public file of the auditor whom the definition names, auditor.json, or its folder.",
+            metavar="FILE",
         ),
     ] = None,
     witness: Annotated[

@@ -1,4 +1,4 @@
-"""What a second operator does: commit to a draw, draw, make the drawn preparations again, say what came of it.
+"""What the auditor whom a round names does: commit to a draw, draw, make the drawn preparations again, say what came of it.
 
 The draw's secret is made before the round is, and kept in `draws.json` of the key folder; RoundDefined holds its digest. So whoever
 prepared the models did not know which would be made again. A secret serves one round: once told, it tells every draw it is for.

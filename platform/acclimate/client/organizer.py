@@ -72,7 +72,7 @@ def create_round(
         closes_latest: how far the close may be moved; else not at all.
         release_by: when custody has failed; else RELEASE_AFTER later.
         name: the round's name; None: the definition's.
-        auditor: the second operator whom the definition names.
+        auditor: the public part of the auditor whom the definition names.
         witnesses: those that the server must have, and their quorum; None: those of the folder's last round, else the server's.
         progress: called while uploading with (bytes done, bytes in all).
         say: told the log, evaluators and witnesses of the round, before anything is signed.
@@ -98,7 +98,7 @@ def create_round(
         "scorer": rounds.scorer_digest(competition),
         "policy": competition.ranking.digest,
         **dates,
-        **_second_operator(competition, auditor),
+        **_named_auditor(competition, auditor),
         "grace": int(competition.round.grace.total_seconds()),
         "k": competition.custody.threshold,
         "custodians": people,
@@ -301,7 +301,7 @@ def _plan(
     return dates, people
 
 
-def _second_operator(competition: Competition, given: Auditor | None) -> dict[str, dict[str, Any]]:
+def _named_auditor(competition: Competition, given: Auditor | None) -> dict[str, dict[str, Any]]:
     """RoundDefined's auditor, as the definition names one; {} where it names none."""
     wanted = competition.round.auditor
     if given is None and wanted is None:
