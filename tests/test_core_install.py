@@ -62,7 +62,7 @@ def test_the_wheel_carries_the_digits_and_shows_their_definition(core: Path, tmp
         ["api", "--data", "d"],
         ["dispatch", "--data", "d"],
         ["demo", "--data", "d"],
-        ["witness", "run", "--keys", "d", "--log", "k"],
+        ["witness", "run", "--keys", "d", "--log-key", "k"],
     ],
 )
 def test_what_needs_an_extra_says_which(core: Path, tmp_path: Path, command: list[str]) -> None:
@@ -85,7 +85,7 @@ def test_a_witness_needs_uvicorn_and_nothing_else(core: Path, tmp_path: Path) ->
     folder = tmp_path / "w1"
     made = run(core, "witness", "keygen", "--name", "w.example", "--keys", folder, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
-    command = [core / "acclimate", "witness", "run", "--keys", folder, "--log", small.vkey, "--port", "0"]
+    command = [core / "acclimate", "witness", "run", "--keys", folder, "--log-key", small.vkey, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[2]

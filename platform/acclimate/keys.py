@@ -113,6 +113,14 @@ def load(folder: Path) -> Keys:
     Raises:
         Refusal: file_unreadable; key_refused, where a file is malformed or open to others.
     """
+    if not (folder / ED25519_FILE).exists():
+        raise Refusal(
+            "file_unreadable",
+            f"{folder} holds no keys: there is no {ED25519_FILE} in it"
+            if folder.is_dir()
+            else f"there is no folder {folder}",
+            hint="--keys DIR names the folder that `acclimate register`, or keygen of `custodian`, `audit` or `witness`, made",
+        )
     key = load_signing_key(folder / ED25519_FILE)
     _check_folder(folder)
     path = folder / AGE_FILE

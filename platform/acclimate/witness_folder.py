@@ -59,11 +59,11 @@ def create(folder: Path, name: str, *, now: int) -> Identity:
     Raises:
         Refusal: name_invalid; key_refused, where the folder has a witness of another name or other keys; file_unreadable, no_space.
     """
-    if not notes.is_name(name):
+    if not notes.is_name(name) or "://" in name or name.startswith("/") or name.endswith("/"):
         raise Refusal(
             "name_invalid",
-            f"{name!r} is empty or has a blank, a plus or a control character",
-            hint="such as witness.example.org: a name that is yours, without https://",
+            f"{name!r} is an address, or is empty or has a blank, a plus or a control character",
+            hint="such as witness.example.org: a name that is yours, without https:// before and / after it",
         )
     if (folder / VKEY_FILE).exists():
         found = load(folder)
@@ -90,15 +90,15 @@ def load(folder: Path) -> Identity:
     Raises:
         Refusal: file_unreadable; key_refused, where key and name are not of each other, or open to others.
     """
-    own = keys.load(folder)
     try:
         text = (folder / VKEY_FILE).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Refusal(
             "file_unreadable",
             f"{folder / VKEY_FILE} can't be read: {error}",
-            hint="acclimate witness keygen --name NAME --keys DIR makes a witness, or finishes one",
+            hint=f"acclimate witness keygen --name NAME --keys {folder} makes a witness, or finishes one",
         ) from error
+    own = keys.load(folder)
     verifier = notes.parse_vkey(text)
     if verifier != _verifier(verifier.name, own.ed25519):
         raise Refusal("key_refused", f"{folder / VKEY_FILE} holds {text}, which is not of the key beside it")

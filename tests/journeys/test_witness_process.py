@@ -88,7 +88,7 @@ def test_a_finished_witness_is_not_made_again(tmp_path: Path) -> None:
     assert json.loads(again.stdout) == {"name": NAME, "vkey": vkey}
     other = refused("keygen", "--name", "another.example", "--keys", str(tmp_path / "w1"))
     assert other.code == "key_refused" and f"is the witness {NAME}, not another.example" in other.sentence
-    for name in ("", "two words", "a+b", "tab\t"):
+    for name in ("", "two words", "a+b", "tab\t", "https://w.example.org", "w.example.org/"):
         odd = refused("keygen", "--name", name, "--keys", str(tmp_path / "w2"))
         assert odd.code == "name_invalid" and not (tmp_path / "w2").exists()
 
@@ -96,7 +96,18 @@ def test_a_finished_witness_is_not_made_again(tmp_path: Path) -> None:
 def test_what_is_no_log_key_is_refused_before_anything_runs(tmp_path: Path) -> None:
     vkey = witnessed.make(tmp_path / "w1")
     for word, said in ((vkey, "kind 0x04, a log's is 0x01"), ("x+y", "is no verifier key"), ("./gone", "no such file")):
-        assert said in refused("run", "--keys", str(tmp_path / "w1"), "--port", "0", "--log", word).sentence
+        for option in ("--log-key", "--log"):  # --log is of the first version
+            assert said in refused("run", "--keys", str(tmp_path / "w1"), "--port", "0", option, word).sentence
+    none = acclimate("witness", "run", "--keys", str(tmp_path / "w1"), "--port", "0")
+    assert none.returncode == 2 and "--log-key KEY" in none.stderr
+    assert "--log " not in acclimate("witness", "run", "--help").stdout
+
+
+def test_where_there_is_no_witness_the_hint_says_how_to_make_one(tmp_path: Path, small: SmallLog) -> None:
+    where = str(tmp_path / "nowhere")
+    for words in (("status", "--keys", where), ("run", "--keys", where, "--log-key", small.vkey)):
+        found = refused(*words)
+        assert found.code == "file_unreadable" and f"keygen --name NAME --keys {where}" in found.hint
 
 
 # ---- two on one memory -------------------------------------------------------------------------------------------------
@@ -104,7 +115,7 @@ def test_what_is_no_log_key_is_refused_before_anything_runs(tmp_path: Path) -> N
 
 def test_a_second_witness_on_the_folder_is_refused_and_told_who_has_it(tmp_path: Path, small: SmallLog) -> None:
     with witnessed.witness(tmp_path / "w1", [small.vkey]) as running:
-        done = acclimate("witness", "run", "--keys", str(tmp_path / "w1"), "--port", "0", "--log", small.vkey)
+        done = acclimate("witness", "run", "--keys", str(tmp_path / "w1"), "--port", "0", "--log-key", small.vkey)
         assert done.returncode == 1 and f"process {running.process.pid} holds witness.lock" in done.stderr
         assert running.post(small.request(0)).status_code == 200
 
@@ -113,7 +124,7 @@ def test_a_taken_port_is_refused(tmp_path: Path, small: SmallLog) -> None:
     witnessed.make(tmp_path / "w2", "two.example")
     with witnessed.witness(tmp_path / "w1", [small.vkey]) as running:
         port = running.url.rpartition(":")[2]
-        done = refused("run", "--keys", str(tmp_path / "w2"), "--port", port, "--log", small.vkey)
+        done = refused("run", "--keys", str(tmp_path / "w2"), "--port", port, "--log-key", small.vkey)
         assert done.code == "config_invalid" and "choose another with --port" in done.hint
 
 
@@ -334,7 +345,7 @@ def test_a_witness_without_its_memory_does_not_begin_anew(tmp_path: Path, small:
     keys = ("--keys", str(tmp_path / "w1"))
     making = ("keygen", "--name", NAME, *keys)
     forgot = "does not know what it has cosigned"
-    for words in (("run", *keys, "--port", "0", "--log", small.vkey), making, ("status", *keys)):
+    for words in (("run", *keys, "--port", "0", "--log-key", small.vkey), making, ("status", *keys)):
         assert forgot in refused(*words).sentence
     # Without its name the key is no unfinished witness either.
     (tmp_path / "w1" / "witness.vkey").unlink()
@@ -368,7 +379,7 @@ def test_a_memory_that_is_taken_or_replaced_under_a_running_witness_stops_it(tmp
 def test_a_key_that_others_may_read_is_not_used(tmp_path: Path, small: SmallLog) -> None:
     witnessed.make(tmp_path / "w1")
     (tmp_path / "w1" / "ed25519.pem").chmod(0o644)
-    done = refused("run", "--keys", str(tmp_path / "w1"), "--port", "0", "--log", small.vkey)
+    done = refused("run", "--keys", str(tmp_path / "w1"), "--port", "0", "--log-key", small.vkey)
     assert "mode 0644" in done.sentence and "chmod 600" in done.hint
 
 

@@ -106,7 +106,7 @@ def make(folder: Path, name: str = "witness.example/w1") -> str:
 def start(folder: Path, logs: Sequence[str], *words: str, before: Sequence[str] = ()) -> Running:
     """Run the witness of a folder on a free port, or on the one that the words name; `before` is put before the command."""
     errors = folder.with_name(f"{folder.name}.err")
-    given = [word for vkey in logs for word in ("--log", vkey)]
+    given = [word for vkey in logs for word in ("--log-key", vkey)]
     port = () if "--port" in words else ("--port", "0")
     command = [sys.executable, "-m", "acclimate", "witness", "run", "--keys", str(folder), *given, *port, *words]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}

@@ -137,7 +137,11 @@ def test_two_identities_in_one_file_are_refused(tmp_path):
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(Refusal, match="nobody") as caught:
         keys.load(tmp_path / "nobody")
-    assert caught.value.code == "file_unreadable"
+    assert caught.value.code == "file_unreadable" and "keygen" in caught.value.hint
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(Refusal, match="holds no keys") as caught:
+        keys.load(tmp_path / "empty")
+    assert caught.value.code == "file_unreadable" and "register" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "age1", "AGE1" + "Q" * 58, "ssh-ed25519 AAAA", None])

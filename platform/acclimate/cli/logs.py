@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from acclimate.rotation import Chain, Turn
 
 _PASSING = ("server_unreachable", "busy", "database_unreachable")
-app = typer.Typer(no_args_is_help=True, help="The transparency log: mirror it, check a mirror, rotate its key.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="The transparency log: mirror it, check a mirror, rotate its key."
+)
 MirrorFolder = Annotated[
     Path, typer.Option("--out", help="The mirror's folder; made if it is not there.", metavar="DIR")
 ]

@@ -1,7 +1,6 @@
 """`acclimate witness`: vouch for a log that somebody else runs."""
 
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,21 +37,24 @@ def keygen(
     say(
         f"give {keys / witness_folder.VKEY_FILE} to whoever runs the log, and to auditors; nothing else in {keys} leaves this machine"
     )
-    say("next, with the log's key: acclimate witness run --keys DIR --log KEY --port 8480")
+    say("next, with the log's key: acclimate witness run --keys DIR --log-key KEY --port 8480")
     emit({"name": name, "vkey": made.verifier.text()}, as_json=as_json, text=made.verifier.text())
 
 
 @app.command()
 def run(
     keys: Folder,
-    log: Annotated[
-        list[str],
+    log_key: Annotated[
+        list[str] | None,
         typer.Option(
-            "--log",
+            "--log-key",
             help="Key of a log to vouch for, or a file that holds it; once for each log. Where a log has had several keys: in their order.",
             metavar="KEY",
         ),
-    ],
+    ] = None,
+    log: Annotated[
+        list[str] | None, typer.Option("--log", hidden=True, help="As --log-key; of the first version.")
+    ] = None,
     port: Annotated[int, typer.Option("--port", help="The port; 0 takes a free one.")] = 8480,
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
     prefix: Annotated[
@@ -66,7 +68,7 @@ def run(
 
     It is asked over HTTP (C2SP tlog-witness) by whoever has a checkpoint; TLS is a reverse proxy's part. Ends with SIGINT or SIGTERM.
 
-    Example: acclimate witness run --keys /var/lib/acclimate-witness --log rounds.example.org/log+0a1b2c3d+Aabc --port 8480
+    Example: acclimate witness run --keys /var/lib/acclimate-witness --log-key rounds.example.org/log+0a1b2c3d+Aabc --port 8480
     """
     need("witness", "uvicorn")
     from acclimate import notes, witness_folder, witness_http
@@ -74,7 +76,10 @@ def run(
 
     if prefix and (not prefix.startswith("/") or prefix.endswith("/") or not prefix.isprintable() or " " in prefix):
         raise typer.BadParameter("--prefix begins with a slash and ends without one")
-    logs = [notes.parse_vkey(read_log_key(text)) for text in log]
+    given = [*(log or []), *(log_key or [])]
+    if not given:
+        raise typer.BadParameter("which log? --log-key KEY, got from whoever runs the log; once for each of its keys")
+    logs = [notes.parse_vkey(read_log_key(text)) for text in given]
     identity = witness_folder.load(keys)
     with witness_folder.alone(keys), witness_http.listen(host, port) as listener:
         memory = identity.memory()
@@ -135,4 +140,7 @@ def status(keys: Folder, as_json: AsJson = False) -> None:
 
 
 def _time(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    from acclimate.quorum import moment
+    from acclimate_competitions.records import format_time
+
+    return format_time(moment(seconds))
