@@ -922,7 +922,7 @@ def test_a_sealed_holdout_that_nobody_can_evaluate_stops_its_own_round_only(serv
     assert served.tick() == []
     status = served.anyone().get(staged.path).json()
     assert (status["phase"], status["problem"]["code"]) == ("released", "seal_mismatch")
-    assert word in status["problem"]["sentence"] and "voids the round" in status["next"]
+    assert word in status["problem"]["sentence"] and "void the round" in status["next"]
     with served.store.snapshot() as tx:
         assert release.holdout_files(tx, staged.round) == {}
 

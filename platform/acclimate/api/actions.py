@@ -114,14 +114,6 @@ def publish_ranking(round_id: RoundId, body: bodies.Publication, here: Here, acc
 
 
 @router.post(
-    "/v1/rounds/{round_id}/reports", summary="Report on the whole bundle", tags=["auditor"], responses=answers(RECORD)
-)
-def report(round_id: RoundId, body: bodies.RoundAudited, here: Here, account: Caller) -> dict[str, Any]:
-    """The round's auditor verified the bundle with this MANIFEST; `checks` counts its lines. Once the ranking is published."""
-    return logged(publish.report_audit(here.store, account, round_id, body.sent()))
-
-
-@router.post(
     "/v1/rounds/{round_id}/void", summary="Void a round", tags=["organizer", "custodian"], responses=answers(RECORD)
 )
 def void(round_id: RoundId, body: bodies.RoundVoided, here: Here, account: Caller) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Routes of a round's second operator: the draw, the files of drawn entries, the outcomes of their re-runs."""
+"""Routes of a round's auditor: the draw, the files of drawn entries, the outcomes of their re-runs, the report on the bundle."""
 
 from typing import Any
 
@@ -57,3 +57,9 @@ def file(round_id: RoundId, digest: Digest, here: Here, account: Caller) -> Resp
     found = audits.file_of(here.store, account, round_id, digest)
     stream, size = here.store.blobs.sized(found)
     return Download(stream, size, lane=here.downloads, headers={"ETag": f'"{found}"', "Cache-Control": "no-store"})
+
+
+@router.post("/v1/rounds/{round_id}/reports", summary="Report on the whole bundle", responses=answers(RECORD))
+def report(round_id: RoundId, body: bodies.RoundAudited, here: Here, account: Caller) -> dict[str, Any]:
+    """The round's auditor verified the bundle with this MANIFEST; `checks` counts its lines. Once the ranking is published."""
+    return logged(audits.log(here.store, account, round_id, body.sent(), kind="RoundAudited"))

@@ -1,4 +1,4 @@
-"""What a round's second operator does, and gets: the draw, the files of drawn entries, the outcomes of their re-runs.
+"""What a round's auditor does, and gets: the draw, the files of drawn entries, the outcomes of their re-runs, the report on the bundle.
 
 Weights are private until the entrant says otherwise; of a drawn entry the auditor whom the round names gets them, once the jobs
 are drawn, and nobody else and nothing more.
@@ -18,7 +18,7 @@ from acclimate_competitions.phases import Phase, PreparationKey, Round
 
 
 def log(store: Store, account: Account, given: str, request: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
-    """Log the draw (AuditDrawn) or the outcome of a re-run (PreparationAudited).
+    """Log the draw (AuditDrawn), the outcome of a re-run (PreparationAudited) or what a whole bundle came to (RoundAudited).
 
     Raises:
         Refusal: role_missing, signature_invalid, phase_wrong, guard_failed, conflict, …

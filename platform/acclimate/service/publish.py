@@ -222,20 +222,6 @@ def publish(
         return answer(*tx.append_once(request))
 
 
-def report_audit(store: Store, account: Account, given: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Log what the round's auditor found in the whole bundle.
-
-    Raises:
-        Refusal: role_missing, signature_invalid, phase_wrong before the ranking is published, guard_failed for another ranking.
-    """
-    with store.transaction() as tx:
-        state = finding.find(tx, given)
-        finding.require_auditor(state, account)
-        finding.require_kind(request, "RoundAudited", state)
-        require_signer(dict(request), account)
-        return answer(*tx.append_once(request))
-
-
 def document(store: Store, account: Account | None, given: str) -> bytes:
     """The ranking's canonical JSON: published to all, evaluated to the round's organizer.
 
