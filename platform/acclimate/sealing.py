@@ -208,7 +208,7 @@ def _deal(
     """The encryptor under a new secret, HoldoutSealed's shares, and the envelopes; the secret's only place is this call."""
     n = len(recipients)
     secret = random(SECRET_BYTES)
-    encryptor = Cobblestone256Encryptor(_cipher_key(secret, seal_id), _context(round_id, seal_id))
+    encryptor = Cobblestone256Encryptor(cipher_key(secret, seal_id), _context(round_id, seal_id))
     shares, envelopes = [], []
     for index, (share, to) in enumerate(
         zip(custody.split(secret, k=k, n=n, random=random), recipients, strict=True), start=1
@@ -251,7 +251,7 @@ def open_(ciphertext: Path, secret: bytes, out: Path, *, round_id: str, fields: 
     """
     if fields["format"] != FORMAT:
         raise Refusal("seal_mismatch", f"the seal has format {fields['format']!r}, this version knows {FORMAT!r}")
-    key, context = _cipher_key(secret, fields["seal"]), _context(round_id, fields["seal"])
+    key, context = cipher_key(secret, fields["seal"]), _context(round_id, fields["seal"])
     # 1
     check_ciphertext(ciphertext, fields, locate=lambda: _first_bad_chunk(ciphertext, key, context))
     # 2
@@ -317,7 +317,7 @@ def row_key(ciphertext: Path, secret: bytes, *, round_id: str, fields: Mapping[s
     Raises:
         Refusal: seal_mismatch, where the secret does not decrypt it.
     """
-    key, context = _cipher_key(secret, fields["seal"]), _context(round_id, fields["seal"])
+    key, context = cipher_key(secret, fields["seal"]), _context(round_id, fields["seal"])
     return archive.row_key(_decrypt(ciphertext, key, context, state=hashlib.sha256()))
 
 
@@ -357,7 +357,8 @@ def rehearsal_files(folder: Path, random: Callable[[int], bytes] = secrets.token
 # ---- cipher --------------------------------------------------------------------------------------------------------
 
 
-def _cipher_key(secret: bytes, seal_id: str) -> bytes:
+def cipher_key(secret: bytes, seal_id: str) -> bytes:
+    """The key that a seal's content is encrypted with."""
     info = b"acclimate/seal-key/v1\x00" + seal_id.encode()
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
 

@@ -139,7 +139,7 @@ def test_the_receipt_comes_out_and_verifies():
 
 
 def test_the_values_of_the_seal_come_out():
-    assert sealing._cipher_key(SECRET, SEAL).hex() == worked("seal key")
+    assert sealing.cipher_key(SECRET, SEAL).hex() == worked("seal key")
     salt = hmac.digest(ROW_KEY, (0).to_bytes(8, "big"), "sha256")
     assert salt.hex() == worked("salt of row 0")
     row = re.search(r"leaf hash of row 0, `(.*?)`", PAGE)

@@ -265,7 +265,7 @@ def test_rows_other_than_those_committed_to_are_refused_with_what_was_found(tmp_
 def test_a_true_key_over_what_is_no_archive_is_refused(tmp_path):
     result = sealed(tmp_path)
     secret, seal = secret_of(result), result.fields["seal"]
-    encryptor = sealing.Cobblestone256Encryptor(sealing._cipher_key(secret, seal), sealing._context(ROUND, seal))
+    encryptor = sealing.Cobblestone256Encryptor(sealing.cipher_key(secret, seal), sealing._context(ROUND, seal))
     (tmp_path / "holdout.sealed").write_bytes(encryptor.update(b"PAR1" * 1000) + encryptor.finalize())
     refused(tmp_path, result, match="does not begin with row_key", fields=result.fields | mended(tmp_path))
 
