@@ -19,6 +19,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, func, insert, select
 
 from acclimate import config, database, migrations
+from acclimate.clocks import Clocks
 from acclimate.schema import (
     accounts,
     cosignatures,
@@ -137,8 +138,8 @@ class _Folds:
 class Store:
     """The database and the blobs of an installation; safe to share between threads, cheap to open in each process."""
 
-    def __init__(self, engine: Engine, blobs: Blobs) -> None:
-        self.engine, self.blobs = engine, blobs
+    def __init__(self, engine: Engine, blobs: Blobs, *, clocks: Clocks | None = None) -> None:
+        self.engine, self.blobs, self.clocks = engine, blobs, clocks
         self._writer = threading.Lock()
         self.folds = _Folds()
         self._turns = Turns(
@@ -172,7 +173,7 @@ class Store:
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine, place)
+        return cls(engine, place, clocks=Clocks() if clock is None else None)
 
     def fenced(self, check: Callable[["Tx"], None]) -> "Store":
         """This store for who may lose the right to write: each transaction that may begins with `check`, beside those there were."""
@@ -314,10 +315,13 @@ class Tx:
             The log index and the record.
 
         Raises:
-            Refusal: whatever rounds.apply refuses; record_invalid.
+            Refusal: whatever rounds.apply refuses; record_invalid; busy, where the clock can't be right.
         """
         index, before_it = self.tip or self._tip()
-        at = max(self.now(), before_it)
+        now = self.now()
+        if self.store.clocks is not None:
+            self.store.clocks.check(now)
+        at = max(now, before_it)
         record = _record(request, at)
         data = record.encode()
         if records.parse(data) != record:

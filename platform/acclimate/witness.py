@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from acclimate import notes
+from acclimate.clocks import since_boot
 from acclimate.log import Checkpoint, parse_checkpoint, verify_consistency
 from acclimate.notes import Note, Verifier
 from acclimate.witness_state import Refused, Seen, State
@@ -116,7 +117,7 @@ class Witness:
     ) -> None:
         self.verifier = Verifier(name, notes.COSIGNATURE, key.public_key().public_bytes_raw())
         self._key, self._state, self._clock, self._made = key, state, clock, state.made()
-        self._steady = steady or _since_boot
+        self._steady = steady or since_boot
         self._start = clock() - self._steady()
         self.logs: dict[str, list[Verifier]] = {}
         for verifier in logs:
@@ -249,12 +250,6 @@ def _latest(seen: Seen | None, known: list[Verifier]) -> int:
     signed = _of(notes.parse_note(seen.note), known) if seen else ()
     ids = {signature.key_id for signature in signed}
     return max((place for place, verifier in enumerate(known) if verifier.key_id in ids), default=0)
-
-
-def _since_boot() -> float:
-    """Seconds that nobody sets; those that the machine slept are among them where the system counts them."""
-    boot = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
 def _of(note: Note, known: list[Verifier]) -> tuple[notes.Signature, ...]:

@@ -63,7 +63,7 @@ def test_of_a_server_that_gives_no_challenge_the_version_is_named(tmp_path, monk
     try:
         ran = register(f"http://127.0.0.1:{server.server_port}", tmp_path / "ada")
         assert isinstance(ran.exception, Refusal) and ran.exception.code == "challenge_invalid"
-        assert "acclimate==0.0.9" in ran.exception.hint
+        assert "0.0.9" in ran.exception.hint
     finally:
         server.shutdown()
         server.server_close()

@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import threading
 import time
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from sqlalchemy import delete, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from acclimate import config, database, log
+from acclimate.clocks import Clocks
 from acclimate.sequencer import Sequencer
 from acclimate.service import identity
 from acclimate.store import Store, log_checkpoints, log_entries, results, rounds, stages, submissions, unsigned
@@ -254,6 +256,24 @@ def _foreign(settings, statement):
         connection.execute(statement)
     finally:
         connection.close()
+
+
+def test_nothing_is_logged_by_a_clock_that_can_not_be_right(settings, tmp_path):
+    """One wrong reading would close every open round, and no later record could say an earlier time."""
+    with closing(Store.open(settings)) as store:
+        request = rounds_made.request(store.blobs, tmp_path / "made")
+        identity.begin(settings, store)
+        # To this machine the database's clock is 400 days ahead.
+        store.clocks = Clocks(machine=lambda: time.time() - 400 * 86_400)
+        for one in (store, store.fenced(lambda tx: None)):
+            with pytest.raises(Refusal, match="so far apart") as caught, one.transaction() as tx:
+                tx.append(request)
+            assert caught.value.code == "busy"
+        with store.snapshot() as tx:
+            assert tx.size() == 0
+        store.clocks = Clocks()
+        with store.transaction() as tx:
+            assert tx.append(request)[0] == 0
 
 
 def _stage_with_result(store):

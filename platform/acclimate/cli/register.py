@@ -48,12 +48,6 @@ def register(
     from acclimate.client import Client, folder, register_account
     from acclimate_competitions.errors import Refusal
 
-    if invitation == "-":
-        # So it stands in no list of processes and in no shell's history.
-        shown = sys.stdin.isatty()
-        invitation = str(typer.prompt("invitation", hide_input=True, err=True)) if shown else sys.stdin.readline()
-    invitation = invitation.strip() if invitation is not None else None
-
     known = (keys / folder.ACCOUNT_FILE).exists() and not renew
     new = not (keys / key_files.ED25519_FILE).exists()
     with Client(server) as client:
@@ -63,7 +57,7 @@ def register(
         vkey = folder.log_key(client, keys, follow=renew)
         opened = key_files.create(keys, age=role == "custodian") if new else key_files.load(keys)
         try:
-            account = register_account(client, opened, name=name, role=role, invitation=invitation, renew=renew)
+            account = register_account(client, opened, name=name, role=role, invitation=_given(invitation), renew=renew)
         except Refusal:
             if new:
                 say(f"no account was made; the new key in {keys} is kept, and the next try uses it")
@@ -96,3 +90,11 @@ def register(
         f"(the log's key; kept in {keys / folder.LOG_KEY_FILE})",
     ]
     emit(value | {"token": account.token}, as_json=as_json, text=text)
+
+
+def _given(invitation: str | None) -> str | None:
+    """The invitation's code; with `-` it is asked for, so that it stands in no list of processes and no shell's history."""
+    if invitation == "-":
+        asked = sys.stdin.isatty()
+        invitation = str(typer.prompt("invitation", hide_input=True, err=True)) if asked else sys.stdin.readline()
+    return invitation.strip() if invitation is not None else None
