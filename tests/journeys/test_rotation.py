@@ -127,6 +127,25 @@ def test_a_round_that_never_opened_holds_up_no_hand_over_once_its_close_has_pass
     store.close()
 
 
+def test_after_a_theft_a_round_under_way_is_given_up_with_the_key_and_the_record_names_it(settings, store, tmp_path):
+    ended, stolen, other = rotating.grow(settings, store, tmp_path / "made", "ended", "stolen", "other", void=False)
+    rotating.end(store, ended)
+    rotating.sign(settings, store)
+    before = vkey(settings)
+    refusal = refused("phase_wrong", rotate.rotate, store, settings, reason=REASON, abandon=[stolen])
+    assert f"{other} is draft" in refusal.sentence and stolen not in refusal.sentence
+    refusal = refused("phase_wrong", rotate.rotate, store, settings, reason=REASON, abandon=[stolen, other, ended])
+    assert f"{ended} is voided" in refusal.sentence
+    refused("round_unknown", rotate.rotate, store, settings, reason=REASON, abandon=["nothing"])
+    refusal = pytest.raises(Refusal, rotate.rotate, store, settings, reason=" ", abandon=[stolen, other]).value
+    assert refusal.code == "record_invalid" and "reason" in refusal.sentence
+    assert vkey(settings) == before
+    done = rotate.rotate(store, settings, reason="stolen", abandon=[other, stolen])
+    assert done.turn.reason == f"stolen (abandoned: {', '.join(sorted((stolen, other)))})"
+    # The round can still be voided.
+    rotating.end(store, stolen)
+
+
 def test_nothing_of_a_log_that_was_changed_is_handed_over(settings, store, tmp_path):
     rotating.grow(settings, store, tmp_path / "made", "one")
     rotating.sign(settings, store)

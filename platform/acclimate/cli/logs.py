@@ -106,6 +106,14 @@ def keys(server: Server = None, log_key: LogKey = None, as_json: AsJson = False)
 @app.command()
 def rotate(
     reason: Annotated[str, typer.Option("--reason", help="Why; public, and in the log for good.", metavar="TEXT")],
+    abandon: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--abandon",
+            help="Give up a round that is under way, because the key was stolen; the record names it. May be repeated.",
+            metavar="ROUND",
+        ),
+    ] = None,
     data: DataFolder = None,
     config: ConfigFile = None,
     database: Database = None,
@@ -115,7 +123,7 @@ def rotate(
     """Hand the log over to a new key, which is made now; for the operator, with the API stopped.
 
     The record is signed by the old key and approved by the new one, and the checkpoint that holds it is signed by both. It is refused while a
-    round is neither published nor voided. Killed at any moment and called again, it finishes. The old key stays in the folder
+    round is neither published nor voided: it would be lost, since custodians' clients release nothing after a hand-over. Killed at any moment and called again, it finishes. The old key stays in the folder
     `retired` beside the new one, for a database that must be restored from before; destroy it when no such backup is left.
 
     Example: acclimate log rotate --data /srv/acclimate --reason "a new machine"
@@ -129,7 +137,7 @@ def rotate(
     with alone(settings):
         store = Store.open(settings)
         try:
-            done = rotating.rotate(store, settings, reason=reason)
+            done = rotating.rotate(store, settings, reason=reason, abandon=abandon or ())
         finally:
             store.close()
     turn = done.turn

@@ -1,6 +1,7 @@
 """Handing the log over to a new key: once no round is under way, by the operator, on the machine that has the key."""
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -10,7 +11,7 @@ from acclimate import installation, log, log_key, rotation
 from acclimate.checkpoints import Copies
 from acclimate.config import Settings
 from acclimate.sequencer import Sequencer
-from acclimate.service import identity
+from acclimate.service import finding, identity
 from acclimate.service.clockwork import TERMINAL
 from acclimate.store import Store, Tx, log_checkpoints, log_entries, rounds, timestamp
 from acclimate.store import installation as rows
@@ -37,13 +38,13 @@ class Rotated:
     resumed: bool
 
 
-def rotate(store: Store, settings: Settings, *, reason: str) -> Rotated:
+def rotate(store: Store, settings: Settings, *, reason: str, abandon: Sequence[str] = ()) -> Rotated:
     """Hand the log over to a new key. Killed at any moment and called again, it finishes, or begins anew where nothing was logged yet.
 
     1. A hand-over that was logged, but whose key is not in place yet, is finished, and that is all.
     2. The log is what its checkpoints say, and every entry is signed by the old key.
     3. The successor's key is made.
-    4. In one transaction: no round is under way; the record, the checkpoint over it by both keys, and the installation's key are written.
+    4. In one transaction: no round is under way but those that are abandoned; the record, the checkpoint over it by both keys, and the installation's key are written.
     5. The successor's file takes the old one's place.
     6. The checkpoint is copied to where restored databases are noticed.
 
@@ -51,9 +52,11 @@ def rotate(store: Store, settings: Settings, *, reason: str) -> Rotated:
         store: the store.
         settings: say where the keys are.
         reason: public, for good.
+        abandon: rounds under way that are given up with the old key, which the record then names: no custodian's client releases a share of
+            such a round, and its audit fails.
 
     Raises:
-        Refusal: phase_wrong, record_invalid, other_installation, log_inconsistent, key_refused, no_space, busy, …
+        Refusal: phase_wrong, round_unknown, record_invalid, other_installation, log_inconsistent, key_refused, no_space, busy, …
     """
     known = installation.check(store, settings)
     # 1
@@ -62,10 +65,13 @@ def rotate(store: Store, settings: Settings, *, reason: str) -> Rotated:
             done = _last(tx)
         return _copied(store, settings, done)
     old = identity.load(settings, store).signer
+    with store.snapshot() as tx:
+        given_up = _abandoned(tx, abandon)
+        _check_rounds(tx, given_up)
+    if given_up and reason.strip():
+        reason = f"{reason} (abandoned: {', '.join(given_up)})"
     fields = {"old": old.vkey, "new": old.vkey, "reason": reason, "approvals": []}
     records.check_fields(rotation.TYPE, fields, signed=True)
-    with store.snapshot() as tx:
-        _check_rounds(tx)
     # 2
     sequencer = Sequencer(store, old, copies=Copies(store.blobs, settings.data, old.verifier))
     sequencer.start()
@@ -74,7 +80,7 @@ def rotate(store: Store, settings: Settings, *, reason: str) -> Rotated:
     new = log.Signer(old.origin, log_key.successor(settings.keys))
     # 4
     with store.transaction() as tx:
-        _check_rounds(tx)
+        _check_rounds(tx, given_up)
         done = _logged(tx, old, new, reason=reason)
     # 5
     log_key.settle(settings.keys, known.origin, expected=new.vkey)
@@ -87,16 +93,26 @@ def hand_overs(tx: Tx) -> list[tuple[int, str]]:
     return [(index, _note(tx, index + 1)) for index, _ in tx.records("")]
 
 
-def _check_rounds(tx: Tx) -> None:
+def _abandoned(tx: Tx, given: Sequence[str]) -> list[str]:
+    """The ids of rounds that are given up: each is under way."""
+    found = [finding.find(tx, name) for name in given]
+    over = [f"{state.id} is {state.phase}" for state in found if _is_over(state, tx.now())]
+    if over:
+        raise Refusal("phase_wrong", f"only a round under way is abandoned: {', '.join(over)}", hint="leave it out")
+    return sorted({state.id for state in found})
+
+
+def _check_rounds(tx: Tx, given_up: Sequence[str]) -> None:
     names = tx.execute(select(rounds.c.id).order_by(rounds.c.created, rounds.c.id)).scalars().all()
     now = tx.now()
-    under_way = [f"{state.id} is {state.phase}" for state in map(tx.round, names) if not _is_over(state, now)]
+    left = [tx.round(name) for name in names if name not in given_up]
+    under_way = [f"{state.id} is {state.phase}" for state in left if not _is_over(state, now)]
     if under_way:
         raise Refusal(
             "phase_wrong",
             f"the log's key can't be handed over while a round is under way: {', '.join(under_way)}",
             hint="its custodians and entrants have pinned the key: wait until it is published, or have it voided by its organizer,"
-            " or by its custodians (acclimate custodian void)",
+            " or by its custodians (acclimate custodian void). Was the key stolen? --abandon ROUND gives the round up",
         )
 
 
