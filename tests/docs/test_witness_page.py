@@ -57,6 +57,8 @@ def test_it_is_installed_from_what_was_given_by_no_name_of_an_index() -> None:
             for what in re.findall(r"""pip install (?:--upgrade )?['"]?([^\s'"`\[]*)""", line):
                 assert what == "." or what.endswith(".whl"), f"{path.name}: {line}"
     assert "pip install '.[witness]'" in PAGE and "pip install '.[witness]'" in hint
+    for path in (path for folder in ("platform", "runners", "competitions") for path in (ROOT / folder).rglob("*.py")):
+        assert not re.search(r"""pip install (?:--upgrade )?['"]?acclimate""", path.read_text("utf-8")), path
 
 
 def test_its_service_is_a_command_that_parses() -> None:
