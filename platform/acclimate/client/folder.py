@@ -86,7 +86,7 @@ def register_account(
         raise Refusal(
             "challenge_invalid",
             f"{client.url} gives no challenge that the registration could sign",
-            hint=f"it runs an older version of Acclimate: pip install acclimate=={about.get('version')}",
+            hint=f"it runs an older version of Acclimate, {about.get('version')}: install that one, or ask its operator",
         )
     proof = keys.ed25519.sign(b"acclimate/account/v2\n" + digests.canonical(asked))
     answer = client.make_account(

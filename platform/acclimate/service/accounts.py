@@ -83,7 +83,7 @@ class Challenges:
             raise Refusal(
                 "challenge_invalid",
                 "the registration signs no challenge of the server",
-                hint="the client is too old: pip install --upgrade acclimate",
+                hint="the client is too old: install the version that `GET /v1/server` names",
             )
         at = challenge[:27]
         try:
