@@ -26,6 +26,7 @@ import typer.main
 from acclimate.api.access import ACCESS
 from acclimate.cli.main import app
 from acclimate.config import SETTINGS
+from acclimate.service import accounts
 from acclimate_competitions.errors import CODES
 
 ROOT = Path(__file__).parent.parent.parent
@@ -157,6 +158,11 @@ def test_a_page_shows_its_roles_commands(name: str) -> None:
     assert [
         command for command in MUST_SHOW[name] if not any(f"{text} ".startswith(f"{command} ") for text in said)
     ] == []
+
+
+def test_operators_read_how_to_invite_each_role_that_has_a_page_and_needs_it() -> None:
+    invited = set(re.findall(r"acclimate invite --role ([a-z]+)", page("operators")))
+    assert invited == {role for role in accounts.ROLES if f"{role}s" in ROLES}
 
 
 def test_every_link_leads_somewhere() -> None:
