@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from acclimate_competitions import digests
+from acclimate_competitions import bounds, digests
 from acclimate_competitions.definition import Competition, Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.tables import SPLIT_COLUMNS
@@ -154,11 +153,11 @@ def _files(folder: Path, task: str) -> Iterator[tuple[str, Path]]:
 
 def _read(path: Path, name: str, split: str, seen: _Seen) -> pa.Table | None:
     try:
-        table = pq.read_table(path, partitioning=None)
+        table = bounds.read(path)
     except FileNotFoundError:
         seen.problems.append(f"{name}: the file is missing")
         return None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         seen.problems.append(f"{name}: not readable as Parquet: {str(error).splitlines()[0]}")
         return None
     if table.num_rows == 0:

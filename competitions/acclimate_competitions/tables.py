@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from acclimate_competitions import bounds
 from acclimate_competitions.errors import Refusal
 
 # EFBIG: the process's own limit on file sizes, which is a full disk to whoever set it.
@@ -67,14 +68,14 @@ def write(table: pa.Table, path: Path) -> None:
 
 
 def read(path: Path, schema: pa.Schema | None = None) -> pa.Table:
-    """Read a Parquet file, and refuse it where it has not exactly the schema's columns.
+    """Read a Parquet file, and refuse it where it has not exactly the schema's columns, or takes too much memory (bounds.py).
 
     Raises:
         Refusal: file_unreadable, scores_invalid.
     """
     try:
-        table = pq.read_table(path, partitioning=None)
-    except (OSError, pa.ArrowException) as error:
+        table = bounds.read(path)
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise Refusal("file_unreadable", f"{path.name}: {error}") from error
     if schema is None:
         return table

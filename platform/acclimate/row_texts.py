@@ -1,7 +1,7 @@
 """The canonical JSON of Parquet rows, made column by column in Arrow, since a holdout may have millions.
 
 What a value's text is stands in rows.py. A batch takes a few MiB whatever the rows' size; a Parquet page is read as a whole, though, and
-some writers make pages of 1,024 values whatever these measure.
+some writers make pages of 1,024 values whatever these measure. A small file that stands for a huge table is given up (bounds.py).
 """
 
 import base64
@@ -45,13 +45,19 @@ def views(path: Path, named: dict[str, int], *, name: str) -> Iterator[memoryvie
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    start = 0
+    from acclimate_competitions import bounds
+
+    start = taken = 0
     try:
         with pq.ParquetFile(path, memory_map=False, buffer_size=1 << 20, pre_buffer=False) as file:
             columns = file.schema_arrow.names
             if len(set(columns)) != len(columns):
                 raise Refusal("splits_invalid", f"{name}: two columns have the same name")
-            for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), use_threads=False):
+            rows = min(_batch_rows(file.metadata), bounds.batch_rows(path, file, most=bounds.allowed(path)))
+            most = bounds.allowed(path, times=bounds.STREAMED)
+            for batch in file.iter_batches(batch_size=rows, use_threads=False):
+                taken += batch.nbytes
+                bounds.check(taken, most)
                 yield from _rows(batch, _Context(name, start, named))
                 start += batch.num_rows
     except (OSError, ValueError, OverflowError, pa.ArrowException) as error:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from acclimate.verify.report import Failed
+from acclimate_competitions import bounds
 
 
 def read(path: Path, name: str, schema: pa.Schema | None = None) -> pa.Table:
@@ -17,12 +17,11 @@ def read(path: Path, name: str, schema: pa.Schema | None = None) -> pa.Table:
         schema: the columns it must have, in this order and of these types.
 
     Raises:
-        Failed: it is no Parquet, or has other columns or types, or a null where the schema has none.
+        Failed: it is no Parquet, or takes more memory than any table of a round (bounds.py), or has other columns or types, or a null where the schema
+            has none.
     """
     try:
-        # Most files of a bundle are small, and starting threads for each would take longer than reading it.
-        with pq.ParquetFile(path) as file:
-            table = file.read(use_threads=False)
+        table = bounds.read(path)
         table.validate(full=True)
         if schema is None:
             return table
