@@ -100,6 +100,7 @@ def create_round(
         **dates,
         **_named_auditor(competition, auditor),
         "grace": int(competition.round.grace.total_seconds()),
+        "id_digits": records.ID_DIGITS,
         "k": competition.custody.threshold,
         "custodians": people,
         "organizer": {"name": files.load_account(keys.folder).id, "ed25519": keys.public},
