@@ -92,7 +92,9 @@ class Phases:
         if size < self._size:
             # Another log than the one before.
             self._phases, self._size = {}, 0
-        moved = select(log_entries.c.round).where(log_entries.c.index >= self._size).distinct()
+        # What is of no round, such as a change of the log's key, has the empty name.
+        new = (log_entries.c.index >= self._size, log_entries.c.round != "")
+        moved = select(log_entries.c.round).where(*new).distinct()
         unread = [name for name, phase in self._phases.items() if phase == _UNREADABLE]
         for name in {*tx.execute(moved).scalars(), *unread}:
             try:

@@ -58,7 +58,11 @@ class Finisher:
             if size != self._size:
                 # A database that was restored has fewer: all are looked at again.
                 start = self._size if size > self._size else 0
-                query = select(log_entries.c.round).where(log_entries.c.index >= start).distinct()
+                new = (
+                    log_entries.c.index >= start,
+                    log_entries.c.round != "",
+                )  # what is of no round has the empty name
+                query = select(log_entries.c.round).where(*new).distinct()
                 self._changed |= set(tx.execute(query).scalars())
                 self._size = size
         for name in sorted(self._changed):

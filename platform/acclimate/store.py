@@ -375,7 +375,8 @@ class Tx:
             folded, rows = None, self.execute(query).all()
         elif folded is not None:
             rows = rows[1:]
-        if folded is None and not rows:
+        # Records of no round, such as a change of the log's key, stand under the empty name.
+        if not round_id or (folded is None and not rows):
             raise Refusal(
                 "round_unknown", f"there is no round {round_id!r}", hint="`acclimate round list` shows them all"
             )

@@ -18,11 +18,12 @@ from sqlalchemy import func, select
 from stored import fill
 from witnessed_rounds import write_folder
 
-from acclimate import bundle, config, keys, log, log_key, rotation, verify
+from acclimate import bundle, config, facts, keys, log, log_key, rotation, verify
 from acclimate.client import Client, entrant, evidence
 from acclimate.client.evidence import Online, read_history
 from acclimate.client.folder import lacks_quorum, save_receipt
 from acclimate.client.hand_overs import chain_to
+from acclimate.finishing import Finisher
 from acclimate.service import identity, rotate, submit
 from acclimate.store import Store, installation, log_checkpoints
 from acclimate_competitions import digests, records
@@ -86,6 +87,24 @@ def test_the_command_says_what_it_did(tmp_path):
     code, out, _ = run("log", "rotate", "--data", settings.data, "--reason", "again")
     assert code == 0 and value["new"] in out and vkey(settings) in out and "register --renew" in out
     store.close()
+
+
+def test_after_it_the_server_is_ready_and_its_record_is_taken_for_no_round(tmp_path):
+    settings = config.load(tmp_path / "data", environ={})
+    store = Store.open(settings)
+    (name,) = rotating.grow(settings, store, tmp_path / "made", "before")
+    run("log", "rotate", "--data", settings.data, "--reason", REASON)
+    with store.snapshot() as tx, pytest.raises(Refusal) as caught:
+        tx.round("")
+    assert caught.value.code == "round_unknown"
+    assert facts.read(store).rounds == {"voided": 1}
+    finisher = Finisher(store, lambda *_: None, still_leading=lambda: None)
+    finisher.step()
+    assert finisher._unread == {} and name
+    store.close()
+    with live.serve(tmp_path) as running:
+        answer = running.anyone().get("/readyz")
+        assert (answer.status_code, answer.json()["checks"]["log"]) == (200, "ok"), answer.text
 
 
 def test_it_is_refused_while_a_round_is_under_way_or_a_part_runs_or_no_reason_is_given(settings, store, tmp_path):
