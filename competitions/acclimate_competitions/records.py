@@ -162,7 +162,7 @@ _FORMS: dict[str, str] = {
         "number": "k quorum grace size rows index submission count",
         "number or null": "seed",
         "id digits": "id_digits",
-        "text": "competition name log entrant ed25519 task protocol reason format secret old new phase",
+        "text": "competition name log entrant ed25519 task protocol reason format secret old new predecessor phase",
         "texts": "witnesses evaluators conflicts",
         "object": "cost",
         "digests": "files",

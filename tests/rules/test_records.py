@@ -193,6 +193,12 @@ def test_bytes_that_are_no_record_are_refused(data):
     assert caught.value.code in ("record_invalid", "not_canonical")
 
 
+@pytest.mark.parametrize("predecessor", [["digits-2027-1"], None, {"round": "digits-2027-1"}])
+def test_a_predecessor_is_text(predecessor):
+    with pytest.raises(Refusal, match="predecessor is .* expected text"):
+        records.check_fields("RoundVoided", {"reason": "because", "predecessor": predecessor}, signed=True)
+
+
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
