@@ -36,18 +36,25 @@ class Measured:
         return "sha256:" + digests.root_of_hashes(self.block_hashes).hex()
 
 
-def measure(path: Path) -> Measured:
+def measure(path: Path, *, progress: Callable[[int, int], None] = lambda done, total: None) -> Measured:
     """Measure a file in one pass and constant memory.
+
+    Args:
+        path: the file.
+        progress: told (bytes read, of how many).
 
     Raises:
         Refusal: file_unreadable.
     """
     try:
-        ring = Ring(BLOCK)
+        ring, done = Ring(BLOCK), 0
         with Tally() as tally, path.open("rb", buffering=0) as stream:
+            total = path.stat().st_size
             while size := stream.readinto(ring.current):
                 tally.feed(memoryview(ring.current)[:size])
                 ring.turn()
+                done += size
+                progress(done, total)
             return tally.result()
     except OSError as error:
         raise Refusal("file_unreadable", f"{path}: {error.strerror or error}") from error

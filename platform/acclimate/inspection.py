@@ -8,7 +8,7 @@ Whether the record is in the log, and before the round opened, is for `acclimate
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,19 +61,26 @@ class Inspection:
         return any(finding.status == "FAILED" for finding in self.findings)
 
 
-def inspect(path: Path, known: Sequence[Known], *, copy: Path | None = None) -> Inspection:
+def inspect(
+    path: Path,
+    known: Sequence[Known],
+    *,
+    copy: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Inspection:
     """Measure a file, and compare it with what was recorded.
 
     Args:
         path: the file.
         known: what it may be; none to measure only.
         copy: another copy of the ciphertext, to name blocks by.
+        progress: told (bytes of the file that were hashed, of how many).
 
     Raises:
         Refusal: file_unreadable; seal_mismatch, where it can't be a seal, is of none of several records, or the copy is no better.
     """
     # 1
-    measured = measure(path)
+    measured = measure(path, progress=progress)
     if not sealing.is_size(measured.size):
         raise Refusal(
             "seal_mismatch",

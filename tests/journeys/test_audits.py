@@ -252,7 +252,14 @@ def test_the_bundle_shows_who_made_what_again(honest: Lab, written: Path) -> Non
 
 def test_an_entrants_files_give_the_same_again(honest: Lab, written: Path, tmp_path: Path) -> None:
     models = honest.staged.folder / "model-1"
-    report = verify.verify(written, rerun=EntrantRerun("ada", models))
+    told: list[tuple[int, int, str]] = []
+    report = verify.verify(
+        written,
+        rerun=EntrantRerun("ada", models),
+        progress=lambda done, total, what: told.append((done, total, what)),
+    )
+    assert [what for _, _, what in told] == [check.name for check in report.checks]
+    assert {done / total for done, total, _ in told} == {number / len(told) for number in range(len(told))}
     check = line(report, "re-run")
     assert check.status == "ok", check
     assert check.where == "ada: 6 preparations and 8 evaluations: 14 equal"

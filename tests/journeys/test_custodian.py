@@ -493,6 +493,36 @@ def zipped(**members: bytes) -> bytes:
     return whole.getvalue()
 
 
+class Growing:
+    """A source whose log grows between two looks; it counts what is read of it."""
+
+    def __init__(self, mail: Mail, *sizes: int) -> None:
+        self.mail, self.sizes, self.read = mail, list(sizes), list[int]()
+
+    def definition(self, round_id: str) -> Any:
+        return self.mail.mailed.definition(round_id)
+
+    def checkpoint(self, defined: records.Record) -> str:
+        return self.mail.until(self.sizes.pop(0)).mailed.note
+
+    def entries(self, size: int) -> Any:
+        self.read.append(size)
+        return iter(self.mail.made.entries[:size])
+
+    def envelope(self, round_id: str, index: int) -> None:
+        return None
+
+
+def test_the_log_is_read_again_only_where_it_has_grown(given: Mail) -> None:
+    whole = len(given.made.entries)
+    source = Growing(given, whole - 1, whole - 1, whole - 1, whole)
+    defined, _ = source.definition(given.made.round)
+    history = evidence.read_history(source, defined, holding="PreparationFinished")
+    assert source.read == [whole - 1, whole] and source.sizes == []
+    # A request is written from what was hashed.
+    assert history.entries == given.made.entries
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -528,7 +558,8 @@ def test_what_is_no_answer_is_one_refusal(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(Refusal) as caught:
             requests.read_answer(path)
-        assert caught.value.code == "file_unreadable"
+        assert caught.value.code == "file_unreadable" and f"{path} is no answer" in caught.value.sentence
+        assert "release --request" in caught.value.hint
 
 
 # ---- the age command -----------------------------------------------------------------------------------------------

@@ -327,6 +327,8 @@ def test_a_file_that_is_no_receipt_is_read_only_so_far(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as caught:
         receipts.read(path)
     assert caught.value.code == "proof_invalid"
+    # Of many in a folder it says which one.
+    assert str(path) in caught.value.sentence and "*.tlog-proof" in caught.value.hint
 
 
 def test_the_clock_of_a_witness_may_say_anything(made: Made, file: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import rounds_made
 
+from acclimate import inspection
 from acclimate.blocks import BLOCK
 from acclimate_competitions import digests
 
@@ -67,6 +68,14 @@ def test_the_ciphertext_of_a_bundle_is_the_one_that_its_log_commits_to(made: rou
     assert made.seal["seal"] in text
     assert f"{made.seal['rows']} rows" in text
     assert all(share["to"] in text for share in made.seal["shares"])
+
+
+def test_how_far_it_is_with_a_large_one_is_told(made: rounds_made.Made, bundle: Path) -> None:
+    told: list[tuple[int, int]] = []
+    inspection.inspect(bundle / "holdout.sealed", [], progress=lambda done, total: told.append((done, total)))
+    size = made.seal["size"]
+    assert len(told) == -(-size // BLOCK) > 1 and told[-1] == (size, size) and told == sorted(told)
+    assert "that holds it" in refused(bundle / "nothing")["hint"]
 
 
 def test_a_bundle_is_compared_with_its_own_log(bundle: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from acclimate.cli.options import AsJson, KeysFolder, RoundId, connect, need
-from acclimate.cli.output import counted, emit, named_bar, say
+from acclimate.cli.output import bar, counted, emit, named_bar, say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,9 +53,9 @@ def draw(round_id: RoundId, keys: KeysFolder, as_json: AsJson = False) -> None:
     from acclimate.client import auditor
 
     client, opened = connect(keys)
-    with client:
-        auditor.draw(client, opened, round_id)
-        state = auditor.status(client, opened, round_id)
+    with client, bar("reading the log", unit="entries") as progress:
+        auditor.draw(client, opened, round_id, progress=progress)
+        state = auditor.status(client, opened, round_id, progress=progress)
     say(f"next: acclimate audit run {state['round']} --keys {keys}")
     emit(state, as_json=as_json, text=_lines(state))
 
@@ -93,8 +93,8 @@ def status(round_id: RoundId, keys: KeysFolder, as_json: AsJson = False) -> None
     from acclimate.client import auditor
 
     client, opened = connect(keys)
-    with client:
-        state = auditor.status(client, opened, round_id)
+    with client, bar("reading the log", unit="entries") as progress:
+        state = auditor.status(client, opened, round_id, progress=progress)
     emit(state, as_json=as_json, text=_lines(state))
 
 
@@ -124,8 +124,8 @@ def report(
             hint=f"acclimate round bundle {round_id} --out {bundle} --keys {keys}, with --whole where the holdout stays private",
         )
     client, opened = connect(keys)
-    with client:
-        done = auditor.report(client, opened, round_id, bundle)
+    with client, named_bar("verifying") as progress:
+        done = auditor.report(client, opened, round_id, bundle, progress=progress)
     counts = done["checks"]
     text = f"reported on {done['round']}: {counts['ok']} checks ok, {counts['not_checked']} NOT CHECKED, log entry {done['index']}"
     emit(done, as_json=as_json, text=text)

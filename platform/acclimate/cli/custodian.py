@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acclimate.cli.moments import clock
-from acclimate.cli.options import AsJson, KeysFolder, RoundId, connect
-from acclimate.cli.output import emit, say
+from acclimate.cli.options import AsJson, KeysFolder, RoundId, connect, named
+from acclimate.cli.output import bar, emit, say
 from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from acclimate.cli.output import Progress
     from acclimate.client.evidence import Check, Source
+    from acclimate.client.requests import Answer
     from acclimate.keys import Keys
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Hold a share of a seal's key.")
@@ -26,7 +30,7 @@ Identity = Annotated[
 OfRound = Annotated[
     str | None,
     typer.Argument(
-        help="The round's id, or any beginning of it that is unique; --request names it, too.", metavar="ROUND"
+        help="The round's id, or any beginning of it that is unique; --request names it, too.", metavar="ROUND", callback=named
     ),
 ]
 Request = Annotated[
@@ -98,8 +102,8 @@ def ack(round_id: RoundId, keys: KeysFolder, identity: Identity = None, as_json:
     from acclimate.client.pins import pinned
 
     opened = _opened(keys, identity)
-    with load_account(keys).connect() as client:
-        answer = acknowledge(client, opened, round_id, say=say)
+    with load_account(keys).connect() as client, _reading() as progress:
+        answer = acknowledge(client, opened, round_id, say=say, progress=progress)
         pin = pinned(opened, answer["record"]["round"])
     value = dataclasses.asdict(pin) | {"entry": answer["index"]}
     text = [
@@ -139,8 +143,7 @@ def release(
     from acclimate.client.folder import load_account
 
     opened = _opened(keys, identity)
-    if out is not None:
-        _require_no_file(out)
+    kept = _kept(out)
     with _evidence(keys, round_id, request) as (source, name):
         try:
             made, checks = actors.answer(source, opened, name, now=clock(), show=lambda check: say(_line(check)))
@@ -149,7 +152,10 @@ def release(
             raise
         value = {"round": made.round, "share": made.share, "checks": _documents(checks)}
         if out is not None:
-            made.write(out)
+            if kept is None:
+                made.write(out)
+            elif kept != made:
+                raise _holds_another(out, kept)
             say(
                 f"next, where there is a network: acclimate custodian send {out} --keys {keys}; keep it secret until then"
             )
@@ -283,15 +289,40 @@ def _evidence(keys: Path, round_id: str | None, request: Path | None) -> "Iterat
             )
         yield mailed, mailed.round
     elif round_id is not None:
-        with load_account(keys).connect() as client:
-            yield Online(client), round_id
+        with load_account(keys).connect() as client, _reading() as progress:
+            yield Online(client, progress), round_id
     else:
         raise typer.BadParameter("give the round's id, or --request FILE")
 
 
-def _require_no_file(out: Path) -> None:
-    if out.exists():
-        raise Refusal("conflict", f"{out} exists already; nothing is overwritten", hint="name another file")
+def _reading() -> "AbstractContextManager[Progress]":
+    return bar("reading the log", unit="entries")
+
+
+def _kept(out: Path | None) -> "Answer | None":
+    """The answer that a file holds already: the same command may be typed twice.
+
+    Raises:
+        Refusal: conflict, where it holds something else.
+    """
+    from acclimate.client import requests
+
+    if out is None or not out.exists():
+        return None
+    try:
+        return requests.read_answer(out)
+    except Refusal as refusal:
+        raise Refusal(
+            "conflict", f"{out} exists already; nothing is overwritten", hint="name another file"
+        ) from refusal
+
+
+def _holds_another(out: Path, kept: "Answer") -> Refusal:
+    return Refusal(
+        "conflict",
+        f"{out} holds the release of share {kept.share} of {kept.round} already, and another one than this; nothing is overwritten",
+        hint=f"send it: acclimate custodian send {out} --keys DIR; or name another file",
+    )
 
 
 def _finish(name: str, keys: Path) -> bool:

@@ -55,8 +55,8 @@ def acclimate(
     """Blind evaluation rounds for machine-learning models: sealed holdout, equal preparation, verifiable ranking.
 
     A word a person: entrants `register`, `enter`, `submit`; custodians `custodian ack`, `custodian release`; organizers
-    `round create`, `round seal`, `round publish`; operators `up`, `doctor`, `invite`; partners
-    `witness run`; everybody `status`, `ranking`, `verify`.
+    `round create`, `round seal`, `round publish`; a round's auditor `audit run`, `audit report`; operators `up`, `doctor`, `invite`;
+    partners `witness run`, `log mirror`; everybody `status`, `ranking`, `verify`.
     """
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from acclimate.cli.options import AsJson, LogKey, read_key, read_log_key
+from acclimate.cli.options import AsJson, LogKey, named, read_key, read_log_key
 from acclimate.cli.output import emit
 from acclimate_competitions.errors import Refusal
 
@@ -21,7 +21,9 @@ def receipts() -> None:
 
 @app.command()
 def verify(
-    file: Annotated[Path, typer.Argument(help="A receipt, as `acclimate submit` keeps it: *.tlog-proof.")],
+    file: Annotated[
+        Path, typer.Argument(help="A receipt, as `acclimate submit` keeps it: *.tlog-proof.", metavar="FILE")
+    ],
     log_key: LogKey = None,
     witness: Annotated[
         list[str] | None,
@@ -44,7 +46,7 @@ def verify(
         typer.Option("--log", help="The log's server: does the log of today go on from the receipt?", metavar="URL"),
     ] = None,
     round_id: Annotated[
-        str | None, typer.Option("--round", help="The round that it must be of, or its beginning.", metavar="ROUND")
+        str | None, typer.Option("--round", help="The round that it must be of, or its beginning.", metavar="ROUND", callback=named)
     ] = None,
     as_json: AsJson = False,
 ) -> None:

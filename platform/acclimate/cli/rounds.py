@@ -25,7 +25,9 @@ _WHEN = "RFC 3339 with an offset, or from now: +30s, +2h, +30d; or now."
 
 @app.command()
 def create(
-    folder: Annotated[Path, typer.Argument(help="A built competition: competition.toml, splits/, tokenizer.json.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A built competition: competition.toml, splits/, tokenizer.json.", metavar="FOLDER")
+    ],
     keys: KeysFolder,
     custodian: Annotated[
         list[Path] | None,
@@ -120,7 +122,9 @@ def _witnesses(given: list[str], quorum: int | None) -> "Witnesses | None":
 @app.command()
 def seal(
     round_id: RoundId,
-    folder: Annotated[Path, typer.Argument(help="The built competition that the round was created from.")],
+    folder: Annotated[
+        Path, typer.Argument(help="The built competition that the round was created from.", metavar="FOLDER")
+    ],
     keys: KeysFolder,
     as_json: AsJson = False,
 ) -> None:
@@ -319,8 +323,8 @@ def request(
     """
     from acclimate.client import requests
 
-    with reader(keys, server) as client:
-        made = requests.make(client, round_id, out)
+    with reader(keys, server) as client, bar("reading the log", unit="entries") as progress:
+        made = requests.make(client, round_id, out, progress=progress)
     if not made["envelopes"]:
         say("without envelopes: a custodian uses the one that its key folder has kept since the acknowledgement")
     say("mail it to the custodians; they run: acclimate custodian release --request FILE --keys DIR")

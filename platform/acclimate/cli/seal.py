@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acclimate.cli.options import AsJson, ReaderKeys, Server, reader
-from acclimate.cli.output import emit
+from acclimate.cli.options import AsJson, ReaderKeys, Server, named, reader
+from acclimate.cli.output import bar, emit
 from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
@@ -28,9 +28,11 @@ def seals() -> None:
 
 @app.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(help="The ciphertext, holdout.sealed, or a bundle that has it.")],
+    file: Annotated[
+        Path, typer.Argument(help="The ciphertext, holdout.sealed, or a bundle that has it.", metavar="FILE")
+    ],
     round_id: Annotated[
-        str | None, typer.Argument(help="The round's id, or any beginning of it that is unique.", metavar="[ROUND]")
+        str | None, typer.Argument(help="The round's id, or any beginning of it that is unique.", metavar="ROUND", callback=named)
     ] = None,
     bundle: Annotated[
         Path | None, typer.Option("--bundle", help="Compare with the seal in this bundle's log.", metavar="BUNDLE")
@@ -59,7 +61,11 @@ def inspect(
     if bundle is not None and record is not None:
         raise typer.BadParameter("give one of --bundle and --record")
     if not file.exists():
-        raise Refusal("file_unreadable", f"{file}: there is no such file", hint="a bundle's is holdout.sealed")
+        raise Refusal(
+            "file_unreadable",
+            f"{file}: there is no such file",
+            hint="name the ciphertext, holdout.sealed, or the bundle that holds it",
+        )
     with ExitStack() as stack:
         ciphertext = file
         if _is_bundle(file):
@@ -75,7 +81,8 @@ def inspect(
             known = _of_server(keys, server, round_id)
         else:
             known = []
-        found = inspection.inspect(ciphertext, known, copy=copy)
+        progress = stack.enter_context(bar("hashing"))
+        found = inspection.inspect(ciphertext, known, copy=copy, progress=progress)
     fields = found.known.fields if found.known is not None else {}
     value: dict[str, Any] = {
         "file": str(file),

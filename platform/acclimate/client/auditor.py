@@ -9,12 +9,13 @@ log only grew since it last looked. The secret leaves it after PreparationFinish
 
 import base64
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from acclimate import keys as key_files
 from acclimate.client import folder as files
-from acclimate.client.connection import Client
+from acclimate.client.connection import Client, Progress
 from acclimate.client.entrant import definition_of
 from acclimate.client.evidence import History, Online, read_history, require_kept_log, require_quorum
 from acclimate.keys import Keys
@@ -91,7 +92,9 @@ def secret_of(keys: Keys, draw: str) -> str:
 # ---- what the log says ---------------------------------------------------------------------------------------------
 
 
-def evidence(client: Client, keys: Keys, round_id: str, *, holding: str = "") -> Round:
+def evidence(
+    client: Client, keys: Keys, round_id: str, *, holding: str = "", progress: Progress | None = None
+) -> Round:
     """Where the round stands by the log that this machine has read and hashed itself.
 
     1. RoundDefined and definition agree with the round's id, and name these keys' auditor.
@@ -105,6 +108,7 @@ def evidence(client: Client, keys: Keys, round_id: str, *, holding: str = "") ->
         keys: the auditor's keys.
         round_id: the round, or a prefix of its id.
         holding: a record type of the round that must be there; waited for a moment.
+        progress: told (log entries read, of how many).
 
     Raises:
         Refusal: role_missing, log_inconsistent, phase_wrong, …
@@ -120,7 +124,7 @@ def evidence(client: Client, keys: Keys, round_id: str, *, holding: str = "") ->
             hint="name the key folder whose auditor.json the organizer was sent: --keys DIR",
         )
     # 2
-    history = read_history(Online(client), defined, holding=holding)
+    history = read_history(Online(client, progress), defined, holding=holding)
     require_kept_log(keys, history, defined)
     require_quorum(history, defined)
     # 3
@@ -142,13 +146,13 @@ def _keep_growth(keys: Keys, defined: Record, history: History) -> None:
     files.write(path, history.note.encode(), mode=0o644)
 
 
-def draw(client: Client, keys: Keys, round_id: str) -> Round:
+def draw(client: Client, keys: Keys, round_id: str, *, progress: Progress | None = None) -> Round:
     """Tell the secret, once every preparation is in the log, so that the draw follows; the round with its drawn jobs.
 
     Raises:
         Refusal: phase_wrong, guard_failed where the round asks for no re-runs, file_unreadable where the secret is lost, …
     """
-    state = evidence(client, keys, round_id)
+    state = evidence(client, keys, round_id, progress=progress)
     assert state.auditor is not None
     if state.drawn is not None:
         return state
@@ -166,17 +170,17 @@ def draw(client: Client, keys: Keys, round_id: str) -> Round:
         )
     fields = {"secret": secret_of(keys, state.auditor["draw"])}
     client.post(state.id, "draw", records.sign("AuditDrawn", state.id, fields, key=keys.ed25519))
-    return evidence(client, keys, state.id, holding="AuditDrawn")
+    return evidence(client, keys, state.id, holding="AuditDrawn", progress=progress)
 
 
-def status(client: Client, keys: Keys, round_id: str) -> dict[str, Any]:
+def status(client: Client, keys: Keys, round_id: str, *, progress: Progress | None = None) -> dict[str, Any]:
     """Where the audit stands.
 
     Returns:
         {round, phase, due, drawn, missing, jobs: [{submission, entrant, task, seed, agrees (null: no outcome), reason}], reports};
         missing says in words what stands between the audit and the release.
     """
-    state = evidence(client, keys, round_id)
+    state = evidence(client, keys, round_id, progress=progress)
     entrants = {entry.submission: entry.entrant for entry in state.entries}
     jobs = []
     for key in state.drawn or ():
@@ -200,12 +204,26 @@ def status(client: Client, keys: Keys, round_id: str) -> dict[str, Any]:
 # ---- the report ----------------------------------------------------------------------------------------------------
 
 
-def report(client: Client, keys: Keys, round_id: str, bundle: Path) -> dict[str, Any]:
+def report(
+    client: Client,
+    keys: Keys,
+    round_id: str,
+    bundle: Path,
+    *,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> dict[str, Any]:
     """Verify the whole bundle of a published round, and sign that nothing FAILED; {round, index, bundle, checks}.
 
     1. The bundle is the round's, whole, and of the newest ranking.
     2. It is verified here, by the log key that RoundDefined names; nothing may FAIL.
     3. RoundAudited names the bundle by its MANIFEST.
+
+    Args:
+        client: a connection for the auditor's account.
+        keys: the auditor's keys.
+        round_id: the round, or a prefix of its id.
+        bundle: the whole bundle.
+        progress: told (done, of how many, what is done).
 
     Raises:
         Refusal: phase_wrong, bundle_invalid, …
@@ -214,7 +232,7 @@ def report(client: Client, keys: Keys, round_id: str, bundle: Path) -> dict[str,
     from acclimate.verify import files as bundles
 
     # 1
-    state = evidence(client, keys, round_id)
+    state = evidence(client, keys, round_id, progress=lambda done, total: progress(done, total, "reading the log"))
     if state.phase is not Phase.PUBLISHED:
         raise Refusal(
             "phase_wrong",
@@ -237,7 +255,7 @@ def report(client: Client, keys: Keys, round_id: str, bundle: Path) -> dict[str,
         whole_bundle = f"acclimate round bundle {state.id} --out FILE" + (" --whole" if state.private else "")
         raise Refusal("bundle_invalid", sentence, hint=f"report on the whole bundle of now: {whole_bundle}")
     # 2
-    checked = verify.verify(bundle, log_key=state.defined["log"])
+    checked = verify.verify(bundle, log_key=state.defined["log"], progress=progress)
     if checked.failed or checked.round != state.id:
         raise Refusal(
             "bundle_invalid",

@@ -15,7 +15,7 @@ from typing import Any
 from acclimate import custody
 from acclimate.client import evidence
 from acclimate.client import folder as files
-from acclimate.client.connection import Client
+from acclimate.client.connection import Client, Progress
 from acclimate.client.evidence import Check, Failed, Online, Source
 from acclimate.client.folder import DOCUMENT_FILE
 from acclimate.client.pins import Pin, keep, kept_envelope, pinned, require_same_seal
@@ -44,7 +44,12 @@ class Released:
 
 
 def acknowledge(
-    client: Client, keys: Keys, round_id: str, *, say: Callable[[str], None] = lambda line: None
+    client: Client,
+    keys: Keys,
+    round_id: str,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Show that the custodian can decrypt its share, of the real seal and of the rehearsal; {index, record, …}.
 
@@ -63,12 +68,13 @@ def acknowledge(
         keys: the custodian's keys, with its age identity.
         round_id: the round, or a prefix of its id.
         say: told, before anything is signed or sent, what the acknowledgement is of.
+        progress: told (log entries read, of how many).
 
     Raises:
         Refusal: signature_invalid, phase_wrong, rehearsal_missing, share_false, share_unreadable, log_inconsistent, quorum_missing, …
     """
     # 1
-    source = Online(client)
+    source = Online(client, progress)
     defined, competition = source.definition(round_id)
     round_id = defined.round
     _require_binding_id(defined)

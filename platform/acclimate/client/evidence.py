@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from acclimate import log, rotation
-from acclimate.client.connection import Client
+from acclimate.client.connection import Client, Progress
 from acclimate.client.entrant import definition_of
 from acclimate.client.folder import kept_log_keys
 from acclimate.client.pins import Pin, other_rounds_seal
@@ -75,9 +75,15 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Online:
-    """A server as the source."""
+    """A server as the source.
+
+    Attributes:
+        client: a connection to it.
+        progress: told (entries read, of how many).
+    """
 
     client: Client
+    progress: Progress | None = None
 
     def definition(self, round_id: str) -> tuple[Record, Competition]:
         """See Source."""
@@ -91,7 +97,10 @@ class Online:
 
     def entries(self, size: int) -> Iterator[bytes]:
         """See Source."""
-        return self.client.entries(start=0, end=size)
+        for number, entry in enumerate(self.client.entries(start=0, end=size), start=1):
+            if self.progress is not None:
+                self.progress(number, size)
+            yield entry
 
     def envelope(self, round_id: str, index: int) -> dict[str, Any] | None:
         """See Source."""
@@ -104,6 +113,7 @@ class History:
 
     Attributes:
         note: the signed checkpoint.
+        entries: the log's entries up to it, as they were hashed.
         hashes: the leaf hash of each entry.
         numbered: the round's records with their log indices.
         chain: the log's keys, by the hand-overs among the entries.
@@ -111,6 +121,7 @@ class History:
     """
 
     note: str
+    entries: list[bytes]
     hashes: list[bytes]
     numbered: list[tuple[int, Record]]
     chain: Chain
@@ -140,9 +151,12 @@ def read_history(source: Source, defined: Record, *, holding: str = "") -> Histo
     Raises:
         Refusal: proof_invalid; log_inconsistent; phase_wrong, where the log has no such record.
     """
-    until = time.monotonic() + CHECKPOINT_PATIENCE
+    until, history = time.monotonic() + CHECKPOINT_PATIENCE, None
     while True:
-        history = _read(source, defined)
+        note = source.checkpoint(defined)
+        # What was read once is read again only where the log has grown.
+        if history is None or _size(note) != len(history.entries):
+            history = _read(source, defined, note)
         if not holding or any(record.type == holding for _, record in history.numbered):
             return history
         if time.monotonic() > until:
@@ -155,9 +169,12 @@ def read_history(source: Source, defined: Record, *, holding: str = "") -> Histo
         time.sleep(0.2)
 
 
-def _read(source: Source, defined: Record) -> History:
-    note = source.checkpoint(defined)
-    entries = list(source.entries(log.parse_checkpoint(log.parse_note(note).text).size))
+def _size(note: str) -> int:
+    return log.parse_checkpoint(log.parse_note(note).text).size
+
+
+def _read(source: Source, defined: Record, note: str) -> History:
+    entries = list(source.entries(_size(note)))
     # The round's own key, or one to which it was handed over once the round was done.
     chain = rotation.chain(entries, log.parse_vkey(defined["log"]))
     checkpoint = chain.open(note).checkpoint
@@ -178,7 +195,7 @@ def _read(source: Source, defined: Record) -> History:
             f" is {definition_digest(numbered[0][1])}",
             hint="somebody shows you other terms than everybody else: sign nothing, and phone the others",
         )
-    return History(note, hashes, numbered, chain, seals)
+    return History(note, entries, hashes, numbered, chain, seals)
 
 
 def definition_digest(defined: Record) -> str:
@@ -256,7 +273,7 @@ def examine(source: Source, keys: Keys, pin: Pin, *, now: datetime) -> Iterator[
     yield Check("round", "ok", f"{pin.round} is the one acknowledged, by the organizer and log key pinned then"), state
     # 2
     with checking("log"):
-        history = _read(source, defined)
+        history = _read(source, defined, source.checkpoint(defined))
     count = len(history.hashes)
     yield Check("log", "ok", f"{count} entries hash to the checkpoint that the pinned log key signed"), state
     # 3

@@ -49,7 +49,16 @@ def read(path: Path) -> Receipt:
     Raises:
         Refusal: file_unreadable, proof_invalid.
     """
-    return Receipt.parse(_bytes(path))
+    data = _bytes(path)
+    try:
+        return Receipt.parse(data)
+    except Refusal as refusal:
+        raise Refusal(
+            refusal.code,
+            f"{path}: {refusal.sentence}",
+            hint=refusal.hint
+            or "a receipt is a file *.tlog-proof, as `acclimate submit` keeps them in the key folder's receipts/",
+        ) from refusal
 
 
 def read_checkpoint(path: Path) -> str:

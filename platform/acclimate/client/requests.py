@@ -15,6 +15,7 @@ Anybody can make one, since nothing in it is taken for true: a custodian checks 
 import base64
 import binascii
 import io
+import json
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import Any
 
 from acclimate.client import evidence
 from acclimate.client import folder as files
-from acclimate.client.connection import Client
+from acclimate.client.connection import Client, Progress
 from acclimate.client.entrant import check_definition
 from acclimate.verify import files as bundles
 from acclimate.verify.report import Failed
@@ -78,13 +79,19 @@ class Mailed:
         return evidence.of_index(self.envelopes, index) if self.envelopes is not None else None
 
 
-def make(client: Client, round_id: str, out: Path) -> dict[str, Any]:
+def make(client: Client, round_id: str, out: Path, *, progress: Progress | None = None) -> dict[str, Any]:
     """Write a request of a prepared round; {round, entries, envelopes: whether they are in it}.
+
+    Args:
+        client: a connection to the server.
+        round_id: the round, or a prefix of its id.
+        out: the file to write.
+        progress: told (log entries read, of how many).
 
     Raises:
         Refusal: too_early, where the round is not prepared yet; quorum_missing; proof_invalid, log_inconsistent, no_space, …
     """
-    source = evidence.Online(client)
+    source = evidence.Online(client, progress)
     defined, competition = source.definition(round_id)
     history = evidence.read_history(source, defined)
     evidence.require_quorum(history, defined)
@@ -100,7 +107,7 @@ def make(client: Client, round_id: str, out: Path) -> dict[str, Any]:
         "request.json": digests.canonical({"v": 1, "type": REQUEST, "round": defined.round}),
         "definition.toml": client.definition(defined.round),
         "checkpoint": history.note.encode(),
-        "entries.jsonl": b"".join(data + b"\n" for data in source.entries(len(history.hashes))),
+        "entries.jsonl": b"".join(data + b"\n" for data in history.entries),
         **({"envelopes.json": digests.canonical(given)} if given is not None else {}),
     }
     files.write(out, pack(members), mode=0o644)
@@ -135,6 +142,12 @@ def read(path: Path) -> Mailed:
     if not path.is_file():
         raise Refusal(
             "file_unreadable", f"{path}: there is no such file", hint="save the mail's attachment, and name it"
+        )
+    if not zipfile.is_zipfile(path):
+        raise Refusal(
+            "file_unreadable",
+            f"{path} is no request for a release: it is no ZIP, or one that was cut off",
+            hint="save the mail's attachment, not the mail; else " + _MAKE,
         )
     try:
         with bundles.opened(path) as found:
@@ -189,13 +202,15 @@ def read_answer(path: Path) -> Answer:
     Raises:
         Refusal: file_unreadable.
     """
-    value = files.read_json(path)
     try:
+        value = json.loads(path.read_text("utf-8"))
         if set(value) != {"v", "type", "round", "record", "document"} or (value["v"], value["type"]) != (1, ANSWER):
             raise ValueError
         document = base64.b64decode(value["document"], validate=True)
         return Answer(str(value["round"]), int(value["record"]["fields"]["index"]), value["record"], document)
-    except (TypeError, ValueError, KeyError, binascii.Error) as error:
+    except OSError as error:
+        raise files.failed(path, error) from error
+    except (TypeError, ValueError, KeyError, RecursionError, binascii.Error) as error:
         raise Refusal(
             "file_unreadable",
             f"{path} is no answer to a request for a release",

@@ -63,7 +63,7 @@ def run(
         Refusal: as draw; code_other, rerun_undecided; busy, where another process audits from this folder; this machine's faults.
     """
     # 1
-    state = auditor.draw(client, keys, round_id)
+    state = auditor.draw(client, keys, round_id, progress=lambda done, total: progress(done, total, "reading the log"))
     work = keys.folder / "audits" / state.id
     if not rounds.audits_missing(state) or state.phase is not Phase.PREPARED:
         shutil.rmtree(work, ignore_errors=True)
