@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from acclimate import projection, table_blobs, tracking
+from acclimate import round_data, table_blobs, tracking
 from acclimate.config import Settings
 from acclimate.service import manifests, publish, release
 from acclimate.store import Store, Tx, results, stages, submissions
@@ -38,7 +38,7 @@ def finish(store: Store, settings: Settings, round_id: str, still_leading: Calla
     publish(settings.tracking, artifacts, data, progress=lambda *_: still_leading())
 
 
-def gather(store: Store, settings: Settings, round_id: str) -> projection.RoundData:
+def gather(store: Store, settings: Settings, round_id: str) -> round_data.RoundData:
     """All that the projection of a round needs, from the store and its blobs.
 
     Raises:
@@ -59,7 +59,7 @@ def gather(store: Store, settings: Settings, round_id: str) -> projection.RoundD
     if state.private and state.seal is not None:
         # A file's own digest would tell whoever guesses the file that they are right; this root is salted.
         opened = dict.fromkeys(opened, str(state.seal["row_root"]))
-    return projection.RoundData(
+    return round_data.RoundData(
         competition=state.competition,
         name=state.defined["name"],
         round=state.id,
@@ -79,16 +79,16 @@ def gather(store: Store, settings: Settings, round_id: str) -> projection.RoundD
     )
 
 
-def _entries(tx: Tx, state: Round) -> Iterator[projection.EntryData]:
+def _entries(tx: Tx, state: Round) -> Iterator[round_data.EntryData]:
     rows = tx.execute(select(submissions).where(submissions.c.round == state.id)).all()
     by_commitment = {row.commitment: row for row in rows}
     for entry in state.entries:
         row = by_commitment[entry.commitment]
         model = ModelFiles(manifests.digests_of(row.manifest)).digest
-        yield projection.EntryData(entry.entrant, row.id, row.manifest, model)
+        yield round_data.EntryData(entry.entrant, row.id, row.manifest, model)
 
 
-def _stages(tx: Tx, state: Round, known: dict[str, str], kinds: tuple[str, ...]) -> Iterator[projection.StageData]:
+def _stages(tx: Tx, state: Round, known: dict[str, str], kinds: tuple[str, ...]) -> Iterator[round_data.StageData]:
     query = select(stages, results.c.document, results.c.at).join(results, results.c.stage == stages.c.key)
     rows = tx.execute(query.where(stages.c.round == state.id, stages.c.kind.in_(kinds)).order_by(stages.c.key)).all()
     selected: set[tuple[str, str]] = set()
@@ -103,14 +103,14 @@ def _stages(tx: Tx, state: Round, known: dict[str, str], kinds: tuple[str, ...])
             "hardware": row.document.get("hardware", ""),
             "versions": row.document.get("versions", {}),
         }
-        yield projection.StageData(
+        yield round_data.StageData(
             kind=row.kind, key=row.key, seed=row.seed, protocol=row.protocol, document=row.document, **common
         )
         selection = row.document.get("selection")
         if row.kind == "prepare" and selection and (row.submission, row.task) not in selected:
             selected.add((row.submission, row.task))
             key = digests.of_json(["select", state.id, row.submission, row.task])
-            yield projection.StageData(kind="select", key=key, seed=None, protocol=None, document=selection, **common)
+            yield round_data.StageData(kind="select", key=key, seed=None, protocol=None, document=selection, **common)
 
 
 def _targets(store: Store, digest: str) -> dict[str, str]:

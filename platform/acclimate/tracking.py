@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate import projection, tracking_places
-from acclimate.projection import EntryData as EntryData
 from acclimate.projection import Planned
-from acclimate.projection import RoundData as RoundData
-from acclimate.projection import StageData as StageData
+from acclimate.round_data import EntryData as EntryData
+from acclimate.round_data import RoundData as RoundData
+from acclimate.round_data import StageData as StageData
 from acclimate_competitions.errors import Refusal, installing
 
 if TYPE_CHECKING:
