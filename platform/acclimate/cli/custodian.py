@@ -30,7 +30,9 @@ Identity = Annotated[
 OfRound = Annotated[
     str | None,
     typer.Argument(
-        help="The round's id, or any beginning of it that is unique; --request names it, too.", metavar="ROUND", callback=named
+        help="The round's id, or any beginning of it that is unique; --request names it, too.",
+        metavar="ROUND",
+        callback=named,
     ),
 ]
 Request = Annotated[

@@ -27,7 +27,29 @@ Server = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout; notes stay on stderr.")]
-RoundId = Annotated[str, typer.Argument(help="The round's id, or any beginning of it that is unique.", metavar="ROUND")]
+
+
+def named(round_id: str | None) -> str | None:
+    """A round's id as an argument or option, which may not be empty: in a new terminal $ROUND is.
+
+    Raises:
+        Refusal: round_unknown.
+    """
+    if round_id is not None:
+        from acclimate.client.connection import require_round
+
+        require_round(round_id)
+    return round_id
+
+
+RoundId = Annotated[
+    str,
+    typer.Argument(
+        help="The round's id, or any beginning of it that is unique.",
+        metavar="ROUND",
+        callback=named,
+    ),
+]
 LogKey = Annotated[
     str | None,
     typer.Option(

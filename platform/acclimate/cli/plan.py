@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acclimate.cli.options import AsJson, ReaderKeys, Server, need, reader
+from acclimate.cli.options import AsJson, ReaderKeys, Server, named, need, reader
 from acclimate.cli.output import counted, emit, table
 from acclimate_competitions.errors import Refusal
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from acclimate_runners.runner import Machine
 
 What = Annotated[
-    str, typer.Argument(help="A round's id, or a competition's folder or its shipped name.", metavar="ROUND|DIR")
+    str,
+    typer.Argument(
+        help="A round's id, or a competition's folder or its shipped name.", metavar="ROUND|DIR", callback=named
+    ),
 ]
 Here = Annotated[bool, typer.Option("--here", help="Plan for this machine, without a server.")]
 Address = Annotated[

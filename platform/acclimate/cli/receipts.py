@@ -46,7 +46,10 @@ def verify(
         typer.Option("--log", help="The log's server: does the log of today go on from the receipt?", metavar="URL"),
     ] = None,
     round_id: Annotated[
-        str | None, typer.Option("--round", help="The round that it must be of, or its beginning.", metavar="ROUND", callback=named)
+        str | None,
+        typer.Option(
+            "--round", help="The round that it must be of, or its beginning.", metavar="ROUND", callback=named
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

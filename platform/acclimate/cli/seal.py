@@ -32,7 +32,8 @@ def inspect(
         Path, typer.Argument(help="The ciphertext, holdout.sealed, or a bundle that has it.", metavar="FILE")
     ],
     round_id: Annotated[
-        str | None, typer.Argument(help="The round's id, or any beginning of it that is unique.", metavar="ROUND", callback=named)
+        str | None,
+        typer.Argument(help="The round's id, or any beginning of it that is unique.", metavar="ROUND", callback=named),
     ] = None,
     bundle: Annotated[
         Path | None, typer.Option("--bundle", help="Compare with the seal in this bundle's log.", metavar="BUNDLE")

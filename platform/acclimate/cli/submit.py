@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acclimate.cli.options import AsJson, KeysFolder, RoundId, connect
+from acclimate.cli.options import AsJson, KeysFolder, RoundId, connect, named
 from acclimate.cli.output import bar, emit, say, table
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ def enter(
 
 def submit(
     model: Annotated[Path, typer.Argument(help="Folder with config.json, model.safetensors, tokenizer.json.")],
-    round_id: Annotated[str, typer.Option("--round", help="The round's id, or any beginning of it that is unique.")],
+    round_id: Annotated[
+        str, typer.Option("--round", help="The round's id, or any beginning of it that is unique.", callback=named)
+    ],
     keys: KeysFolder,
     title: Annotated[
         str, typer.Option("--title", help="What people read beside the entry; else the folder's name.")
@@ -111,7 +113,9 @@ def submit(
 @app.command("status")
 def status(
     keys: KeysFolder,
-    round_id: Annotated[str, typer.Option("--round", help="Only those of rounds whose id begins so.")] = "",
+    round_id: Annotated[
+        str | None, typer.Option("--round", help="Only those of rounds whose id begins so.", callback=named)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the submissions of a key folder, as the server has them now.
@@ -122,7 +126,7 @@ def status(
 
     client, opened = connect(keys)
     with client:
-        found = actors.submission_status(client, opened, round_id)
+        found = actors.submission_status(client, opened, round_id or "")
     rows = [
         (mine.short, mine.state, _entry(mine.committed), _entry(mine.accepted), mine.manifest["title"], mine.reason)
         for mine in found

@@ -358,8 +358,21 @@ class Client:
             pause = min(2 * pause, LONGEST_PAUSE)
 
 
+def require_round(round_id: str) -> str:
+    """A round's id or its beginning, as it was given; an empty one means none, never the only round that there is.
+
+    Raises:
+        Refusal: round_unknown.
+    """
+    if not round_id.strip():
+        raise Refusal(
+            "round_unknown", "the round's id is empty: is $ROUND set in this terminal?", hint="export ROUND=… sets it"
+        )
+    return round_id
+
+
 def _round(round_id: str) -> str:
-    return f"/v1/rounds/{quote(round_id, safe='', errors='replace')}"
+    return f"/v1/rounds/{quote(require_round(round_id), safe='', errors='replace')}"
 
 
 def _list(value: Json, url: str) -> list[Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from acclimate.client import folder as files
 from acclimate.client import servers
-from acclimate.client.connection import Client, Progress
+from acclimate.client.connection import Client, Progress, require_round
 from acclimate.client.entrant import Say, baseline_keys, definition_of
 from acclimate.client.servers import Witnesses
 from acclimate.client.voiding import approvals_of
@@ -391,6 +391,7 @@ def _mine(client: Client, keys: Keys, round_id: str) -> tuple[Record, Competitio
     """
     path = keys.folder / ROUNDS_FILE
     known = files.read_json(path) if path.exists() else {}
+    require_round(round_id)
     found = [name for name in known if name == round_id] or [name for name in known if name.startswith(round_id)]
     if len(found) > 1:
         raise Refusal(

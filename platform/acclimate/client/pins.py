@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from acclimate.client import folder as files
+from acclimate.client.connection import require_round
 from acclimate.client.folder import PINS_FILE
 from acclimate.keys import Keys
 from acclimate_competitions.errors import Refusal
@@ -49,6 +50,7 @@ def pinned(keys: Keys, round_id: str) -> Pin:
         Refusal: round_unknown, where the custodian acknowledged none; file_unreadable; phase_wrong, where it was acknowledged with a
             version whose pins held the server to less.
     """
+    require_round(round_id)
     stored = _stored(keys)
     path = keys.folder / PINS_FILE
     found = [name for name in stored if name == round_id] or [name for name in stored if name.startswith(round_id)]
