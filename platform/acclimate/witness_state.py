@@ -150,7 +150,11 @@ class State:
                         hint="name the key folder of a witness, and use the version of Acclimate that made it",
                     )
             if vkey not in (None, whose := state.vkey()):
-                raise Refusal("key_refused", f"{path} is the memory of {whose}, the key here is {vkey}")
+                raise Refusal(
+                    "key_refused",
+                    f"{path} is the memory of {whose}, the key here is {vkey}",
+                    hint="key and memory stay together: put the memory back that was made with this key, or make a new witness",
+                )
         except BaseException:
             state.close()
             raise
