@@ -94,6 +94,11 @@ def opened(folder: Path, known: str | None) -> Iterator[Kept]:
         yield _load(folder, key)
 
 
+def begun_with(folder: Path) -> str | None:
+    """The key that a mirror was begun with; None where there is no mirror yet."""
+    return _read(folder / KEY).strip() if (folder / KEY).is_file() else None
+
+
 def check(folder: Path, known: str | None = None) -> Followed:
     """Check what a mirror holds, offline.
 

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acclimate.cli.options import AsJson, Blobs, ConfigFile, Database, DataFolder, LogKey, Server, need, read_log_key
+from acclimate.cli.options import (
+    AsJson,
+    Blobs,
+    ConfigFile,
+    Database,
+    DataFolder,
+    LogKey,
+    Server,
+    need,
+    read_log_key,
+    read_log_keys,
+)
 from acclimate.cli.output import bar, counted, emit, say
 from acclimate_competitions.errors import Refusal
 
@@ -47,7 +58,7 @@ def mirror(
 
     if server is None:
         raise Refusal("config_invalid", "which server?", hint="--server URL, or ACCLIMATE_SERVER in the environment")
-    known = read_log_key(log_key) if log_key is not None else None
+    known = read_log_key(log_key, of=mirrors.begun_with(out)) if log_key is not None else None
     with mirrors.opened(out, known) as kept, Client(server) as client:
         while True:
             try:
@@ -78,7 +89,7 @@ def check(
     """
     from acclimate import mirror as mirrors
 
-    found = mirrors.check(folder, read_log_key(log_key) if log_key is not None else None)
+    found = mirrors.check(folder, read_log_key(log_key, of=mirrors.begun_with(folder)) if log_key is not None else None)
     emit(_value(found), as_json=as_json, text=_words(found, folder))
 
 
@@ -91,12 +102,13 @@ def keys(server: Server = None, log_key: LogKey = None, as_json: AsJson = False)
     Example: acclimate log keys --server https://rounds.example.org --log-key ./ada
     """
     from acclimate.client import Client
-    from acclimate.client.hand_overs import chain_to
+    from acclimate.client.hand_overs import chain_to, oldest
 
     if server is None:
         raise Refusal("config_invalid", "which server?", hint="--server URL, or ACCLIMATE_SERVER in the environment")
     with Client(server) as client:
-        found = chain_to(client, read_log_key(log_key) if log_key is not None else None)
+        known = oldest(read_log_keys(log_key), client) if log_key is not None else None
+        found = chain_to(client, known)
     lines = [found.first.text(), *(_told(turn) for turn in found.turns)]
     if log_key is None:
         lines.append("(no --log-key was given: where they begin is the server's word)")

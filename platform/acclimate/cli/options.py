@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from acclimate_competitions import reading
 from acclimate_competitions.errors import Refusal, installing
 
 if TYPE_CHECKING:
@@ -119,6 +120,9 @@ def reader(folder: Path | None, server: str | None) -> "Client":
 _VKEY = re.compile(r"[^+\s]+\+[0-9a-f]{8}\+[A-Za-z0-9+/]+=*")
 
 
+_A_KEY = "name the file that holds the key, one line; a key itself looks like name+hash+base64, such as x.org/log+…"
+
+
 def read_key(text: str) -> str:
     """A verifier key, or what the file of this name holds.
 
@@ -129,39 +133,61 @@ def read_key(text: str) -> str:
         return text
     path = Path(text)
     try:
-        if path.is_file():
-            return path.read_text("utf-8").strip()
-        if path.exists():
-            raise Refusal("file_unreadable", f"{text} is not a file", hint="name the file that holds the key")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refusal("file_unreadable", f"{text}: {error}") from error
+        there = path.exists()
+    except OSError as error:
+        raise Refusal("file_unreadable", f"{text}: {error.strerror}", hint=_A_KEY) from error
+    if there:
+        return reading.text(path, reading.LONGEST_KEY, hint=_A_KEY).strip()
     if "+" not in text or text.startswith((".", "/", "~")):
         raise Refusal(
             "file_unreadable",
             f"{text}: no such file",
-            hint="a key itself looks like name+hash+base64, such as x.org/log+…",
+            hint=_A_KEY,
         )
     return text
 
 
-def read_log_key(text: str) -> str:
-    """A log's key: itself, or what a file holds, or what an actor's key folder keeps.
+def read_log_keys(text: str) -> list[str]:
+    """A log's key: itself, or what a file holds; or all that an actor's key folder keeps, the oldest first.
 
     Raises:
         Refusal: file_unreadable.
     """
-    from acclimate.client.folder import kept_log_keys
+    from acclimate.client.folder import known_log_keys
 
     if _VKEY.fullmatch(text) or not (folder := Path(text)).is_dir():
-        return read_key(text)
-    found = kept_log_keys(folder)
-    if len(found) != 1:
-        raise Refusal(
-            "file_unreadable",
-            f"{text} keeps {len(found) or 'no'} log keys: {', '.join(found)}" if found else f"{text} keeps no log key",
-            hint="a key folder keeps it in log.vkey, made by `acclimate register`; a custodian's in pins.json, too",
-        )
-    return found[0]
+        return [read_key(text)]
+    if not (known := known_log_keys(folder)):
+        raise _unfit(f"{text} keeps no log key")
+    return known
+
+
+def read_log_key(text: str, *, of: str | None = None) -> str:
+    """A log's key, of several that a key folder keeps the one that fits.
+
+    Args:
+        text: the key, or the name of a file or key folder.
+        of: the key that a bundle or mirror names: that one, else the oldest of the same log, since hand-overs lead from older keys to newer
+            ones. Without it, the newest.
+
+    Raises:
+        Refusal: file_unreadable; where a folder keeps keys of several logs, and it is not said which is meant.
+    """
+    known = read_log_keys(text)
+    if of is not None:
+        alike = [key for key in known if key.partition("+")[0] == of.partition("+")[0]]
+        return of if of in known else (alike or known)[0]
+    if len({key.partition("+")[0] for key in known}) > 1:
+        raise _unfit(f"{text} keeps the keys of several logs: {', '.join(known)}")
+    return known[-1]
+
+
+def _unfit(sentence: str) -> Refusal:
+    return Refusal(
+        "file_unreadable",
+        sentence,
+        hint="a key folder keeps it in log.vkey, made by `acclimate register`; a custodian's in pins.json, too",
+    )
 
 
 def need(extra: str, *modules: str) -> None:

@@ -3,13 +3,18 @@
 import dataclasses
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from acclimate.cli.options import AsJson, LogKey, named, read_key, read_log_key
+from acclimate.cli.options import AsJson, LogKey, named, read_key, read_log_keys
 from acclimate.cli.output import emit
 from acclimate_competitions.errors import Refusal
+
+if TYPE_CHECKING:
+    from acclimate.client import Client
+    from acclimate.client.receipts import Bundle
+    from acclimate.log import Receipt
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check receipts, offline.")
 
@@ -72,12 +77,12 @@ def verify(
             "a receipt alone shows nothing: whose log is it?",
             hint="--log-key KEY, got from somebody you trust, or DIR, your key folder; or --bundle FILE, whose keys.json names one",
         )
-    key = read_log_key(log_key) if log_key is not None else None
     witnesses = [parse_witness(read_key(text)) for text in witness or []]
     receipt = found.read(file)
     with ExitStack() as stack:
         client = stack.enter_context(Client(url)) if url is not None else None
         other = found.read_bundle(bundle) if bundle is not None else None
+        key = _key(log_key, receipt, other, client) if log_key is not None else None
         chain = found.chain_of(key, bundle=other, client=client)
         record, signed, checks = found.alone(receipt, chain, witnesses)
         if round_id is not None:
@@ -97,3 +102,15 @@ def verify(
     text.append(f"{record.type} of {record.round}, received {record.document()['at']}")
     text += [f"  {name} {item}" for name, item in record.fields.items() if isinstance(item, str | int)]
     emit(value, as_json=as_json, text=text)
+
+
+def _key(text: str, receipt: "Receipt", bundle: "Bundle | None", client: "Client | None") -> str:
+    """The log's key that was given; of several that a key folder keeps, the one that fits what the receipt is held against."""
+    from acclimate.client import receipts as found
+
+    known = read_log_keys(text)
+    if bundle is not None and bundle.key in known:
+        return str(bundle.key)
+    if bundle is None and client is None and (signer := found.signing(receipt, known)):
+        return signer
+    return found.oldest(receipt, known)

@@ -10,6 +10,7 @@ import typer
 
 from acclimate.cli.options import AsJson, LogKey, need, read_key, read_log_key
 from acclimate.cli.output import emit, named_bar, plain
+from acclimate_competitions import reading
 from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def verify(
     with named_bar("verifying") as progress:
         report = auditor.verify(
             bundle,
-            log_key=read_log_key(log_key) if log_key is not None else None,
+            log_key=read_log_key(log_key, of=_named(bundle)) if log_key is not None else None,
             witnesses=[read_key(text) for text in witness or []],
             levels=[*chosen, "rerun"] if chosen and rerun is not None else chosen or auditor.LEVELS,
             rerun=_again(rerun, models, progress) if rerun is not None and models is not None else None,
@@ -98,7 +99,7 @@ def _require_bundle(path: Path) -> None:
             what = f"the folder {path}"
         else:
             what = f"the file {path}"
-            with path.open("rb") as stream:
+            with reading.regular(path).open("rb") as stream:
                 begins_as_zip = stream.read(2) == b"PK"
             if begins_as_zip and not zipfile.is_zipfile(path):
                 return  # cut off or damaged
@@ -116,6 +117,17 @@ def _require_bundle(path: Path) -> None:
             f"this is no bundle: {what} has neither MANIFEST nor entries.jsonl",
             hint="a published round's: acclimate round bundle ROUND --out FILE",
         )
+
+
+def _named(path: Path) -> str | None:
+    """The log's key that a bundle names: which of those that a key folder keeps is meant."""
+    from acclimate.verify import Failed, files
+
+    try:
+        with files.opened(path) as found:
+            return str(found.json("keys.json")["log"])
+    except (Failed, KeyError, TypeError):
+        return None  # the report says what is wrong
 
 
 def _lines(report: "Report") -> Iterator[str]:

@@ -6,7 +6,6 @@ finds here what it had done.
 
 import base64
 import dataclasses
-import errno
 import json
 import os
 import secrets
@@ -18,14 +17,16 @@ from typing import Any
 from acclimate import log, rotation
 from acclimate.client import hand_overs
 from acclimate.client.connection import Client, Request
+from acclimate.files import is_full, sync_folder
 from acclimate.keys import Keys
 from acclimate.quorum import Quorum
-from acclimate_competitions import digests
+from acclimate_competitions import digests, reading
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record
 
 ACCOUNT_FILE = "account.json"
 LOG_KEY_FILE = "log.vkey"
+OLDER_LOG_KEYS_FILE = "log.older.vkeys"
 PINS_FILE = "pins.json"
 DOCUMENT_FILE = "custodian.json"
 
@@ -152,9 +153,32 @@ def log_key(client: Client, folder: Path, *, follow: bool = False) -> str:
 
 
 def keep_log_key(folder: Path, vkey: str) -> None:
-    """Keep a log's key in the key folder, for `--log-key DIR`; `log_key` has said that it may follow one that is there."""
-    if not (folder / LOG_KEY_FILE).exists() or _read_text(folder / LOG_KEY_FILE) != vkey:
-        write(folder / LOG_KEY_FILE, f"{vkey}\n".encode(), mode=0o644)
+    """Keep a log's key in the key folder, for `--log-key DIR`; `log_key` has said that it may follow one that is there.
+
+    That one is kept, too, in `log.older.vkeys`: receipts and bundles of its time are checked with it.
+    """
+    path = folder / LOG_KEY_FILE
+    before = _read_text(path) if path.exists() else vkey
+    if before != vkey and before not in (older := _older(folder)):
+        write(folder / OLDER_LOG_KEYS_FILE, "".join(f"{key}\n" for key in [*older, before]).encode(), mode=0o644)
+    if before != vkey or not path.exists():
+        write(path, f"{vkey}\n".encode(), mode=0o644)
+
+
+def known_log_keys(folder: Path) -> list[str]:
+    """All log keys that a key folder ever kept, each once: those of before a hand-over, a custodian's pins, the one of now.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    newest, *pinned = kept_log_keys(folder) or [""]
+    found = dict.fromkeys(key for key in [*_older(folder), *pinned] if key != newest)
+    return [*found, newest] if newest else []
+
+
+def _older(folder: Path) -> list[str]:
+    path = folder / OLDER_LOG_KEYS_FILE
+    return _read_text(path).split() if path.exists() else []
 
 
 def kept_log_keys(folder: Path) -> list[str]:
@@ -256,7 +280,7 @@ def _other_account(path: Path, account: Account) -> Refusal:
 
 
 def write(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Write a file whole or not at all.
+    """Write a file whole or not at all; once it is written, it lasts.
 
     Raises:
         Refusal: no_space, file_unreadable.
@@ -270,6 +294,7 @@ def write(path: Path, data: bytes, *, mode: int = 0o600) -> None:
                 stream.flush()
                 os.fsync(stream.fileno())
             draft.replace(path)
+            sync_folder(path.parent)
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
@@ -287,25 +312,15 @@ def read_json(path: Path) -> Any:
     Raises:
         Refusal: file_unreadable.
     """
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise failed(path, error) from error
-    except ValueError as error:
-        raise Refusal("file_unreadable", f"{path} is not JSON: {error}") from error
+    return reading.document(path)
 
 
 def _read_text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8").strip()
-    except OSError as error:
-        raise failed(path, error) from error
-    except UnicodeDecodeError as error:
-        raise Refusal("file_unreadable", f"{path} is not UTF-8") from error
+    return reading.text(path, log.LONGEST_RECEIPT).strip()
 
 
 def failed(path: Path, error: OSError) -> Refusal:
     """The refusal for an error of the operating system on a path."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return Refusal("no_space", f"no space to write {path}", hint="free some space and repeat the command")
     return Refusal("file_unreadable", f"{path}: {error.strerror or error}", hint="check the name and who owns it")

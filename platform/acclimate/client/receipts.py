@@ -9,22 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from acclimate import log, rotation
-from acclimate.client import folder as files
 from acclimate.client import hand_overs
 from acclimate.client.connection import Client
 from acclimate.client.evidence import Check
-from acclimate.log import Receipt, SignedCheckpoint, Verifier
-from acclimate.notes import LARGEST_NOTE
+from acclimate.log import LONGEST_RECEIPT, Receipt, SignedCheckpoint, Verifier
+from acclimate.notes import ED25519
 from acclimate.quorum import Quorum, moment
 from acclimate.rotation import Chain
 from acclimate.verify import files as bundles
 from acclimate.verify.report import Failed
-from acclimate_competitions import records
+from acclimate_competitions import reading, records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record, format_time
 
-_LONGEST = 2 * records.MAX_BYTES + LARGEST_NOTE
-"""Bytes of the longest receipt, and some more: an entry in base64, a proof, a note."""
 _KEEP = "keep both: together they prove that the log was changed, or shown differently to different people"
 
 
@@ -97,6 +94,19 @@ def read_bundle(path: Path) -> Bundle:
     return Bundle(str(key), entries, frozenset(defined & sealed))
 
 
+def signing(receipt: Receipt, known: Sequence[str]) -> str | None:
+    """The one of these keys whose signature the receipt's checkpoint claims to have."""
+    ids = {(signature.name, signature.key_id) for signature in log.parse_note(receipt.checkpoint).signatures}
+    keys = (log.parse_vkey(text) for text in known)
+    return next((key.text() for key in keys if (key.name, key.key_id) in ids), None)
+
+
+def oldest(receipt: Receipt, known: Sequence[str]) -> str:
+    """The first of these keys, the oldest first, that is one of the receipt's log, by its name."""
+    origin = log.parse_checkpoint(log.parse_note(receipt.checkpoint).text).origin
+    return next((text for text in known if text.partition("+")[0] == origin), known[0])
+
+
 def alone(
     receipt: Receipt, chain: Chain, witnesses: Sequence[Verifier]
 ) -> tuple[Record, SignedCheckpoint, list[Check]]:
@@ -106,6 +116,8 @@ def alone(
         Refusal: proof_invalid, naming the key whose signature does not verify; record_invalid, not_canonical.
     """
     key = chain.of(receipt.checkpoint)
+    if signing(receipt, [key.text()]) is None:
+        raise _not_signed(receipt, key)
     record, signed = receipt.open(key, witnesses)
     size = signed.checkpoint.size
     found = [
@@ -252,8 +264,17 @@ def chain_of(key: str | None, *, bundle: Bundle | None, client: Client | None) -
 
 
 def _bytes(path: Path) -> bytes:
-    try:
-        with path.open("rb") as stream:
-            return stream.read(_LONGEST)
-    except OSError as error:
-        raise files.failed(path, error) from error
+    return reading.read(path, LONGEST_RECEIPT, hint="name the file that was saved: a receipt, or a checkpoint")
+
+
+def _not_signed(receipt: Receipt, key: Verifier) -> Refusal:
+    by = ", ".join(sorted(signature.name for signature in log.parse_note(receipt.checkpoint).signatures))
+    hint = "it is of another log, or forged: ask whoever gave you the receipt, and whoever gave you the key"
+    if key.kind != ED25519:
+        hint = "that is a witness's key: give it with --witness, and the log's own with --log-key"
+    elif any(signature.name == key.name for signature in log.parse_note(receipt.checkpoint).signatures):
+        hint = (
+            "the log may have been handed over from one key to the other: `acclimate log keys --server URL --log-key KEY` shows all keys"
+            " from an older one on; a receipt of before needs the older one, which --log-key DIR takes where the key folder kept it"
+        )
+    return Refusal("proof_invalid", f"no known key signed this note: signed by {by}; known: {key.text()}", hint=hint)

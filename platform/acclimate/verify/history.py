@@ -16,7 +16,7 @@ check `rules` names the record where a signature or a guard no longer holds.
 
 from collections.abc import Sequence
 
-from acclimate import log, rotation
+from acclimate import log, notes, rotation
 from acclimate.quorum import Quorum, parse_witness
 from acclimate.verify.audit import Audit
 from acclimate.verify.report import Failed, NotChecked
@@ -80,12 +80,24 @@ def whose(audit: Audit) -> str:
         return audit.log_key
     turns = audit.chain.between(audit.log_key, audit.log.text())
     if turns is None:
-        raise Failed("keys.json, log", f"it is {audit.log.text()}, the key given is {audit.log_key}")
+        raise Failed("keys.json, log", f"it is {audit.log.text()}, the key given is {audit.log_key}{_way_out(audit)}")
     for turn in turns:
         # Signed by both keys: who knew the old one's log is shown its successor in that log.
         begins(audit, _open(audit, f"checkpoints/{turn.index + 1}"), f"checkpoints/{turn.index + 1}")
     told = "; ".join(f'at log entry {turn.index} to {turn.new.text()} ("{turn.reason}")' for turn in turns)
     return f"{audit.log_key}, which handed over {told}"
+
+
+def _way_out(audit: Audit) -> str:
+    given = log.parse_vkey(audit.log_key or "")
+    if given.kind != notes.ED25519:
+        return ", which is a witness's: give it with --witness"
+    if given.name != audit.log.name:
+        return ""
+    return (
+        "; if the log was handed over from the first to the second, the bundle is checked with the first:"
+        f" `acclimate log keys --server URL --log-key '{audit.log.text()}'` shows whether it was"
+    )
 
 
 def whole(audit: Audit) -> set[str]:
