@@ -8,7 +8,6 @@ their modes.
 """
 
 import difflib
-import errno
 import os
 import re
 import tomllib
@@ -18,7 +17,9 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from acclimate import locks, setting_values
+from acclimate.files import is_full
 from acclimate.redaction import hidden, place
+from acclimate_competitions import reading
 from acclimate_competitions.errors import Refusal
 
 DATA_VERSION = "1"
@@ -307,12 +308,15 @@ def _data_folder(data: Path, origin: str, problems: list[str]) -> Path:
 
 def _from_file(file: Path, problems: list[str]) -> _Layer:
     try:
-        with file.open("rb") as stream:
+        with reading.regular(file).open("rb") as stream:
             data = stream.read(_LARGEST_FILE + 1)
         if len(data) > _LARGEST_FILE:
             raise ValueError(f"is longer than {_LARGEST_FILE} bytes, too long for a file of settings")
         text = data.decode("utf-8")
         values = tomllib.loads(text)
+    except Refusal as refusal:
+        problems.append(refusal.sentence)
+        return _Layer({}, str)
     except OSError as error:
         problems.append(f"{file}: {error.strerror or error}")
         return _Layer({}, str)
@@ -403,7 +407,7 @@ def _taken(settings: Settings, part: str, who: str) -> Refusal:
 
 def unusable(data: Path, error: OSError) -> Refusal:
     """The refusal of a data folder in which something can't be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if is_full(error):
         return Refusal(
             "no_space", f"no space is left for the data folder {data}", hint="free some space, or choose another folder"
         )

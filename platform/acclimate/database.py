@@ -5,7 +5,6 @@
 - log_entries and results are insert-only by trigger (migrations/guards.py).
 """
 
-import errno
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -115,11 +114,6 @@ def refusing() -> Iterator[None]:
         if refusal is None:
             raise
         raise refusal from error
-
-
-def is_full(error: OSError) -> bool:
-    """Whether a file could not be written because the disk is full."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _json(value: Any) -> str:

@@ -19,7 +19,7 @@ from sqlalchemy import insert, select, text
 
 from acclimate import keys, log, log_key, migrations
 from acclimate.config import Settings
-from acclimate.database import is_full
+from acclimate.files import is_full
 from acclimate.store import Store, Tx, log_checkpoints, log_entries, rounds, timestamp
 from acclimate.store import installation as rows
 from acclimate_competitions import records

@@ -5,7 +5,6 @@ the `age` command takes it too), each with mode 0600. A file that others may rea
 may have. An existing key is never overwritten.
 """
 
-import errno
 import os
 import secrets
 import stat
@@ -17,7 +16,8 @@ import pyrage
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from acclimate_competitions import records
+from acclimate.files import is_full
+from acclimate_competitions import reading, records
 from acclimate_competitions.errors import Refusal
 
 ED25519_FILE = "ed25519.pem"
@@ -230,7 +230,7 @@ def _write(path: Path, data: bytes) -> None:
 
 def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as stream:
+        with reading.regular(path).open("rb") as stream:
             # The open file is judged, not the name: nothing can be put in its place between check and reading.
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
             if os.name == "posix" and mode & 0o077:
@@ -258,6 +258,6 @@ def _check_folder(folder: Path) -> None:
 
 
 def _failed(path: Path, error: OSError) -> Refusal:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if is_full(error):
         return Refusal("no_space", f"no space to write {path}", hint="free some space and repeat the command")
     return Refusal("file_unreadable", f"{path}: {error.strerror or error}", hint="check the name and who owns it")

@@ -12,7 +12,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from acclimate import keys, log
-from acclimate.database import is_full
+from acclimate.files import is_full, sync_folder
 from acclimate_competitions.errors import Refusal
 
 LOG_KEY, NEXT, RETIRED = "log.pem", "log.next.pem", "retired"
@@ -71,17 +71,9 @@ def settle(folder: Path, origin: str, *, expected: str) -> bool:
             # Another process may have been first.
             with contextlib.suppress(FileNotFoundError):
                 following.replace(path)
-        _sync(retired)
-        _sync(folder)
+        sync_folder(retired)
+        sync_folder(folder)
     return True
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ result of `seal` and unreachable once it returns, but the process that sealed sh
 """
 
 import contextlib
-import errno
 import hashlib
 import os
 import secrets
@@ -31,6 +30,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from acclimate import archive, custody, rows
 from acclimate.blocks import BLOCK, Aside, Digests, Measured, Ring, Tally, measure
+from acclimate.files import is_full, sync_folder
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 
@@ -139,7 +139,7 @@ def seal(
         if _stamps(files) != before:
             raise Refusal("file_unreadable", "a file of the holdout changed while it was sealed", hint="seal again")
         draft.replace(out)
-        _settle(out.parent)
+        sync_folder(out.parent)
     fields = {
         "seal": seal_id,
         "format": FORMAT,
@@ -431,22 +431,13 @@ def _need_space(path: Path, needed: int) -> None:
         )
 
 
-def _settle(folder: Path) -> None:
-    """Make a new name in a folder last."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextlib.contextmanager
 def _disk(path: Path) -> Iterator[None]:
     """Turns what the operating system says into refusals."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if is_full(error):
             raise Refusal(
                 "no_space", f"no space for {path}; what was begun is removed", hint="free some space and repeat"
             ) from error

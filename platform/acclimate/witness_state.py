@@ -7,7 +7,6 @@ what it saw could be led to cosign a second history.
 """
 
 import contextlib
-import errno
 import os
 import secrets
 import sqlite3
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from acclimate.files import is_full, sync_folder
 from acclimate_competitions.errors import Refusal
 
 VERSION = 1
@@ -116,11 +116,11 @@ class State:
                     path.hardlink_to(draft)
             finally:
                 draft.unlink()
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except sqlite3.Error as error:
             raise _refusal(path, error) from error
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if is_full(error):
                 raise Refusal("no_space", f"no space to write {path}", hint="free some space and repeat it") from error
             raise Refusal("file_unreadable", f"{path}: {error.strerror or error}") from error
 
@@ -275,11 +275,3 @@ def _refusal(path: Path, error: sqlite3.Error) -> Exception:
             hint="a witness that does not know what it cosigned must not go on: make a new key and name",
         )
     return error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from acclimate import database
+from acclimate.files import is_full
 from acclimate_competitions.errors import CODES, Refusal
 
 MEDIA_TYPE = "application/problem+json"
@@ -81,7 +81,7 @@ async def _gone(request: Request, error: Exception) -> JSONResponse:
 
 async def _machine(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, OSError)
-    if database.is_full(error):
+    if is_full(error):
         return problem(request, Refusal("no_space", "the disk is full; nothing was lost", hint="free some space"))
     return unexpected(request, error)
 

@@ -1,6 +1,5 @@
 """`acclimate demo`: a whole round on this machine, every actor with its own keys, over the public HTTP API."""
 
-import errno
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from acclimate.cli.options import need
+from acclimate.files import is_full
 from acclimate_competitions.errors import Refusal
 
 
@@ -63,7 +63,7 @@ def demo(
         if json_file is not None:
             json_file.write_text(json.dumps(result.document, indent=1, sort_keys=True) + "\n", "utf-8")
     except OSError as error:
-        code = "no_space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "file_unreadable"
+        code = "no_space" if is_full(error) else "file_unreadable"
         hint = "mend that and run the same command again: it goes on where it stopped"
         raise Refusal(code, f"{error.filename or data}: {error.strerror}", hint=hint) from error
     show(result, Console(highlight=False))
