@@ -120,6 +120,7 @@ def test_the_auditor_of_a_round_with_witnesses_finds_no_gap_in_history_and_time(
 
 def test_without_its_witnesses_nothing_is_acknowledged_and_nothing_released(stage: Stage) -> None:
     round_id, clock = stage.staged.round, stage.running.clock
+    names = [witness.verifier.name for witness in stage.witnesses]
     stage.cosigned()
     stage.stop(0, 1, 2)
     # What they cosigned before they went is enough to acknowledge on.
@@ -134,13 +135,20 @@ def test_without_its_witnesses_nothing_is_acknowledged_and_nothing_released(stag
     client, own = stage.person(CUSTODIANS[0])
     refusal = stage.refuses("too_early", lambda: custodian.release(client, own, round_id, now=datetime.now(UTC)))
     assert "no RoundClosed" in refusal.sentence
+    # It is said why the server's page says otherwise, and who is missing.
+    sizes = [text.split("\n")[1] for text in (client.checkpoint(cosigned=True, round_id=round_id), client.checkpoint())]
+    assert sizes[0] != sizes[1] and f"{sizes[0]} of the {sizes[1]} log entries" in refusal.sentence
+    assert all(name in refusal.sentence.rpartition("not yet the newest")[2] for name in names)
+    assert "operator" in refusal.hint
     assert [c.status for c in custodian.inspect(custodian.Online(client), own, round_id, now=datetime.now(UTC))][
         -1
     ] == "NOT YET"
     # One witness comes back: still not enough. With the second it goes on.
     stage.start(0)
     until(lambda: stage.witnesses[0].size("acclimate.localhost/log") == int(client.checkpoint().split("\n")[1]))
-    stage.refuses("too_early", lambda: custodian.release(client, own, round_id, now=datetime.now(UTC)))
+    refusal = stage.refuses("too_early", lambda: custodian.release(client, own, round_id, now=datetime.now(UTC)))
+    missing = refusal.sentence.rpartition("not yet the newest")[2]
+    assert names[0] not in missing and names[1] in missing and names[2] in missing
     stage.start(2)
     stage.cosigned()
     assert custodian.release(client, own, round_id, now=datetime.now(UTC)).share == 1

@@ -17,7 +17,7 @@ from acclimate import keys as key_files
 from acclimate.client import folder as files
 from acclimate.client.connection import Client, Progress
 from acclimate.client.entrant import definition_of
-from acclimate.client.evidence import History, Online, read_history, require_kept_log, require_quorum
+from acclimate.client.evidence import History, Online, behind, read_history, require_kept_log, require_quorum
 from acclimate.keys import Keys
 from acclimate_competitions import digests, records, rounds
 from acclimate_competitions.errors import Refusal
@@ -113,6 +113,12 @@ def evidence(
     Raises:
         Refusal: role_missing, log_inconsistent, phase_wrong, …
     """
+    return _seen(client, keys, round_id, holding=holding, progress=progress)[0]
+
+
+def _seen(
+    client: Client, keys: Keys, round_id: str, *, holding: str = "", progress: Progress | None = None
+) -> tuple[Round, History]:
     # 1
     defined, competition = definition_of(client, round_id)
     named = defined.fields.get("auditor")
@@ -130,7 +136,7 @@ def evidence(
     # 3
     _keep_growth(keys, defined, history)
     # 4
-    return rounds.fold(history.numbered, competition)
+    return rounds.fold(history.numbered, competition), history
 
 
 def _keep_growth(keys: Keys, defined: Record, history: History) -> None:
@@ -152,7 +158,7 @@ def draw(client: Client, keys: Keys, round_id: str, *, progress: Progress | None
     Raises:
         Refusal: phase_wrong, guard_failed where the round asks for no re-runs, file_unreadable where the secret is lost, …
     """
-    state = evidence(client, keys, round_id, progress=progress)
+    state, history = _seen(client, keys, round_id, progress=progress)
     assert state.auditor is not None
     if state.drawn is not None:
         return state
@@ -163,10 +169,12 @@ def draw(client: Client, keys: Keys, round_id: str, *, progress: Progress | None
             hint="the auditor of such a round reports on its bundle: acclimate audit report",
         )
     if state.phase is not Phase.PREPARED:
+        late = behind(Online(client), state.defined, history)
         raise Refusal(
             "phase_wrong",
-            f"round {state.id} is {state.phase}; the draw comes once it is prepared, before the first share",
-            hint=f"acclimate status {state.id} --watch; the secret stays here until then",
+            f"round {state.id} is {state.phase}; the draw comes once it is prepared, before the first share"
+            + (f"; {late}" if late else ""),
+            hint=f"acclimate status {state.id} --keys {keys.folder} --watch; the secret stays here until then",
         )
     fields = {"secret": secret_of(keys, state.auditor["draw"])}
     client.post(state.id, "draw", records.sign("AuditDrawn", state.id, fields, key=keys.ed25519))
@@ -180,7 +188,8 @@ def status(client: Client, keys: Keys, round_id: str, *, progress: Progress | No
         {round, phase, due, drawn, missing, jobs: [{submission, entrant, task, seed, agrees (null: no outcome), reason}], reports};
         missing says in words what stands between the audit and the release.
     """
-    state = evidence(client, keys, round_id, progress=progress)
+    state, history = _seen(client, keys, round_id, progress=progress)
+    late = behind(Online(client), state.defined, history) if state.finished is None else ""
     entrants = {entry.submission: entry.entrant for entry in state.entries}
     jobs = []
     for key in state.drawn or ():
@@ -195,7 +204,7 @@ def status(client: Client, keys: Keys, round_id: str, *, progress: Progress | No
         "drawn": state.drawn is not None,
         "missing": rounds.audits_missing(state)
         if state.finished is not None
-        else "the preparations have not finished yet",
+        else "the preparations have not finished yet" + (f", by what is cosigned; {late}" if late else ""),
         "jobs": jobs,
         "reports": len(state.reports),
     }
@@ -237,7 +246,7 @@ def report(
         raise Refusal(
             "phase_wrong",
             f"round {state.id} is {state.phase}; the auditor reports once the ranking is published",
-            hint=f"acclimate status {state.id} --watch",
+            hint=f"acclimate status {state.id} --keys {keys.folder} --watch",
         )
     try:
         with bundles.opened(bundle) as found:

@@ -37,6 +37,10 @@ WAITS = frozenset({*AWAITED, "audits"})
 _CONTRADICTIONS = frozenset(
     "log_inconsistent seal_mismatch share_false proof_invalid signature_invalid record_invalid not_canonical guard_failed".split()
 )
+_LATE = "a witness is late or down: repeat it in some minutes; if it stays so, tell the server's operator which one"
+_COMES = {
+    "HoldoutSealed": "the organizer has not sealed the holdout yet, or the log is not cosigned yet: wait for the organizer's mail, and repeat it"
+}
 _ALARM = "don't release: keep the key folder as it is, and phone the other custodians and the organizer"
 
 
@@ -66,6 +70,9 @@ class Source(Protocol):
     def checkpoint(self, defined: Record) -> str:
         """The newest checkpoint, with the cosignatures of the quorum that the round asks for; unverified."""
 
+    def newest(self) -> str | None:
+        """The newest checkpoint, whoever cosigned it; unverified. None where the source has no other."""
+
     def entries(self, size: int) -> Iterator[bytes]:
         """The first entries of the log, so many of them."""
 
@@ -94,6 +101,10 @@ class Online:
         if defined["quorum"] == 0:
             return self.client.checkpoint()
         return self.client.checkpoint(cosigned=True, round_id=defined.round)
+
+    def newest(self) -> str | None:
+        """See Source."""
+        return self.client.checkpoint()
 
     def entries(self, size: int) -> Iterator[bytes]:
         """See Source."""
@@ -161,12 +172,36 @@ def read_history(source: Source, defined: Record, *, holding: str = "") -> Histo
             return history
         if time.monotonic() > until:
             seen = f"the newest checkpoint{' that the quorum cosigned' if defined['quorum'] else ''}"
+            late = behind(source, defined, history)
             raise Refusal(
                 "phase_wrong",
-                f"{seen} has {len(history.hashes)} entries, and no {holding} of {defined.round} yet",
-                hint=f"acclimate status {defined.round}",
+                f"{seen} has {len(history.hashes)} entries, and no {holding} of {defined.round} yet" + _also(late),
+                hint=_LATE if late else _COMES.get(holding, f"acclimate status {defined.round} --keys DIR shows when"),
             )
         time.sleep(0.2)
+
+
+def behind(source: Source, defined: Record, history: History) -> str:
+    """What the server shows beyond the history that the round's quorum has seen, in words; empty where that is all.
+
+    It explains why the round stands further back here than on the server's own pages. Nothing in it is verified, and nothing is decided by it.
+    """
+    note = source.newest() if defined["quorum"] else None
+    if note is None or (size := _size(note)) <= len(history.hashes):
+        return ""
+    quorum = Quorum.of(defined.fields)
+    at = quorum.at(history.chain.open(history.note, quorum.witnesses))
+    signed = {(signature.name, signature.key_id) for signature in log.parse_note(note).signatures}
+    late = [witness.name for witness in quorum.witnesses if (witness.name, witness.key_id) not in signed]
+    when = f", {format_time(at)} or later" if at is not None else ""
+    return (
+        f"{quorum.needed} of {len(quorum.witnesses)} witnesses must have seen a record, and they have seen {len(history.hashes)} of the"
+        f" {size} log entries that the server shows{when}; not yet the newest: {', '.join(late) or 'none of them'}"
+    )
+
+
+def _also(late: str) -> str:
+    return f"; {late}" if late else ""
 
 
 def _size(note: str) -> int:
@@ -292,7 +327,7 @@ def examine(source: Source, keys: Keys, pin: Pin, *, now: datetime) -> Iterator[
         cosigned = require_quorum(history, defined)
     yield _witnessed(defined, cosigned), state
     # 6, 7, 8
-    for check in _included(history, state, pin):
+    for check in _included(source, history, state, pin):
         yield check, state
     # 9
     with checking("clock"):
@@ -374,15 +409,16 @@ def _witnessed(defined: Record, signed: log.SignedCheckpoint) -> Check:
     return Check("witnesses", "ok", f"{names} saw the same history, {format_time(at)} or later")
 
 
-def _included(history: History, state: Round, pin: Pin) -> Iterator[Check]:
+def _included(source: Source, history: History, state: Round, pin: Pin) -> Iterator[Check]:
     at = {record.type: (index, record) for index, record in history.numbered}
     for kind in AWAITED:
         with checking(kind):
             if kind not in at:
+                late = behind(source, state.defined, history)
                 raise Refusal(
                     "too_early",
-                    f"the log has no {kind} of {pin.round} yet; the round is {state.phase}",
-                    hint=f"acclimate status {pin.round} --keys DIR --watch shows when it has",
+                    f"the log has no {kind} of {pin.round} yet; the round is {state.phase}" + _also(late),
+                    hint=_LATE if late else f"acclimate status {pin.round} --keys DIR --watch shows when it has",
                 )
         index, record = at[kind]
         yield Check(kind, "ok", f"log entry {index}, {format_time(record.at)}, count {record['count']}")

@@ -70,6 +70,10 @@ class Mailed:
         """See Source."""
         return self.note
 
+    def newest(self) -> str | None:
+        """See Source."""
+        return None
+
     def entries(self, size: int) -> Iterator[bytes]:
         """See Source."""
         return iter(self.lines[:size])

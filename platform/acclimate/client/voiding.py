@@ -37,6 +37,10 @@ class Newest:
         """The newest checkpoint; unverified."""
         return self.online.client.checkpoint()
 
+    def newest(self) -> str | None:
+        """See Source."""
+        return self.online.newest()
+
     def entries(self, size: int) -> Iterator[bytes]:
         """See Source."""
         return self.online.entries(size)
