@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from acclimate_competitions import compute, digests, parsing
+from acclimate_competitions import compute, digests, parsing, reading
 from acclimate_competitions.compute import Compute
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.fields import NAME, NAME_MEANING, Document, Table, flat, out_of_bounds, rfc3339
@@ -245,15 +245,8 @@ def load(path: Path) -> Competition:
         Refusal: file_unreadable, definition_invalid.
     """
     file = path / "competition.toml" if path.is_dir() else path
-    try:
-        raw = file.read_bytes()
-    except OSError as error:
-        raise Refusal(
-            "file_unreadable",
-            f"{file}: {error.strerror or error}",
-            hint="name a competition's folder, or its competition.toml",
-        ) from error
-    return parse(raw)
+    hint = "name a competition's folder, or its competition.toml"
+    return parse(reading.read(file, reading.LONGEST_DOCUMENT, hint=hint))
 
 
 def shipped(slug: str) -> Path:

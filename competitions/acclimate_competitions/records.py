@@ -73,6 +73,7 @@ ROUNDLESS = frozenset({"RoundDefined", "LogKeyRotated"})
 ID_DIGITS = 32
 """RoundDefined's id_digits, and so many digits its round's id has: two contents of one id can't be found (decision 0013)."""
 _OLDER_ID_DIGITS = 12
+_ROUND_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}-[a-z0-9][a-z0-9.-]{0,31}-[0-9a-f]{12,32}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 _UNSIGNED = ("at", "sig", "approvals")
 LONGEST_REASON = 2000
@@ -275,6 +276,11 @@ def round_id_of(fields: Mapping[str, Any]) -> str:
     """
     count = ID_DIGITS if "id_digits" in fields else _OLDER_ID_DIGITS
     return f"{fields['competition']}-{fields['name']}-{digests.of_json(dict(fields)).removeprefix('sha256:')[:count]}"
+
+
+def is_round_id(value: object) -> bool:
+    """Whether a value that somebody gave can be a round's id."""
+    return isinstance(value, str) and _ROUND_ID.fullmatch(value) is not None
 
 
 def parse(data: bytes) -> Record:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from acclimate_competitions import digests
+from acclimate_competitions import digests, reading
 from acclimate_competitions.errors import Refusal
 
 BLOCK = 1 << 20
@@ -48,7 +48,7 @@ def measure(path: Path, *, progress: Callable[[int, int], None] = lambda done, t
     """
     try:
         ring, done = Ring(BLOCK), 0
-        with Tally() as tally, path.open("rb", buffering=0) as stream:
+        with Tally() as tally, reading.regular(path).open("rb", buffering=0) as stream:
             total = path.stat().st_size
             while size := stream.readinto(ring.current):
                 tally.feed(memoryview(ring.current)[:size])

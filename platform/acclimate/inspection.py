@@ -15,7 +15,7 @@ from typing import Any
 
 from acclimate import sealing
 from acclimate.blocks import BLOCK, Measured, bad_blocks, measure
-from acclimate_competitions import digests, records
+from acclimate_competitions import digests, reading, records
 from acclimate_competitions.errors import Refusal
 
 _SHOWN = 20  # bad blocks that are named
@@ -106,12 +106,7 @@ def from_file(path: Path) -> list[Known]:
     Raises:
         Refusal: file_unreadable, record_invalid.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise Refusal(
-            "file_unreadable", f"{path}: {error.strerror or error}", hint="name the file with the record"
-        ) from error
+    data = reading.read(path, reading.LONGEST_DOCUMENT, hint="name the file with the record")
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -24,18 +24,31 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from acclimate.notes import ED25519, Note, Opened, Signer, Verifier, open_note, parse_note, parse_vkey, sign_note
+from acclimate.notes import (
+    ED25519,
+    LARGEST_NOTE,
+    Note,
+    Opened,
+    Signer,
+    Verifier,
+    open_note,
+    parse_note,
+    parse_vkey,
+    sign_note,
+)
 from acclimate_competitions import digests, records
 from acclimate_competitions.digests import leaf_hash, node_hash
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record
 
 __all__ = [
-    "Checkpoint", "Note", "Opened", "Receipt", "SignedCheckpoint", "Signer", "Tree", "Verifier", "checkpoint", "consistency_proof",
+    "LONGEST_RECEIPT", "Checkpoint", "Note", "Opened", "Receipt", "SignedCheckpoint", "Signer", "Tree", "Verifier", "checkpoint", "consistency_proof",
     "inclusion_proof", "leaf_hash", "open_checkpoint", "open_note", "parse_checkpoint", "parse_note", "parse_vkey", "root", "sign_checkpoint",
     "sign_note", "verify_consistency", "verify_inclusion",
 ]  # fmt: skip
 
+LONGEST_RECEIPT = 2 * records.MAX_BYTES + LARGEST_NOTE
+"""Bytes of the longest receipt, and some more: an entry in base64, a proof, a note."""
 _PROOF_HEADER = "c2sp.org/tlog-proof@v1"
 _LARGEST = 2**63 - 1
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")

@@ -22,6 +22,7 @@ from acclimate.client import folder as files
 from acclimate.client import hand_overs
 from acclimate.client.connection import Client
 from acclimate.rotation import Chain
+from acclimate_competitions import reading
 from acclimate_competitions.errors import Refusal
 
 ENTRIES, CHECKPOINT, CHECKPOINTS, KEY, FORKS = "entries.jsonl", "checkpoint", "checkpoints", "log.vkey", "forks"
@@ -335,12 +336,7 @@ def _lines(path: Path) -> Iterable[bytes]:
 
 
 def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except OSError as error:
-        raise files.failed(path, error) from error
-    except UnicodeDecodeError as error:
-        raise Refusal("file_unreadable", f"{path} is not UTF-8") from error
+    return reading.text(path, notes.LARGEST_NOTE)
 
 
 def _write(path: Path, text: str) -> None:

@@ -326,7 +326,7 @@ def test_a_file_that_is_no_receipt_is_read_only_so_far(tmp_path: Path) -> None:
         stream.truncate(1 << 34)
     with pytest.raises(Refusal) as caught:
         receipts.read(path)
-    assert caught.value.code == "proof_invalid"
+    assert caught.value.code == "file_unreadable"
     # Of many in a folder it says which one.
     assert str(path) in caught.value.sentence and "*.tlog-proof" in caught.value.hint
 

@@ -10,6 +10,7 @@ import typer
 
 from acclimate.cli.options import AsJson, ReaderKeys, Server, named, reader
 from acclimate.cli.output import bar, emit
+from acclimate_competitions import reading
 from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from acclimate.inspection import Known
     from acclimate.verify.files import Bundle
 
+_FILE = "name the ciphertext, holdout.sealed, or the bundle that holds it"
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at sealed holdouts, without any key.")
 
 
@@ -61,12 +63,6 @@ def inspect(
 
     if bundle is not None and record is not None:
         raise typer.BadParameter("give one of --bundle and --record")
-    if not file.exists():
-        raise Refusal(
-            "file_unreadable",
-            f"{file}: there is no such file",
-            hint="name the ciphertext, holdout.sealed, or the bundle that holds it",
-        )
     with ExitStack() as stack:
         ciphertext = file
         if _is_bundle(file):
@@ -114,7 +110,7 @@ def inspect(
 def _is_bundle(path: Path) -> bool:
     if path.is_dir():
         return True
-    with path.open("rb") as stream:
+    with reading.regular(path, hint=_FILE).open("rb") as stream:
         return stream.read(4) == b"PK\x03\x04" and zipfile.is_zipfile(path)
 
 

@@ -22,6 +22,7 @@ from acclimate_competitions import reading, records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record, format_time
 
+_SAVED = "a receipt is a file *.tlog-proof, as `acclimate submit` keeps them in the key folder's receipts/"
 _KEEP = "keep both: together they prove that the log was changed, or shown differently to different people"
 
 
@@ -53,8 +54,7 @@ def read(path: Path) -> Receipt:
         raise Refusal(
             refusal.code,
             f"{path}: {refusal.sentence}",
-            hint=refusal.hint
-            or "a receipt is a file *.tlog-proof, as `acclimate submit` keeps them in the key folder's receipts/",
+            hint=refusal.hint or _SAVED,
         ) from refusal
 
 
@@ -264,7 +264,7 @@ def chain_of(key: str | None, *, bundle: Bundle | None, client: Client | None) -
 
 
 def _bytes(path: Path) -> bytes:
-    return reading.read(path, LONGEST_RECEIPT, hint="name the file that was saved: a receipt, or a checkpoint")
+    return reading.read(path, LONGEST_RECEIPT, hint=_SAVED)
 
 
 def _not_signed(receipt: Receipt, key: Verifier) -> Refusal:

@@ -28,13 +28,16 @@ from acclimate.client.connection import Client, Progress
 from acclimate.client.entrant import check_definition
 from acclimate.verify import files as bundles
 from acclimate.verify.report import Failed
-from acclimate_competitions import digests, records, rounds
+from acclimate_competitions import digests, reading, records, rounds
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record
 
 REQUEST, ANSWER = "ReleaseRequest", "ReleaseAnswer"
+_SLACK = 1 << 26
+"""Bytes that a request may unpack to, beside a hundred times its own: a small one that claims to hold a gigabyte is none."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+_AN_ANSWER = "it is the file that `acclimate custodian release --request FILE --out ANSWER` writes"
 _MAKE = "ask whoever mailed it to make it anew: acclimate round request ROUND --out FILE"
 
 
@@ -143,10 +146,7 @@ def read(path: Path) -> Mailed:
     Raises:
         Refusal: file_unreadable.
     """
-    if not path.is_file():
-        raise Refusal(
-            "file_unreadable", f"{path}: there is no such file", hint="save the mail's attachment, and name it"
-        )
+    reading.regular(path, hint="save the mail's attachment, and name it")
     if not zipfile.is_zipfile(path):
         raise Refusal(
             "file_unreadable",
@@ -154,10 +154,14 @@ def read(path: Path) -> Mailed:
             hint="save the mail's attachment, not the mail; else " + _MAKE,
         )
     try:
-        with bundles.opened(path) as found:
+        with bundles.opened(path, slack=_SLACK) as found:
             about = found.json("request.json")
-            if not isinstance(about, dict) or about.get("type") != REQUEST or not isinstance(about.get("round"), str):
-                raise Failed("request.json", f"it does not say {REQUEST!r}")
+            if not isinstance(about, dict) or set(about) != {"v", "type", "round"} or about["type"] != REQUEST:
+                raise Failed("request.json", f"it does not say {REQUEST!r}, and of which round")
+            if type(about["v"]) is not int or about["v"] != 1:
+                raise Failed("request.json", f"it is of version {about['v']!r}, this is a client of version 1")
+            if not records.is_round_id(about["round"]):
+                raise Failed("request.json", f"{str(about['round'])[:80]!r} is no round's id")
             envelopes = found.json("envelopes.json") if "envelopes.json" in found else None
             if envelopes is not None and not (isinstance(envelopes, list) and all(map(_is_envelope, envelopes))):
                 raise Failed("envelopes.json", "it must be a list of envelopes")
@@ -206,17 +210,20 @@ def read_answer(path: Path) -> Answer:
     Raises:
         Refusal: file_unreadable.
     """
+    found = reading.text(path, reading.LONGEST_DOCUMENT, hint=_AN_ANSWER)
     try:
-        value = json.loads(path.read_text("utf-8"))
-        if set(value) != {"v", "type", "round", "record", "document"} or (value["v"], value["type"]) != (1, ANSWER):
+        value = json.loads(found)
+        if set(value) != {"v", "type", "round", "record", "document"} or value["type"] != ANSWER:
+            raise ValueError
+        if type(value["v"]) is not int or value["v"] != 1:
             raise ValueError
         document = base64.b64decode(value["document"], validate=True)
-        return Answer(str(value["round"]), int(value["record"]["fields"]["index"]), value["record"], document)
-    except OSError as error:
-        raise files.failed(path, error) from error
+        if not records.is_round_id(value["round"]):
+            raise ValueError
+        return Answer(value["round"], int(value["record"]["fields"]["index"]), value["record"], document)
     except (TypeError, ValueError, KeyError, RecursionError, binascii.Error) as error:
         raise Refusal(
             "file_unreadable",
             f"{path} is no answer to a request for a release",
-            hint="it is the file that `acclimate custodian release --request FILE --out ANSWER` writes",
+            hint=_AN_ANSWER,
         ) from error

@@ -145,8 +145,12 @@ def known(bundle: Bundle) -> str:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Bundle]:
+def opened(path: Path, *, slack: int = SLACK) -> Iterator[Bundle]:
     """The bundle at a path: a folder, or a ZIP, copied into a temporary folder for as long as the context lasts.
+
+    Args:
+        path: where it is.
+        slack: bytes that a ZIP may unpack to beside GROWTH times its own.
 
     Raises:
         Failed: there is neither, or the ZIP is damaged or refused.
@@ -154,17 +158,20 @@ def opened(path: Path) -> Iterator[Bundle]:
     if path.is_dir():
         yield Bundle(path)
         return
-    if not path.is_file():
+    if not path.exists():
         raise Failed(path.name, "there is no such file or folder")
+    if not path.is_file():
+        raise Failed(path.name, "it is no regular file, and no folder")
+    bound = slack + GROWTH * path.stat().st_size
     with tempfile.TemporaryDirectory(prefix="acclimate-verify-") as folder:
-        _copy_out(path, Path(folder))
+        _copy_out(path, Path(folder), bound)
         yield Bundle(Path(folder))
 
 
-def _copy_out(path: Path, folder: Path) -> None:
+def _copy_out(path: Path, folder: Path, bound: int) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
-            members = _accepted(archive, bound=SLACK + GROWTH * path.stat().st_size, where=path.name)
+            members = _accepted(archive, bound=bound, where=path.name)
             for name, member in members.items():
                 _copy_member(archive, member, folder / name)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError) as error:
