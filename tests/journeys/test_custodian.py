@@ -436,7 +436,9 @@ def test_where_others_were_faster_the_share_is_not_needed(given: Mail) -> None:
         lines.append(
             records.Record("ShareReleased", given.made.round, at, fields, request["by"], request["sig"]).encode()
         )
-    given.with_entries(lines).refuses("phase_wrong", "yours is not needed")
+    opened = given.with_entries(lines)
+    opened.refuses("phase_wrong", "yours is not needed")
+    assert (opened.last().name, opened.last().status) == ("phase", "NOT NEEDED")
 
 
 # ---- the wrong key, the wrong share --------------------------------------------------------------------------------

@@ -62,9 +62,22 @@ def test_a_custodian_who_registers_before_keygen_is_not_stuck(acclimate: Callabl
     assert ran.json == json.loads((folder / "custodian.json").read_text())
     assert (ran.json["ed25519"], opened.public) == (public, public)
     assert ran.json["age"] == opened.age_recipient
-    # And the key is still never overwritten.
-    assert acclimate(*keygen).code == 1
-    assert keys.load(folder).age_recipient == opened.age_recipient
+    # Typed twice it says what is there, and the key is still never overwritten.
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    again = acclimate(*keygen)
+    assert (again.code, again.json) == (0, ran.json) and "made already" in again.err
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    kept = backup.rename(tmp_path / "unplugged")
+    again = acclimate(*keygen)
+    assert (again.code, again.json, backup.exists()) == (0, ran.json, False) and "plugged in" in again.err
+    # Under another name, with another backup, or with other keys it is another custodian's.
+    without = ("custodian", "keygen", "--keys", folder, "--name")
+    other = acclimate("custodian", "keygen", "--name", "x", "--keys", tmp_path / "x", "--json").json["age"]
+    assert acclimate(*without, "custodian-b", "--json").json["error"]["code"] == "conflict"
+    assert acclimate(*without, "custodian-a", "--backup", other, "--json").json["error"]["code"] == "conflict"
+    assert acclimate(*without, "custodian-a", "--backup", keys.recipient_of(keys.load_age_identity(kept))).code == 0
+    (folder / "ed25519.pem").write_bytes((tmp_path / "x" / "ed25519.pem").read_bytes())
+    assert acclimate(*without, "custodian-a", "--json").json["error"]["code"] == "conflict"
 
 
 @pytest.mark.parametrize(("name", "role"), [("custodian-a", "entrant"), ("custodian-b", "custodian")])

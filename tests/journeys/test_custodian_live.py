@@ -218,6 +218,14 @@ def test_a_release_by_mail_needs_no_network_where_the_keys_are(
     assert (code, f"is about {round_id}, asked for was another" in err) == (1, True)
     assert acclimate("custodian", "inspect", "--keys", offline)[0] == 2
 
+    # Without --out it is said how else, where the server can't be reached, and where no account says which it is.
+    for gone in (False, True):
+        if gone:
+            (offline / "account.json").unlink()
+        code, out, err = acclimate("custodian", "release", "--request", bare, "--keys", offline)
+        assert (code, "add --out ANSWER" in err, "released share" in out) == (1, True, False), err
+    assert "ok  " not in err  # nothing was checked for nothing
+
     # The machine with the network has no keys.
     online.mkdir(mode=0o700)
     shutil.copy2(own.folder / "account.json", online)

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from acclimate.cli.output import Progress
+    from acclimate.client import Client
+    from acclimate.client.custodian import Released
     from acclimate.client.evidence import Check, Source
     from acclimate.client.requests import Answer
     from acclimate.keys import Keys
 
+_ELSEWHERE = "add --out ANSWER, and send that file from a computer that has account and network: acclimate custodian send ANSWER --keys DIR"
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Hold a share of a seal's key.")
 
 Identity = Annotated[
@@ -69,6 +72,11 @@ def keygen(
 
     if backup is not None and make_backup is not None:
         raise typer.BadParameter("give --backup or --make-backup, not both")
+    document = _made(name, keys, backup=backup, make_backup=make_backup)
+    if document is not None:
+        say(f"your key is made already, and nothing was changed; send {keys / DOCUMENT_FILE} to the organizer")
+        emit(document, as_json=as_json, text=[f"{label} {value or 'none'}" for label, value in document.items()])
+        return
     finishing = _finish(name, keys)
     _require_new(keys)
     if make_backup is not None:
@@ -84,10 +92,11 @@ def keygen(
     document = {"name": name, "age": made.age_recipient, "ed25519": made.public, "backup": backup}
     folder.write_json(keys / DOCUMENT_FILE, document)
     say(f"send {keys / DOCUMENT_FILE} to the organizer; the other files in {keys} are secret")
-    say(
-        "next: get a custodian's invitation from the server's operator, then: acclimate register --role custodian"
-        f" --name {name} --invitation CODE --server URL --keys {keys}"
-    )
+    if not (keys / folder.ACCOUNT_FILE).exists():
+        say(
+            "next: get a custodian's invitation from the server's operator, then: acclimate register --role custodian"
+            f" --name {name} --invitation CODE --server URL --keys {keys}"
+        )
     emit(document, as_json=as_json, text=[f"{label} {value or 'none'}" for label, value in document.items()])
 
 
@@ -146,6 +155,8 @@ def release(
 
     opened = _opened(keys, identity)
     kept = _kept(out)
+    if request is not None and out is None:
+        _require_account(keys)
     with _evidence(keys, round_id, request) as (source, name):
         try:
             made, checks = actors.answer(source, opened, name, now=clock(), show=lambda check: say(_line(check)))
@@ -165,7 +176,7 @@ def release(
             emit({**value, "file": str(out)}, as_json=as_json, text=text)
             return
         with load_account(keys).connect() as client:
-            done = actors.send(client, made)
+            done = _sent(client, made)
     text = f"released share {done.share} of {done.round}: log entry {done.index}"
     emit({**value, "entry": done.index}, as_json=as_json, text=text)
 
@@ -197,7 +208,7 @@ def send(
 def inspect(keys: KeysFolder, round_id: OfRound = None, request: Request = None, as_json: AsJson = False) -> None:
     """Show what `release` would check, as it stands now.
 
-    Nothing is decrypted or sent. NOT YET: the round goes on, and there is nothing to do. Exits 1 unless a release would go through.
+    Nothing is decrypted or sent. NOT YET: the round goes on, and there is nothing to do. NOT NEEDED: others have opened it, or it was voided. Exits 1 unless a release would go through.
 
     Example: acclimate custodian inspect digits-2027-1 --keys ./custodian-a
     """
@@ -207,8 +218,9 @@ def inspect(keys: KeysFolder, round_id: OfRound = None, request: Request = None,
     with _evidence(keys, round_id, request) as (source, name):
         found = actors.inspect(source, opened, name, now=clock())
     emit({"checks": _documents(found)}, as_json=as_json, text=[_line(check) for check in found])
-    if any(check.status in ("FAILED", "NOT YET") for check in found):
+    if any(check.status in ("FAILED", "NOT YET", "NOT NEEDED") for check in found):
         raise typer.Exit(1)
+    say("nothing stands against it: acclimate custodian release does it")
 
 
 @app.command("approve-void")
@@ -301,6 +313,35 @@ def _reading() -> "AbstractContextManager[Progress]":
     return bar("reading the log", unit="entries")
 
 
+def _sent(client: "Client", made: "Answer") -> "Released":
+    from acclimate import client as actors
+
+    try:
+        return actors.send(client, made)
+    except Refusal as refusal:
+        if refusal.code != "server_unreachable":
+            raise
+        raise Refusal(
+            refusal.code, f"{refusal.sentence}; nothing was sent", hint=f"no network here? {_ELSEWHERE}"
+        ) from refusal
+
+
+def _require_account(keys: Path) -> None:
+    """Refuse, before anything is read, to send a release from where nothing says to which server.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    from acclimate.client.folder import ACCOUNT_FILE
+
+    if not (keys / ACCOUNT_FILE).exists():
+        raise Refusal(
+            "file_unreadable",
+            f"{keys / ACCOUNT_FILE} does not exist: there is no account to send from",
+            hint=_ELSEWHERE,
+        )
+
+
 def _kept(out: Path | None) -> "Answer | None":
     """The answer that a file holds already: the same command may be typed twice.
 
@@ -325,6 +366,42 @@ def _holds_another(out: Path, kept: "Answer") -> Refusal:
         f"{out} holds the release of share {kept.share} of {kept.round} already, and another one than this; nothing is overwritten",
         hint=f"send it: acclimate custodian send {out} --keys DIR; or name another file",
     )
+
+
+def _made(name: str, keys: Path, *, backup: str | None, make_backup: Path | None) -> dict[str, str | None] | None:
+    """The custodian.json of a folder whose keys are made already, for who types the same line twice; None where there is none.
+
+    Raises:
+        Refusal: conflict, where it is another custodian's, of other keys, or with another backup than is asked for; file_unreadable, key_refused.
+    """
+    from acclimate import keys as key_files
+    from acclimate.client import folder
+
+    path = keys / folder.DOCUMENT_FILE
+    if not path.exists() or not (keys / key_files.AGE_FILE).exists():
+        return None
+    found, opened = folder.read_json(path), key_files.load(keys)
+    own = {"name": name, "age": opened.age_recipient, "ed25519": opened.public}
+    have = {key: found.get(key) for key in own} if isinstance(found, dict) else {}
+    if have != own:
+        raise Refusal(
+            "conflict",
+            f"{path} says {have}, asked for was {own}",
+            hint="a key is never overwritten: use it under its name, or name another folder",
+        )
+    kept: str | None = found.get("backup")
+    if make_backup is not None and make_backup.exists():
+        backup = key_files.recipient_of(key_files.load_age_identity(make_backup))
+    elif make_backup is not None and kept is not None:
+        say(f"note: {make_backup} is not there; the backup was made already, is its stick plugged in?")
+        backup = kept
+    if (make_backup is not None or backup is not None) and backup != kept:
+        raise Refusal(
+            "conflict",
+            f"{path} has the backup {kept or 'none'}, asked for was {backup or make_backup}",
+            hint=f"to change it, before you send {path}: remove that file and repeat the line",
+        )
+    return {**own, "backup": kept}
 
 
 def _finish(name: str, keys: Path) -> bool:

@@ -16,7 +16,7 @@ from acclimate import custody
 from acclimate.client import evidence
 from acclimate.client import folder as files
 from acclimate.client.connection import Client, Progress
-from acclimate.client.evidence import Check, Failed, Online, Source
+from acclimate.client.evidence import Check, Failed, Online, Source, Status
 from acclimate.client.folder import DOCUMENT_FILE
 from acclimate.client.pins import Pin, keep, kept_envelope, pinned, require_same_seal
 from acclimate.client.requests import Answer
@@ -206,7 +206,9 @@ def inspect(source: Source, keys: Keys, round_id: str, *, now: datetime) -> list
         if code in _UNANSWERED:
             raise failed.refusal from failed
         waits = code == "quorum_missing" or (failed.name in evidence.WAITS and code == "too_early")
-        result.append(Check(failed.name, "NOT YET" if waits else "FAILED", failed.refusal.sentence))
+        over = failed.name == "phase" and code == "phase_wrong"
+        status: Status = "NOT YET" if waits else "NOT NEEDED" if over else "FAILED"
+        result.append(Check(failed.name, status, failed.refusal.sentence))
     return result
 
 
