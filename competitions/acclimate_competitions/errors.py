@@ -150,6 +150,10 @@ class Refusal(Exception):
         """HTTP status of the API's answer."""
         return CODES[self.code].status
 
+    def of(self, what: str, *, hint: str = "") -> "Refusal":
+        """The same refusal, saying first what it is of; with a hint, where it has none of its own."""
+        return Refusal(self.code, f"{what}: {self.sentence}", hint=self.hint or hint, problems=self.problems)
+
     def document(self) -> dict[str, object]:
         """The refusal as JSON-ready data: {code, sentence, hint, problems}."""
         return {

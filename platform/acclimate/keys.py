@@ -243,7 +243,11 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise _failed(path, error) from error
     if len(data) > _LARGEST_FILE:
-        raise Refusal("key_refused", f"{path} is too long to be a key file")
+        raise Refusal(
+            "key_refused",
+            f"{path} is too long to be a key file",
+            hint="name the file that `acclimate … keygen` or age-keygen made",
+        )
     return data
 
 

@@ -26,6 +26,7 @@ from acclimate_competitions import reading
 from acclimate_competitions.errors import Refusal
 
 ENTRIES, CHECKPOINT, CHECKPOINTS, KEY, FORKS = "entries.jsonl", "checkpoint", "checkpoints", "log.vkey", "forks"
+_AGAIN = "keep its checkpoint; mirror the log again into another folder, and compare"
 Progress = Callable[[int, int], None]
 
 
@@ -262,7 +263,10 @@ def _load(folder: Path, known: log.Verifier) -> Kept:
     if not (folder / CHECKPOINT).exists():
         return kept
     kept.note = _read(folder / CHECKPOINT)
-    size = log.parse_checkpoint(log.parse_note(kept.note).text).size
+    try:
+        size = log.parse_checkpoint(log.parse_note(kept.note).text).size
+    except Refusal as refusal:
+        raise refusal.of(str(folder / CHECKPOINT), hint=_AGAIN) from refusal
     if size > len(kept.tree):
         raise _changed(folder, f"it holds {len(kept.tree)} whole entries, its checkpoint {size}")
     signed = _chain(kept, size).open(kept.note).checkpoint
@@ -347,5 +351,5 @@ def _changed(folder: Path, why: str) -> Refusal:
     return Refusal(
         "log_inconsistent",
         f"{folder} was changed: {why}",
-        hint="keep its checkpoint; mirror the log again into another folder, and compare",
+        hint=_AGAIN,
     )

@@ -18,12 +18,18 @@ from urllib.parse import quote
 import httpx
 
 import acclimate
+from acclimate.log import LONGEST_RECEIPT, parse_note
+from acclimate.notes import LARGEST_NOTE
 from acclimate_competitions import digests, records
 from acclimate_competitions.errors import CODES, Refusal
 from acclimate_competitions.records import Record
 
 CHUNK = 1 << 20
+LARGEST_ANSWER = 1 << 28
+"""Bytes of an answer that is held in memory; a page of the log has at most a quarter of it."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+_OF_THE_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
+_NO_LOG = "no log of Acclimate shows this: check the address, keep the message, and ask the server's operator"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 Json = Any
@@ -135,7 +141,12 @@ class Client:
         """The round's records with their log indices, parsed strictly: all from the log index `start` on, or `limit` of them."""
         page = f"?start={start}" + (f"&limit={limit}" if limit is not None else "")
         answer = self._json("GET", f"{_round(round_id)}/records{page}")
-        return [(int(item["index"]), _record(item["record"])) for item in _list(answer, self.url)]
+        try:
+            return [(int(item["index"]), _record(item["record"])) for item in _list(answer, self.url)]
+        except (KeyError, TypeError, ValueError) as error:
+            raise _odd_answer(self.url) from error
+        except Refusal as refusal:
+            raise refusal.of(f"a record of {round_id} that {self.url} shows", hint=_NO_LOG) from refusal
 
     def stages(self, round_id: str) -> list[dict[str, Any]]:
         """[{kind, entrant, task, seed, protocol, state, attempts, progress, reason, heartbeat}]."""
@@ -221,11 +232,15 @@ class Client:
             round_id: whose witnesses; None: the server's own.
 
         Raises:
-            Refusal: quorum_missing.
+            Refusal: quorum_missing; proof_invalid, where the answer is no note.
         """
         params: dict[str, int | str] = {"cosigned": "true"} if cosigned else {}
         params |= {"round": round_id} if round_id is not None else {}
-        return self._bytes("/v1/log/checkpoint", params=params or None).decode("utf-8")
+        answer = self._bytes("/v1/log/checkpoint", params=params or None, most=LARGEST_NOTE)
+        try:
+            return parse_note(answer).encode()
+        except Refusal as refusal:
+            raise refusal.of(f"the checkpoint that {self.url} shows", hint=_NO_LOG) from refusal
 
     def entries(self, *, start: int, end: int) -> Iterator[bytes]:
         """The log's entries start ≤ index < end, asked for in as many pages as the server makes of them.
@@ -238,14 +253,19 @@ class Client:
             lines = page.removesuffix(b"\n").split(b"\n") if page else []
             if not lines or start + len(lines) > end:
                 raise Refusal(
-                    "entry_unknown", f"the server gave {len(lines)} log entries from {start} on, not up to {end}"
+                    "entry_unknown",
+                    f"{self.url} gave {len(lines)} log entries from {start} on, not up to {end}",
+                    hint=_NO_LOG,
                 )
             yield from lines
             start += len(lines)
 
     def proof(self, index: int) -> str:
         """The receipt of a log entry, as text."""
-        return self._bytes(f"/v1/log/proof/{index}").decode("utf-8")
+        try:
+            return self._bytes(f"/v1/log/proof/{index}", most=LONGEST_RECEIPT).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise _odd_answer(self.url) from error
 
     def consistency(self, first: int, second: int) -> list[bytes]:
         """The proof that the log of `first` entries is the beginning of that of `second`.
@@ -276,16 +296,38 @@ class Client:
 
     def _json(self, method: str, path: str, *, body: Json = None, repeatable: bool = True) -> Json:
         def send() -> httpx.Response:
-            return self._http.request(method, path, json=body)
+            return self._ask(method, path, json=body)
 
         response = self._repeat(send, repeatable=repeatable)
         try:
             return response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _odd_answer(self.url) from error
 
-    def _bytes(self, path: str, *, params: Mapping[str, int | str] | None = None) -> bytes:
-        return self._repeat(lambda: self._http.get(path, params=params)).content
+    def _bytes(self, path: str, *, params: Mapping[str, int | str] | None = None, most: int = LARGEST_ANSWER) -> bytes:
+        return self._repeat(lambda: self._ask("GET", path, most=most, params=params)).content
+
+    def _ask(self, method: str, path: str, *, most: int = LARGEST_ANSWER, **request: Any) -> httpx.Response:
+        """The answer, read to its end or to `most` bytes, whichever comes first: no server fills this machine's memory."""
+        with self._http.stream(method, path, **request) as response:
+            return self._read(response, most)
+
+    def _read(self, response: httpx.Response, most: int) -> httpx.Response:
+        held = bytearray()
+        try:
+            for chunk in response.iter_bytes(CHUNK):
+                held += chunk
+                if len(held) > most:
+                    raise Refusal(
+                        "server_unreachable",
+                        f"{self.url} answers {response.request.url.path} with more than {most} bytes",
+                        hint="no Acclimate server sends so much: check the address, and ask its operator",
+                    )
+        except httpx.DecodingError as error:
+            raise _odd_answer(self.url) from error
+        # What is held is decoded already.
+        headers = [pair for pair in response.headers.multi_items() if pair[0].lower() not in _OF_THE_TRANSFER]
+        return httpx.Response(response.status_code, headers=headers, content=bytes(held), request=response.request)
 
     def _upload(self, path: str, file: Path, progress: Progress | None) -> None:
         try:
@@ -305,7 +347,7 @@ class Client:
         def send() -> httpx.Response:
             headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
             try:
-                return self._http.put(path, content=pieces(), headers=headers)
+                return self._ask("PUT", path, content=pieces(), headers=headers)
             except httpx.LocalProtocolError as error:
                 raise Refusal("upload_mismatch", f"{file} changed while it was sent", hint="send it again") from error
 
@@ -317,8 +359,7 @@ class Client:
         def send() -> httpx.Response:
             with self._http.stream("GET", path) as response:
                 if response.status_code != 200:
-                    response.read()
-                    return response
+                    return self._read(response, LARGEST_NOTE)
                 size = int(response.headers.get("Content-Length", 0))
                 with part.open("wb") as stream:
                     for chunk in response.iter_bytes(CHUNK):
@@ -400,7 +441,7 @@ def _odd_answer(url: str) -> Refusal:
 def _refusal(response: httpx.Response) -> Refusal:
     """The refusal that a problem document (RFC 9457) carries; where there is none, one made from the status alone."""
     problem: Json = None
-    with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):
+    with contextlib.suppress(ValueError, RecursionError):
         problem = json.loads(response.content)
     if not isinstance(problem, dict):
         problem = {}

@@ -23,6 +23,7 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record, format_time
 
 _SAVED = "a receipt is a file *.tlog-proof, as `acclimate submit` keeps them in the key folder's receipts/"
+_A_BUNDLE = "name a published round's bundle (acclimate round bundle ROUND --out FILE), or a mirror's folder"
 _KEEP = "keep both: together they prove that the log was changed, or shown differently to different people"
 
 
@@ -51,11 +52,7 @@ def read(path: Path) -> Receipt:
     try:
         return Receipt.parse(data)
     except Refusal as refusal:
-        raise Refusal(
-            refusal.code,
-            f"{path}: {refusal.sentence}",
-            hint=refusal.hint or _SAVED,
-        ) from refusal
+        raise refusal.of(str(path), hint=_SAVED) from refusal
 
 
 def read_checkpoint(path: Path) -> str:
@@ -65,9 +62,14 @@ def read_checkpoint(path: Path) -> str:
         Refusal: file_unreadable, proof_invalid.
     """
     data = _bytes(path)
-    if data.startswith(b"c2sp.org/tlog-proof@"):
-        return Receipt.parse(data).checkpoint
-    return log.parse_note(data).encode()
+    try:
+        if data.startswith(b"c2sp.org/tlog-proof@"):
+            return Receipt.parse(data).checkpoint
+        return log.parse_note(data).encode()
+    except Refusal as refusal:
+        raise refusal.of(
+            str(path), hint="name a checkpoint as it was saved, or somebody's receipt, *.tlog-proof"
+        ) from refusal
 
 
 def read_bundle(path: Path) -> Bundle:
@@ -85,9 +87,9 @@ def read_bundle(path: Path) -> Bundle:
                 return Bundle(None, entries, frozenset())
             named = {name: found.digest(name) for name in ("definition.toml", "holdout.sealed")}
     except Failed as failed:
-        raise Refusal("bundle_invalid", str(failed)) from failed
+        raise Refusal("bundle_invalid", f"{path}: {failed}", hint=_A_BUNDLE) from failed
     except (KeyError, TypeError) as error:
-        raise Refusal("bundle_invalid", f"{path}: keys.json names no log") from error
+        raise Refusal("bundle_invalid", f"{path}: keys.json names no log", hint=_A_BUNDLE) from error
     parsed = [records.parse(entry) for entry in entries]
     defined = {r.round for r in parsed if r.type == "RoundDefined" and r["definition"] == named["definition.toml"]}
     sealed = {r.round for r in parsed if r.type == "HoldoutSealed" and r["ciphertext"] == named["holdout.sealed"]}

@@ -63,8 +63,11 @@ class Mailed:
 
     def definition(self, round_id: str) -> tuple[Record, Competition]:
         """See Source."""
-        for data in self.lines:
-            record = records.parse(data)
+        for index, data in enumerate(self.lines):
+            try:
+                record = records.parse(data)
+            except Refusal as refusal:
+                raise refusal.of(f"{self.path}, log entry {index}", hint=_MAKE) from refusal
             if record.type == "RoundDefined" and record.round == round_id:
                 return record, check_definition(record, self.raw, where=str(self.path))
         raise Refusal("log_inconsistent", f"{self.path} has no RoundDefined of {round_id}", hint=_MAKE)
