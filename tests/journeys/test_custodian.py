@@ -511,6 +511,9 @@ class Growing:
         self.read.append(size)
         return iter(self.mail.made.entries[:size])
 
+    def newest(self) -> None:
+        return None
+
     def envelope(self, round_id: str, index: int) -> None:
         return None
 
@@ -523,6 +526,20 @@ def test_the_log_is_read_again_only_where_it_has_grown(given: Mail) -> None:
     assert source.read == [whole - 1, whole] and source.sizes == []
     # A request is written from what was hashed.
     assert history.entries == given.made.entries
+
+
+def test_what_was_just_logged_is_waited_for(given: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = len(given.made.entries)
+    source = Growing(given, whole - 1, whole - 1, whole)
+    defined, _ = source.definition(given.made.round)
+    assert len(evidence.read_history(source, defined, size=whole).entries) == whole
+    assert source.sizes == []
+    monkeypatch.setattr(evidence, "CHECKPOINT_PATIENCE", 0)
+    source = Growing(given, whole - 1, whole - 1)
+    with pytest.raises(Refusal) as caught:
+        evidence.read_history(source, defined, size=whole)
+    assert caught.value.code == "phase_wrong"
+    assert f"has {whole - 1} entries, and not log entry {whole - 1} yet" in caught.value.sentence
 
 
 @pytest.mark.parametrize(

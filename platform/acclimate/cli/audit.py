@@ -72,13 +72,16 @@ def run(round_id: RoundId, keys: KeysFolder, as_json: AsJson = False) -> None:
     from acclimate.client import auditor, reruns
 
     client, opened = connect(keys)
+    size = 0
     with client, named_bar("preparing again") as progress:
         for done in reruns.run(client, opened, round_id, say=say, progress=progress):
+            size = max(size, done["index"] + 1)
             said = "agrees" if done["agrees"] else "DOES NOT AGREE"
             say(
                 f"{said}: {done['entrant']}, {done['task']}, seed {done['seed']}: {done['reason']} (log entry {done['index']})"
             )
-        state = auditor.status(client, opened, round_id)
+        # What was logged just now is in the summary, too.
+        state = auditor.status(client, opened, round_id, size=size)
     emit(state, as_json=as_json, text=_lines(state))
     if state["missing"]:
         raise typer.Exit(1)

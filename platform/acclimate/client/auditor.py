@@ -117,7 +117,7 @@ def evidence(
 
 
 def _seen(
-    client: Client, keys: Keys, round_id: str, *, holding: str = "", progress: Progress | None = None
+    client: Client, keys: Keys, round_id: str, *, holding: str = "", size: int = 0, progress: Progress | None = None
 ) -> tuple[Round, History]:
     # 1
     defined, competition = definition_of(client, round_id)
@@ -130,7 +130,7 @@ def _seen(
             hint="name the key folder whose auditor.json the organizer was sent: --keys DIR",
         )
     # 2
-    history = read_history(Online(client, progress), defined, holding=holding)
+    history = read_history(Online(client, progress), defined, holding=holding, size=size)
     require_kept_log(keys, history, defined)
     require_quorum(history, defined)
     # 3
@@ -181,14 +181,23 @@ def draw(client: Client, keys: Keys, round_id: str, *, progress: Progress | None
     return evidence(client, keys, state.id, holding="AuditDrawn", progress=progress)
 
 
-def status(client: Client, keys: Keys, round_id: str, *, progress: Progress | None = None) -> dict[str, Any]:
+def status(
+    client: Client, keys: Keys, round_id: str, *, size: int = 0, progress: Progress | None = None
+) -> dict[str, Any]:
     """Where the audit stands.
+
+    Args:
+        client: a connection for the auditor's account.
+        keys: the auditor's keys.
+        round_id: the round, or a prefix of its id.
+        size: how many log entries must be seen: all up to what was sent last. Waited for a moment.
+        progress: told (log entries read, of how many).
 
     Returns:
         {round, phase, due, drawn, missing, jobs: [{submission, entrant, task, seed, agrees (null: no outcome), reason}], reports};
         missing says in words what stands between the audit and the release.
     """
-    state, history = _seen(client, keys, round_id, progress=progress)
+    state, history = _seen(client, keys, round_id, size=size, progress=progress)
     late = behind(Online(client), state.defined, history) if state.finished is None else ""
     entrants = {entry.submission: entry.entrant for entry in state.entries}
     jobs = []

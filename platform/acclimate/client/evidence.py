@@ -154,16 +154,17 @@ def of_index(envelopes: list[dict[str, Any]], index: int) -> dict[str, Any]:
     return found[0]
 
 
-def read_history(source: Source, defined: Record, *, holding: str = "") -> History:
+def read_history(source: Source, defined: Record, *, holding: str = "", size: int = 0) -> History:
     """Read the log up to its newest checkpoint, whose signature and root are checked here.
 
     Args:
         source: where it is read from.
         defined: the round's RoundDefined, which names the log's key.
         holding: a record type of the round that the checkpoint must cover; waited for during CHECKPOINT_PATIENCE seconds.
+        size: how many entries it must cover at least; waited for likewise.
 
     Raises:
-        Refusal: proof_invalid; log_inconsistent; phase_wrong, where the log has no such record.
+        Refusal: proof_invalid; log_inconsistent; phase_wrong, where the log has no such record, or not so many entries.
     """
     until, history = time.monotonic() + CHECKPOINT_PATIENCE, None
     while True:
@@ -171,14 +172,16 @@ def read_history(source: Source, defined: Record, *, holding: str = "") -> Histo
         # What was read once is read again only where the log has grown.
         if history is None or _size(note) != len(history.entries):
             history = _read(source, defined, note)
-        if not holding or any(record.type == holding for _, record in history.numbered):
+        there = not holding or any(record.type == holding for _, record in history.numbered)
+        if there and len(history.entries) >= size:
             return history
         if time.monotonic() > until:
             seen = f"the newest checkpoint{' that the quorum cosigned' if defined['quorum'] else ''}"
             late = behind(source, defined, history)
+            lacks = f"not log entry {size - 1}" if there else f"no {holding} of {defined.round}"
             raise Refusal(
                 "phase_wrong",
-                f"{seen} has {len(history.hashes)} entries, and no {holding} of {defined.round} yet" + _also(late),
+                f"{seen} has {len(history.hashes)} entries, and {lacks} yet" + _also(late),
                 hint=_LATE if late else _COMES.get(holding, f"acclimate status {defined.round} --keys DIR shows when"),
             )
         time.sleep(0.2)
