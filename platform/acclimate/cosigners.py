@@ -154,11 +154,46 @@ def request(note: str, *, old: int, proof: Sequence[bytes]) -> bytes:
     return ("".join(f"{line}\n" for line in lines) + note).encode()
 
 
+@dataclass(frozen=True)
+class About:
+    """What a witness says of itself: its key, and those of the logs that it knows."""
+
+    witness: str
+    logs: tuple[str, ...]
+
+
+def about(endpoint: Endpoint, *, client: httpx.Client) -> About | None:
+    """What a witness says of itself, as Acclimate's do; None where it says nothing of the kind, which it need not.
+
+    Raises:
+        Refusal: witness_unreachable.
+    """
+    status, _, body = _send(endpoint, "GET", "", client)
+    words = [line.split() for line in body.decode("utf-8", "replace").splitlines()] if status == 200 else []
+    named = [(word[0], word[1]) for word in words if len(word) == 2]
+    found = [key for kind, key in named if kind == "witness"]
+    return About(found[0], tuple(key for kind, key in named if kind == "log")) if len(found) == 1 else None
+
+
+def cosigned(endpoint: Endpoint, origin: str, *, client: httpx.Client) -> int | None:
+    """How many entries of a log a witness says it has cosigned, unverified; None where it has none of it.
+
+    Raises:
+        Refusal: witness_unreachable.
+    """
+    try:
+        return parse_checkpoint(notes.parse_note(latest(endpoint, origin, client=client)).text).size
+    except Refusal as refusal:
+        if refusal.code != "entry_unknown":
+            raise
+        return None
+
+
 def latest(endpoint: Endpoint, origin: str, *, client: httpx.Client) -> str:
     """The newest checkpoint of a log that a witness says it cosigned, as a note, unverified.
 
     Raises:
-        Refusal: witness_unreachable.
+        Refusal: witness_unreachable; entry_unknown, where it has cosigned none.
     """
     path = f"{hashlib.sha256(origin.encode()).hexdigest()}/checkpoint"
     status, _, body = _send(endpoint, "GET", path, client)
@@ -168,6 +203,12 @@ def latest(endpoint: Endpoint, origin: str, *, client: httpx.Client) -> str:
             return body.decode()
     except Refusal as refusal:
         raise _unusable(endpoint, f"shows no checkpoint: {refusal.sentence}") from refusal
+    if status == 404:
+        raise Refusal(
+            "entry_unknown",
+            f"witness {endpoint.verifier.name} has cosigned no checkpoint of {origin}",
+            hint=_HINTS[404],
+        )
     raise _unusable(endpoint, f"shows no checkpoint of {origin}: {status} {_words(body)}")
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from acclimate import doctor_machine, doctor_places
+from acclimate import doctor_machine, doctor_places, doctor_witnesses
 from acclimate.config import Settings
 from acclimate.doctor_machine import WITHIN, Finding, State
 from acclimate.redaction import hidden
@@ -29,7 +29,7 @@ CHECKS: dict[str, Check] = {
     "database": doctor_places.database_,
     "blobs": doctor_places.blobs_,
     "keys": doctor_places.keys,
-    "witnesses": doctor_places.witnesses,
+    "witnesses": doctor_witnesses.witnesses,
     "ports": doctor_places.ports_,
     "mlflow": doctor_places.mlflow,
 }

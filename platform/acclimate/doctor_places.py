@@ -8,13 +8,10 @@ from typing import Any
 
 import httpx
 
-from acclimate import config, cosigners, locks, ports
+from acclimate import config, locks, ports
 from acclimate.config import Settings
-from acclimate.doctor_machine import WITHIN, Finding, State, is_there, version_of
-from acclimate.log import parse_checkpoint
-from acclimate.notes import parse_note
+from acclimate.doctor_machine import Finding, State, is_there, version_of
 from acclimate.redaction import holds_login, place
-from acclimate_competitions.errors import Refusal
 
 _PARTS = ("up", "api", "dispatcher")
 
@@ -122,24 +119,6 @@ def keys(settings: Settings) -> Iterator[Finding]:
             yield Finding(f"key {name}", "missing", f"{path} has mode {mode:04o}, others may read it", hint)
         else:
             yield Finding(f"key {name}", "ok", f"{path}, mode {mode:04o}")
-
-
-def witnesses(settings: Settings) -> Iterator[Finding]:
-    """Whether the log's witnesses answer, and what each has cosigned of it."""
-    quorum = f"a checkpoint needs {settings.quorum} of {len(settings.witnesses)}"
-    with httpx.Client(timeout=WITHIN / 4) as client:
-        for endpoint in cosigners.parse_endpoints(settings.witnesses):
-            name = f"witness {endpoint.verifier.name}"
-            try:
-                note = cosigners.latest(endpoint, settings.origin, client=client)
-                size = parse_checkpoint(parse_note(note).text).size
-            except Refusal as refusal:
-                hint = (
-                    f"{quorum}; {refusal.hint or 'its operator needs the key of this log, which `acclimate up` prints'}"
-                )
-                yield Finding(name, "warning", refusal.sentence, hint)
-            else:
-                yield Finding(name, "ok", f"{endpoint.url} has cosigned {size} entries of {settings.origin}; {quorum}")
 
 
 def ports_(settings: Settings) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from databases import refused, settings, store
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-from acclimate import config, cosignatures, cosigners, doctor_places, log, notes, witness_http
+from acclimate import config, cosignatures, cosigners, doctor_witnesses, log, notes, witness_http
 from acclimate.cli.main import app
 from acclimate.cosignatures import Quorum
 from acclimate.cosigners import parse_endpoints
@@ -117,11 +117,11 @@ def test_with_its_witnesses_down_the_round_goes_on_and_everybody_is_told(three, 
         until(lambda: anyone.get(staged.path).json()["cosigned"]["missing"] == 0)
         text = CliRunner().invoke(app, ["status", staged.round, "--server", running.url]).stdout
         assert "2 of 3 have cosigned all records of the round" in text
-        findings = {finding.name: finding for finding in doctor_places.witnesses(running.settings)}
+        findings = {finding.name: finding for finding in doctor_witnesses.witnesses(running.settings)}
         assert {name: finding.state for name, finding in findings.items()} == {
             f"witness {NAMES[0]}": "ok", f"witness {NAMES[1]}": "ok", f"witness {NAMES[2]}": "warning",
         }  # fmt: skip
-        assert f"has cosigned {entries} entries" in findings[f"witness {NAMES[0]}"].found
+        assert f"has cosigned {entries} of {entries} entries" in findings[f"witness {NAMES[0]}"].found
 
 
 def test_who_waits_for_a_receipt_takes_no_place_from_others(three, tmp_path):

@@ -110,6 +110,10 @@ def keep(folder: Path, defined: Mapping[str, Any]) -> None:
 def _described(witnesses: Witnesses) -> list[str]:
     if not witnesses.keys:
         return ["none: that everybody sees one log, and when, is the server's word"]
+    if witnesses.quorum == 0:
+        return [
+            f"none are asked for: the server has {len(witnesses.keys)}, and quorum 0; the round keeps that for good"
+        ]
     names = ", ".join(parse_witness(text).text() for text in witnesses.keys)
     return [f"{witnesses.quorum} of {names} must see the log before a share is released"]
 
