@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from acclimate import keys, locks, notes
 from acclimate.client import folder as files
 from acclimate.notes import Verifier
+from acclimate.service import names
 from acclimate.witness_state import State
 from acclimate_competitions.errors import Refusal
 
@@ -65,6 +66,7 @@ def create(folder: Path, name: str, *, now: int) -> Identity:
             f"{name!r} is an address, or is empty or has a blank, a plus or a control character",
             hint="such as witness.example.org: a name that is yours, without https:// before and / after it",
         )
+    names.check(name, what="the witness's name")
     if (folder / VKEY_FILE).exists():
         found = load(folder)
         if found.verifier.name != name:

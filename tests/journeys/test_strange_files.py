@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -334,6 +335,41 @@ def test_an_answer_that_says_it_is_packed_and_is_not_is_one_refusal() -> None:
     body = gzip.compress(b"{}")
     with answering(body, headers={"Content-Encoding": "gzip"}) as url, Client(url, patience=0) as client:
         assert client.round(ROUND) == {}
+
+
+@pytest.mark.parametrize("round_id", ["..", ".", "../../v1/x?y#", f"{ROUND}/rehearsal"])
+def test_what_is_no_rounds_id_gets_into_no_address(round_id: str) -> None:
+    with Client("http://127.0.0.1:9", patience=0) as client:
+        for call in (client.round, client.records, client.envelopes, lambda name: client.post(name, "void", {})):
+            with pytest.raises(Refusal) as caught:
+                call(round_id)
+            assert caught.value.code == "round_unknown" and "is no round's id" in caught.value.sentence
+
+
+def test_a_download_that_does_not_fit_says_so(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with answering(b"x" * 100_000) as url, Client(url, patience=0) as client:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+        try:
+            with pytest.raises(Refusal) as caught:
+                client.bundle(ROUND, tmp_path / "bundle.zip")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.code == "no_space" and caught.value.hint
+    assert f"no space to write {tmp_path / 'bundle.zip'}" in caught.value.sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_request_with_envelopes_is_not_written_over_by_one_without(tmp_path: Path) -> None:
+    path = tmp_path / "request"
+    path.write_bytes(requests.pack(members()))
+    requests._require_none_with_envelopes(path, ROUND)
+    requests._require_none_with_envelopes(tmp_path / "new", ROUND)
+    path.write_bytes(requests.pack({**members(), "envelopes.json": b"[]"}))
+    requests._require_none_with_envelopes(path, ROUND.replace("0", "1"))
+    with pytest.raises(Refusal) as caught:
+        requests._require_none_with_envelopes(path, ROUND)
+    assert caught.value.code == "conflict" and str(path) in caught.value.sentence
 
 
 def test_a_mirrors_broken_checkpoint_is_named(

@@ -88,7 +88,7 @@ def test_a_finished_witness_is_not_made_again(tmp_path: Path) -> None:
     assert json.loads(again.stdout) == {"name": NAME, "vkey": vkey}
     other = refused("keygen", "--name", "another.example", "--keys", str(tmp_path / "w1"))
     assert other.code == "key_refused" and f"is the witness {NAME}, not another.example" in other.sentence
-    for name in ("", "two words", "a+b", "tab\t", "https://w.example.org", "w.example.org/"):
+    for name in ("", "two words", "a+b", "tab\t", "https://w.example.org", "w.example.org/", "a\u202eb", "x" * 201):
         odd = refused("keygen", "--name", name, "--keys", str(tmp_path / "w2"))
         assert odd.code == "name_invalid" and not (tmp_path / "w2").exists()
 

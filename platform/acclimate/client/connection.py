@@ -18,6 +18,7 @@ from urllib.parse import quote
 import httpx
 
 import acclimate
+from acclimate.files import is_full
 from acclimate.log import LONGEST_RECEIPT, parse_note
 from acclimate.notes import LARGEST_NOTE
 from acclimate_competitions import digests, records
@@ -333,7 +334,8 @@ class Client:
         try:
             size = file.stat().st_size
         except OSError as error:
-            raise Refusal("file_unreadable", f"{file}: {error.strerror}") from error
+            hint = "check the name and who owns it"
+            raise Refusal("file_unreadable", f"{file}: {error.strerror}", hint=hint) from error
 
         def pieces() -> Iterator[bytes]:
             done = 0
@@ -372,7 +374,12 @@ class Client:
             self._repeat(send)
             part.replace(to)
         except OSError as error:
-            raise Refusal("file_unreadable", f"{to}: {error.strerror}") from error
+            if is_full(error):
+                hint = "free some space and repeat the command; nothing of it was kept"
+                raise Refusal("no_space", f"no space to write {to}", hint=hint) from error
+            raise Refusal(
+                "file_unreadable", f"{to}: {error.strerror}", hint="check the name and who owns it"
+            ) from error
         finally:
             part.unlink(missing_ok=True)
         return to
@@ -413,6 +420,13 @@ def require_round(round_id: str) -> str:
 
 
 def _round(round_id: str) -> str:
+    # What follows it in an address must stay below the round: a name with a slash or of dots is one that somebody mailed, or made up.
+    if "/" in round_id or round_id in (".", ".."):
+        raise Refusal(
+            "round_unknown",
+            f"{round_id[:80]!r} is no round's id: letters, digits, dots and hyphens, such as digits-2027-1-0a7b65ef6e43",
+            hint="acclimate status --server URL shows the rounds that there are",
+        )
     return f"/v1/rounds/{quote(require_round(round_id), safe='', errors='replace')}"
 
 

@@ -99,7 +99,7 @@ def make(client: Client, round_id: str, out: Path, *, progress: Progress | None 
         progress: told (log entries read, of how many).
 
     Raises:
-        Refusal: too_early, where the round is not prepared yet; quorum_missing; proof_invalid, log_inconsistent, no_space, …
+        Refusal: too_early, where the round is not prepared yet; quorum_missing; conflict, where a fuller one is there; proof_invalid, log_inconsistent, no_space, …
     """
     source = evidence.Online(client, progress)
     defined, competition = source.definition(round_id)
@@ -113,6 +113,8 @@ def make(client: Client, round_id: str, out: Path, *, progress: Progress | None 
             hint="custodians release nothing before it: make the request then",
         )
     given = _envelopes(client, defined.round)
+    if given is None:
+        _require_none_with_envelopes(out, defined.round)
     members = {
         "request.json": digests.canonical({"v": 1, "type": REQUEST, "round": defined.round}),
         "definition.toml": client.definition(defined.round),
@@ -122,6 +124,24 @@ def make(client: Client, round_id: str, out: Path, *, progress: Progress | None 
     }
     files.write(out, pack(members), mode=0o644)
     return {"round": defined.round, "entries": len(history.hashes), "envelopes": given is not None}
+
+
+def _require_none_with_envelopes(out: Path, round_id: str) -> None:
+    """Refuse to write over a request that holds more: who mails that one spares the custodians their backups.
+
+    Raises:
+        Refusal: conflict.
+    """
+    try:
+        kept = read(out)
+    except Refusal:
+        return
+    if kept.envelopes is not None and kept.round == round_id:
+        raise Refusal(
+            "conflict",
+            f"{out} is a request for {round_id} with the seal's envelopes; this one would be without, and is not written over it",
+            hint="mail the one that is there, name another file, or make it as organizer or custodian: --keys DIR",
+        )
 
 
 def pack(members: Mapping[str, bytes]) -> bytes:

@@ -11,7 +11,7 @@ from acclimate import installation, log, log_key, rotation
 from acclimate.checkpoints import Copies
 from acclimate.config import Settings
 from acclimate.sequencer import Sequencer
-from acclimate.service import finding, identity
+from acclimate.service import finding, identity, names
 from acclimate.service.clockwork import TERMINAL
 from acclimate.store import Store, Tx, log_checkpoints, log_entries, rounds, timestamp
 from acclimate.store import installation as rows
@@ -78,6 +78,7 @@ def rotate(store: Store, settings: Settings, *, reason: str, abandon: Sequence[s
     sequencer.close()
     # 3
     new = log.Signer(old.origin, log_key.successor(settings.keys))
+    names.check(reason, what="the reason", longest=records.LONGEST_REASON)
     # 4
     with store.transaction() as tx:
         _check_rounds(tx, given_up)
