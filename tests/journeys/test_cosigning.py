@@ -101,9 +101,12 @@ def test_with_its_witnesses_down_the_round_goes_on_and_everybody_is_told(three, 
         assert answer.status_code == 200 and answer.json()["status"] == "ready"
         assert f"{NAMES[1]}: witness_unreachable" in answer.json()["checks"]["witnesses"]
         found = anyone.get(staged.path).json()
-        assert found["cosigned"] == {"quorum": 2, "witnesses": 3, "size": 0, "missing": found["log"]["last"] + 1}
+        assert found["cosigned"] == {
+            "quorum": 2, "witnesses": 3, "size": 0, "missing": found["log"]["last"] + 1, "late": list(NAMES[1:]),
+        }  # fmt: skip
         text = CliRunner().invoke(app, ["status", staged.round, "--server", running.url]).stdout
-        assert f"2 of 3 have not cosigned the round's last {found['log']['last'] + 1} records yet" in text
+        assert f"2 of 3 must have cosigned the round's last {found['log']['last'] + 1} records" in text
+        assert f"{NAMES[1]}, {NAMES[2]} not yet" in text and NAMES[0] not in text
         entries = int(anyone.get("/v1/log/checkpoint").text.splitlines()[1])
         numbers = until(
             lambda: (text := anyone.get("/metrics").text) and f"uncosigned_entries {entries}" in text and text

@@ -67,7 +67,7 @@ def test_a_rotation_hands_the_log_over_and_both_keys_vouch_for_it(settings, stor
     # What follows is the new key's, also for rounds of before, and after one more rotation.
     rotating.grow(settings, store, tmp_path / "made", "after")
     log.open_checkpoint(rotating.sign(settings, store), log.parse_vkey(new))
-    rotate.rotate(store, settings, reason="once more")
+    rotate.rotate(store, settings, reason="once more", again=True)
     with store.snapshot() as tx:
         entries = tx.entries(0, 10)
     assert [key.text() for key in rotation.chain(entries, log.parse_vkey(old)).keys] == [old, new, vkey(settings)]
@@ -84,7 +84,11 @@ def test_the_command_says_what_it_did(tmp_path):
     code, out, _ = run("log", "rotate", "--data", settings.data, "--reason", REASON, "--json")
     value = json.loads(out)
     assert code == 0 and value == {"index": 0, "old": old, "new": vkey(settings), "reason": REASON, "resumed": False}
-    code, out, _ = run("log", "rotate", "--data", settings.data, "--reason", "again")
+    # Who was not sure that it had ended, and types it again, makes no second one.
+    code, _, errors = run("log", "rotate", "--data", settings.data, "--reason", REASON)
+    assert code == 1 and value["new"] in errors and "log entry 0" in errors and "--again" in errors
+    assert vkey(settings) == value["new"]
+    code, out, _ = run("log", "rotate", "--data", settings.data, "--reason", "again", "--again")
     assert code == 0 and value["new"] in out and vkey(settings) in out and "register --renew" in out
     store.close()
 
@@ -120,6 +124,9 @@ def test_it_is_refused_while_a_round_is_under_way_or_a_part_runs_or_no_reason_is
             "log", "rotate", "--data", settings.data, "--database", settings.database, "--reason", "x"
         )
     assert code == 1 and "in use" in errors
+    for odd in ("\u202eevil", "bell\x07", "\x1b[31m"):
+        refusal = refused("name_invalid", rotate.rotate, store, settings, reason=odd)
+        assert "the reason holds the character" in refusal.sentence
     assert vkey(settings) == before and not (settings.keys / log_key.NEXT).exists()
     with store.snapshot() as tx:
         assert tx.records("") == []
@@ -236,7 +243,7 @@ def rotated(number):
         return around()
     store.transaction = transaction
     sys.addaudithook(hook)
-    rotate.rotate(store, settings, reason=rotating.REASON)
+    rotate.rotate(store, settings, reason=rotating.REASON, again=True)
 
 for number in range(most):
     child = os.fork()

@@ -126,6 +126,9 @@ def rotate(
             metavar="ROUND",
         ),
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Another one, although the log was handed over less than a day ago.")
+    ] = False,
     data: DataFolder = None,
     config: ConfigFile = None,
     database: Database = None,
@@ -135,7 +138,7 @@ def rotate(
     """Hand the log over to a new key, which is made now; for the operator, with the API stopped.
 
     The record is signed by the old key and approved by the new one, and the checkpoint that holds it is signed by both. It is refused while a
-    round is neither published nor voided: it would be lost, since custodians' clients release nothing after a hand-over. Killed at any moment and called again, it finishes. The old key stays in the folder
+    round is neither published nor voided: it would be lost, since custodians' clients release nothing after a hand-over. Killed at any moment and called again, it finishes; once it has ended, it is refused for a day without --again. The old key stays in the folder
     `retired` beside the new one, for a database that must be restored from before; destroy it when no such backup is left.
 
     Example: acclimate log rotate --data /srv/acclimate --reason "a new machine"
@@ -149,7 +152,7 @@ def rotate(
     with alone(settings):
         store = Store.open(settings)
         try:
-            done = rotating.rotate(store, settings, reason=reason, abandon=abandon or ())
+            done = rotating.rotate(store, settings, reason=reason, abandon=abandon or (), again=again)
         finally:
             store.close()
     turn = done.turn

@@ -93,9 +93,8 @@ def _cosigned(found: dict[str, Any]) -> str:
     quorum = f"{found['quorum']} of {found['witnesses']}"
     if not found["missing"]:
         return f"{quorum} have cosigned all records of the round"
-    return (
-        f"{quorum} have not cosigned the round's last {counted(found['missing'], 'record')} yet; shares wait for them"
-    )
+    late = f": {', '.join(found['late'])} not yet" if found.get("late") else ""
+    return f"{quorum} must have cosigned the round's last {counted(found['missing'], 'record')}{late}; shares wait for that"
 
 
 def phase_line(phase: str) -> str:

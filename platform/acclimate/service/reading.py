@@ -132,12 +132,12 @@ def upcoming(tx: Tx, state: Round, *, is_owner: bool = False) -> dict[str, Any]:
     return found | {"problem": _blocked(tx, state, is_owner=is_owner) or _unmet(tx, state, is_owner=is_owner)}
 
 
-def _cosigned(tx: Tx, state: Round, *, last: int) -> dict[str, int] | None:
+def _cosigned(tx: Tx, state: Round, *, last: int) -> dict[str, Any] | None:
     """How far the round's witnesses have come; None where it asks for none.
 
     Returns:
         {quorum, witnesses: how many there are, size: entries of the newest checkpoint that the quorum cosigned, missing: records of the round
-        beyond it}.
+        beyond it, late: names of the witnesses that have not cosigned the last of its records}.
     """
     quorum = Quorum.of_round(state.defined.fields)
     if quorum.number == 0:
@@ -146,7 +146,9 @@ def _cosigned(tx: Tx, state: Round, *, last: int) -> dict[str, int] | None:
     if size <= last:
         mine = (log_entries.c.round == state.id) & (log_entries.c.index >= size)
         missing = int(tx.execute(select(func.count()).select_from(log_entries).where(mine)).scalar_one())
-    return {"quorum": quorum.number, "witnesses": len(quorum.witnesses), "size": size, "missing": missing}
+    late = [key.partition("+")[0] for key, done in cosignatures.sizes(tx, quorum.witnesses).items() if done <= last]
+    counts = {"quorum": quorum.number, "witnesses": len(quorum.witnesses), "size": size, "missing": missing}
+    return {**counts, "late": late}
 
 
 def _reason(row_state: str, reason: str, *, is_owner: bool) -> str:

@@ -3,7 +3,7 @@
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import insert, select, update
 
@@ -18,9 +18,10 @@ from acclimate.store import installation as rows
 from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
-from acclimate_competitions.records import Record
+from acclimate_competitions.records import Record, format_time
 
 _PAGE = 2000
+_SOON = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ class Rotated:
     resumed: bool
 
 
-def rotate(store: Store, settings: Settings, *, reason: str, abandon: Sequence[str] = ()) -> Rotated:
+def rotate(
+    store: Store, settings: Settings, *, reason: str, abandon: Sequence[str] = (), again: bool = False
+) -> Rotated:
     """Hand the log over to a new key. Killed at any moment and called again, it finishes, or begins anew where nothing was logged yet.
 
     1. A hand-over that was logged, but whose key is not in place yet, is finished, and that is all.
@@ -54,9 +57,10 @@ def rotate(store: Store, settings: Settings, *, reason: str, abandon: Sequence[s
         reason: public, for good.
         abandon: rounds under way that are given up with the old key, which the record then names: no custodian's client releases a share of
             such a round, and its audit fails.
+        again: whether another hand-over is wanted less than a day after the last; else who was not sure that it had ended makes two.
 
     Raises:
-        Refusal: phase_wrong, round_unknown, record_invalid, other_installation, log_inconsistent, key_refused, no_space, busy, …
+        Refusal: conflict, where there was one within the last day; phase_wrong, round_unknown, record_invalid, name_invalid, other_installation, log_inconsistent, key_refused, no_space, busy, …
     """
     known = installation.check(store, settings)
     # 1
@@ -66,19 +70,21 @@ def rotate(store: Store, settings: Settings, *, reason: str, abandon: Sequence[s
         return _copied(store, settings, done)
     old = identity.load(settings, store).signer
     with store.snapshot() as tx:
+        if not again:
+            _require_long_ago(tx)
         given_up = _abandoned(tx, abandon)
         _check_rounds(tx, given_up)
     if given_up and reason.strip():
         reason = f"{reason} (abandoned: {', '.join(given_up)})"
     fields = {"old": old.vkey, "new": old.vkey, "reason": reason, "approvals": []}
     records.check_fields(rotation.TYPE, fields, signed=True)
+    names.check(reason, what="the reason", longest=records.LONGEST_REASON)
     # 2
     sequencer = Sequencer(store, old, copies=Copies(store.blobs, settings.data, old.verifier))
     sequencer.start()
     sequencer.close()
     # 3
     new = log.Signer(old.origin, log_key.successor(settings.keys))
-    names.check(reason, what="the reason", longest=records.LONGEST_REASON)
     # 4
     with store.transaction() as tx:
         _check_rounds(tx, given_up)
@@ -92,6 +98,18 @@ def rotate(store: Store, settings: Settings, *, reason: str, abandon: Sequence[s
 def hand_overs(tx: Tx) -> list[tuple[int, str]]:
     """(log index, the checkpoint that both keys signed) of each hand-over, in the log's order."""
     return [(index, _note(tx, index + 1)) for index, _ in tx.records("")]
+
+
+def _require_long_ago(tx: Tx) -> None:
+    if not (turns := tx.records("")):
+        return
+    index, last = turns[-1]
+    if tx.now() - last.at < _SOON:
+        raise Refusal(
+            "conflict",
+            f"the log was handed over less than a day ago: log entry {index}, {format_time(last.at)}, to {last['new']} ({last['reason']})",
+            hint="that one is done, and its key in place; for another one on the same day add --again",
+        )
 
 
 def _abandoned(tx: Tx, given: Sequence[str]) -> list[str]:
