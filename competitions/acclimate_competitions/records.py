@@ -316,6 +316,19 @@ def parse(data: bytes) -> Record:
     )
 
 
+def parse_entry(data: bytes, index: int) -> Record:
+    """The record of a log entry that somebody shows; where it is none, the refusal says which entry it is.
+
+    Raises:
+        Refusal: record_invalid, not_canonical, key_refused, …
+    """
+    try:
+        return parse(data)
+    except Refusal as refusal:
+        hint = "whoever shows this shows no log of Acclimate: sign nothing, keep the message, and ask the server's operator"
+        raise refusal.of(f"log entry {index}, as it was shown", hint=hint) from refusal
+
+
 def check_fields(kind: str, fields: Mapping[str, Any], *, signed: bool) -> None:
     """Refuse fields that are missing or unknown for a record type.
 

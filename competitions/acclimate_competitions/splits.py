@@ -266,7 +266,7 @@ def _check_tokenizer(path: Path, seen: _Seen) -> str | None:
     try:
         if not isinstance(json.loads(path.read_bytes()), dict):
             raise ValueError("not a JSON object")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         seen.problems.append(f"tokenizer.json: {error}")
         return None
     return digests.of_file(path)

@@ -528,6 +528,14 @@ def test_the_log_is_read_again_only_where_it_has_grown(given: Mail) -> None:
     assert history.entries == given.made.entries
 
 
+def test_a_log_whose_entry_is_no_record_is_refused_by_the_entrys_number(given: Mail) -> None:
+    for odd in (b"", b"<html>", b"[" * 60_000):
+        lines = [*given.mailed.lines[:-1], odd]
+        with pytest.raises(Refusal) as caught:
+            evidence.read_history(given.with_entries(lines).mailed, given.mailed.definition(given.made.round)[0])
+        assert f"log entry {len(lines) - 1}, as it was shown" in caught.value.sentence and caught.value.hint
+
+
 def test_what_was_just_logged_is_waited_for(given: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = len(given.made.entries)
     source = Growing(given, whole - 1, whole - 1, whole)

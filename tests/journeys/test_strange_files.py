@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import live
 import pytest
 import rounds_made
 from rounds_made import Made
@@ -23,7 +24,7 @@ from acclimate import keys, mirror, notes
 from acclimate.cli import main
 from acclimate.client import Client, connection, folder, requests
 from acclimate_competitions import digests, reading
-from acclimate_competitions.errors import Refusal
+from acclimate_competitions.errors import CODES, Refusal
 
 DEEP = "[" * 100_000 + "]" * 100_000
 ROUND = "digits-2027-1-" + "0" * 32
@@ -370,6 +371,16 @@ def test_a_request_with_envelopes_is_not_written_over_by_one_without(tmp_path: P
     with pytest.raises(Refusal) as caught:
         requests._require_none_with_envelopes(path, ROUND)
     assert caught.value.code == "conflict" and str(path) in caught.value.sentence
+
+
+def test_a_body_that_is_nested_without_end_is_refused_by_the_server_and_it_goes_on(tmp_path: Path) -> None:
+    with live.serve(tmp_path) as server:
+        for path in ("/v1/accounts", "/v1/rounds"):
+            headers = {"Content-Type": "application/json"}
+            answer = server.anyone().post(path, content=DEEP.encode(), headers=headers)
+            assert 400 <= answer.status_code < 500, answer.text
+            assert answer.json()["code"] in CODES and answer.json()["code"] != "internal_error"
+        assert server.anyone().get("/readyz").status_code == 200
 
 
 def test_a_mirrors_broken_checkpoint_is_named(

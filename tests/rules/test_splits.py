@@ -116,6 +116,8 @@ def test_bad_splits_are_named_all_at_once(
     assert any(says in problem for problem in found), found
     assert "parity/validation.parquet: the file is missing" in found
     assert any(problem.startswith("tokenizer.json: ") for problem in found)
+    (folder / "tokenizer.json").write_text("[" * 100_000, "utf-8")
+    assert any(problem.startswith("tokenizer.json: ") for problem in problems(folder, competition))
 
 
 def test_unicode_forms_of_one_input_are_one(folder: Path, competition: Competition):

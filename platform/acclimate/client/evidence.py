@@ -214,21 +214,13 @@ def _size(note: str) -> int:
     return log.parse_checkpoint(log.parse_note(note).text).size
 
 
-def _parsed(data: bytes, index: int) -> Record:
-    try:
-        return records.parse(data)
-    except Refusal as refusal:
-        hint = "whoever shows this shows no log of Acclimate: sign nothing, keep the message, and ask the operator"
-        raise refusal.of(f"log entry {index}, as it was shown", hint=hint) from refusal
-
-
 def _read(source: Source, defined: Record, note: str) -> History:
     entries = list(source.entries(_size(note)))
     # The round's own key, or one to which it was handed over once the round was done.
     chain = rotation.chain(entries, log.parse_vkey(defined["log"]))
     checkpoint = chain.open(note).checkpoint
     hashes = [digests.leaf_hash(data) for data in entries]
-    parsed = [(index, _parsed(data, index)) for index, data in enumerate(entries)]
+    parsed = [(index, records.parse_entry(data, index)) for index, data in enumerate(entries)]
     numbered = [(index, record) for index, record in parsed if record.round == defined.round]
     seals = {record["seal"]: record.round for _, record in reversed(parsed) if record.type == "HoldoutSealed"}
     if len(hashes) != checkpoint.size or digests.root_of_hashes(hashes) != checkpoint.root:
