@@ -338,9 +338,10 @@ def test_a_custodians_keys_are_safe_and_its_document_is_complete(acclimate: Call
     for path in (*folder.iterdir(), backup):
         assert path.stat().st_mode & 0o077 == 0, path
     again = acclimate("custodian", "keygen", "--name", "custodian-a", "--keys", folder)
-    assert again.code == 1
-    assert "never overwritten" in again.err
+    # Typed twice it is the same custodian; nothing is made anew.
+    assert again.code == 0, again.err
     assert keys.load(folder).public == opened.public
+    assert json.loads((folder / "custodian.json").read_text()) == document
 
 
 def test_a_custodian_is_told_what_comes_next(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
@@ -480,9 +481,8 @@ def test_a_key_folder_that_keeps_the_logs_key_names_it(acclimate: Callable[..., 
     (folder / "pins.json").write_text(json.dumps({"r-1": {"log": signer.vkey}, "r-2": {"log": signer.vkey}}))
     assert acclimate(*verify, folder).code == 0
     (folder / "log.vkey").write_text(other.vkey + "\n")
-    ran = acclimate(*verify, folder)
-    assert ran.code == 1
-    assert "keeps 2 log keys" in ran.err
+    # Of several it takes the one that fits.
+    assert acclimate(*verify, folder).code == 0
     (folder / "pins.json").unlink()
     assert acclimate(*verify, folder).code == 1
     (folder / "log.vkey").write_text(signer.vkey + "\n")

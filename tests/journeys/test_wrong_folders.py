@@ -46,8 +46,13 @@ def test_a_data_folder_that_no_path_can_name_is_refused(name: str, tmp_path: Pat
 
 
 def test_a_file_of_settings_has_an_end(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match="too long for a file of settings"):
+    with pytest.raises(Refusal, match="is no regular file, but a device"):
         config.load(tmp_path, file=Path("/dev/zero"), environ={})
+    long = tmp_path / "long.toml"
+    with long.open("wb") as stream:
+        stream.truncate(1 << 34)
+    with pytest.raises(Refusal, match="too long for a file of settings"):
+        config.load(tmp_path, file=long, environ={})
     deep = tmp_path / "deep.toml"
     deep.write_text("a=" + "[" * 20_000, "utf-8")
     with pytest.raises(Refusal, match="deep.toml"):
