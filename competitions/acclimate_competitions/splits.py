@@ -53,6 +53,12 @@ def check(folder: Path, competition: Competition) -> dict[str, Any]:
     Raises:
         Refusal: splits_invalid, with all problems of all files in `problems`.
     """
+    if not (folder / "splits").is_dir():
+        raise Refusal(
+            "splits_invalid",
+            f"{folder} has no splits: it is not built",
+            hint=f"acclimate competition build {folder} --out DIR, then use DIR",
+        )
     seen = _Seen()
     tasks: dict[str, dict[str, dict[str, Any]]] = {}
     for task in competition.tasks:

@@ -190,3 +190,10 @@ def test_a_folder_without_splits_is_refused(tmp_path: Path):
 
 def test_a_description_is_json(folder: Path, competition: Competition):
     assert json.loads(json.dumps(splits.check(folder, competition)))
+
+
+def test_a_folder_that_was_not_built_is_told_from_one_with_faults(tmp_path: Path, competition: Competition):
+    (tmp_path / "build.py").write_text("")
+    with pytest.raises(Refusal, match="has no splits: it is not built") as refused:
+        splits.check(tmp_path, competition)
+    assert f"acclimate competition build {tmp_path} --out DIR" in refused.value.hint and not refused.value.problems

@@ -306,7 +306,7 @@ def bundle(
     """
     with reader(keys, server) as client, bar("downloading the bundle") as progress:
         client.bundle(round_id, out, whole=whole, progress=progress)
-    say(f"check it: acclimate verify {out}")
+    say(f"check it: acclimate verify {out} --log-key KEY, the log's key, got from somebody who took part")
     emit({"file": str(out), "size": out.stat().st_size}, as_json=as_json, text=f"{out}, {out.stat().st_size} bytes")
 
 

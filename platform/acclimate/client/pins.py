@@ -58,7 +58,7 @@ def pinned(keys: Keys, round_id: str) -> Pin:
         raise Refusal(
             "round_unknown",
             f"{path} pins {'several rounds that begin' if found else 'no round that begins'} with {round_id!r}",
-            hint="a custodian acknowledges first: acclimate custodian ack ROUND",
+            hint="a custodian acknowledges first: acclimate custodian ack ROUND --keys DIR",
         )
     pin = stored[found[0]]
     if "defined" not in pin:

@@ -268,9 +268,9 @@ def require_results(tx: Tx, state: Round, account: Account | None) -> None:
         return
     hint = "custodians release first; publish once the round is evaluated"
     if state.phase is Phase.EVALUATED:
-        hint = f"its organizer publishes it next: acclimate round publish {state.id}"
+        hint = f"its organizer publishes it next: acclimate round publish {state.id} --keys DIR"
     elif state.phase in (Phase.RELEASED, Phase.OPENED):
-        hint = f"the evaluation is under way: acclimate status {state.id} shows how far it is"
+        hint = f"the evaluation is under way: acclimate status {state.id} --keys DIR shows how far it is"
     elif state.phase is Phase.VOIDED:
         hint = "it was voided: it has no ranking"
     raise Refusal(

@@ -187,7 +187,7 @@ def _upcoming(tx: Tx, state: Round) -> dict[str, Any]:
     now = tx.now()
     match state.phase:
         case Phase.DRAFT:
-            text = f"the organizer seals the holdout: acclimate round seal {state.id}"
+            text = f"the organizer seals the holdout: acclimate round seal {state.id} FOLDER --keys DIR"
             return found | {"text": text, "waiting_for": ["the sealed holdout"]}
         case Phase.SEALED:
             return found | _before_opening(tx, state, now)
@@ -212,7 +212,7 @@ def _upcoming(tx: Tx, state: Round) -> dict[str, Any]:
             done, plan = len(state.evaluated), len(state.models)
             return found | {"text": f"entries are evaluated: {done} of {plan} evaluations have an outcome"}
         case Phase.EVALUATED:
-            text = f"the organizer publishes the ranking: acclimate round publish {state.id}"
+            text = f"the organizer publishes the ranking: acclimate round publish {state.id} --keys DIR"
             return found | {"text": text, "waiting_for": ["the published ranking"]}
         case Phase.PUBLISHED:
             if state.private and not any(report["ranking"] == state.rankings[-1][0] for report in state.reports):
@@ -253,7 +253,7 @@ def _before_audits(state: Round, now: datetime) -> dict[str, Any]:
     missing, name = rules.audits_missing(state), state.auditor["name"]
     by = parse_time(state.defined["release_by"])
     wrong = not all(record["agrees"] for record in state.audited.values())
-    text = f"the auditor {name} makes drawn preparations again ({missing}): acclimate audit run {state.id}"
+    text = f"the auditor {name} makes drawn preparations again ({missing}): acclimate audit run {state.id} --keys DIR"
     sentence = ""
     if wrong:
         text = "no share may be released: the custodians void the round, with the organizer or without"
@@ -273,7 +273,7 @@ def _before_release(state: Round, now: datetime) -> dict[str, Any]:
     silent = [c["name"] for i, c in enumerate(state.defined["custodians"], start=1) if i not in state.released]
     by = parse_time(state.defined["release_by"])
     who = clockwork.any_of(left, silent)
-    text = f"{who} must release their share, by {format_time(by)}: acclimate custodian release {state.id}"
+    text = f"{who} must release their share, by {format_time(by)}: acclimate custodian release {state.id} --keys DIR"
     problem = None
     if now >= by:
         sentence = (
