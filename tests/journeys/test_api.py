@@ -68,7 +68,7 @@ def refused(answer, code, status=None):
 def test_a_round_from_draft_to_published(served, tmp_path):
     staged = live.create(served, tmp_path)
     organizer, anyone = served.organizer(), served.anyone()
-    assert anyone.get(staged.path).json()["next"].endswith(f"acclimate round seal {staged.round}")
+    assert anyone.get(staged.path).json()["next"].endswith(f"acclimate round seal {staged.round} FOLDER --keys DIR")
     live.seal(staged)
     status = anyone.get(staged.path).json()
     assert status["phase"] == "sealed"
@@ -98,7 +98,7 @@ def test_a_round_from_draft_to_published(served, tmp_path):
     evaluate_all(staged)
     assert served.tick() == ["EvaluationFinished"]
     hint = refused(anyone.get(f"{staged.path}/ranking"), "phase_wrong")["hint"]
-    assert hint.endswith(f"acclimate round publish {staged.round}")
+    assert hint.endswith(f"acclimate round publish {staged.round} --keys DIR")
     document = organizer.get(f"{staged.path}/ranking").json()
     assert [row["entrant"] for row in document["baselines"]] == ["majority", "untrained"]
     assert {row["entrant"] for row in document["ranking"]} == {"ada", "bea"}
