@@ -493,7 +493,9 @@ def diverged_untrained(fit: dict[str, Any], task: str, seed: int) -> dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("edit", "seed"), [(other_model, 12), (says_nothing, 11), (diverged_untrained, 12)], ids=lambda v: getattr(v, "__name__", str(v))
+    ("edit", "seed"),
+    [(other_model, 12), (says_nothing, 11), (diverged_untrained, 12)],
+    ids=lambda v: getattr(v, "__name__", str(v)),
 )
 def test_a_model_that_can_not_be_the_submitted_one_is_named(
     edit: Callable[..., dict], seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
