@@ -125,7 +125,7 @@ def test_it_is_refused_while_a_round_is_under_way_or_a_part_runs_or_no_reason_is
         )
     assert code == 1 and "in use" in errors
     for odd in ("\u202eevil", "bell\x07", "\x1b[31m"):
-        refusal = refused("name_invalid", rotate.rotate, store, settings, reason=odd)
+        refusal = refused("name_invalid", rotate.rotate, store, settings, reason=odd, again=True)
         assert "the reason holds the character" in refusal.sentence
     assert vkey(settings) == before and not (settings.keys / log_key.NEXT).exists()
     with store.snapshot() as tx:
