@@ -337,7 +337,7 @@ def test_a_registration_that_somebody_saw_is_of_no_use(stage):
     # Clients of before are told what they lack.
     old = {name: text for name, text in earl.registration().items() if name != "challenge"}
     refused_registration(served, old, "no challenge")
-    assert "upgrade" in served.anyone().post("/v1/accounts", json=old).json()["hint"]
+    assert "install the version" in served.anyone().post("/v1/accounts", json=old).json()["hint"]
 
 
 def test_a_clock_that_was_ahead_once_locks_nobody_out(stage):
