@@ -123,6 +123,12 @@ def test_check_names_what_is_wrong(built: Path, tmp_path: Path):
     (tmp_path / "competition.toml").write_bytes((built / "competition.toml").read_bytes())
     result = CliRunner().invoke(command.app, ["check", str(tmp_path)])
     assert isinstance(result.exception, Refusal)
+    assert "is not built" in result.exception.sentence
+    # Begun, all that is missing is named at once.
+    (tmp_path / "splits" / "digit").mkdir(parents=True)
+    (tmp_path / "splits" / "digit" / "holdout.parquet").write_bytes(b"")
+    result = CliRunner().invoke(command.app, ["check", str(tmp_path)])
+    assert isinstance(result.exception, Refusal)
     assert len(result.exception.problems) == 12
 
 
