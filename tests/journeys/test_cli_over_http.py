@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import re
 import shutil
 import signal
@@ -31,11 +30,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from commands import Ran, Run
 from safetensors.numpy import save_file
 
 from acclimate import client as actors
 from acclimate import config, custody, keys, log, sealing
-from acclimate.cli import main
 from acclimate.client.entrant import definition_of
 from acclimate.service import clockwork, identity
 from acclimate.service import submit as submitting
@@ -197,37 +196,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     made = World(tmp_path_factory.mktemp("world"))
     yield made
     made.close()
-
-
-@dataclass(frozen=True)
-class Ran:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def acclimate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    for name in list(os.environ):
-        if name.startswith("ACCLIMATE_"):
-            monkeypatch.delenv(name)
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["acclimate", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main.run()
-        out, err = capfd.readouterr()
-        return Ran(end.value.code if isinstance(end.value.code, int) else 0, out, err)
-
-    return run
 
 
 def done(ran: Ran) -> Ran:

@@ -18,44 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Ran
 
 from acclimate import keys, log
-from acclimate.cli import main, moments, output, status
+from acclimate.cli import moments, output, status
 from acclimate.client import Client
 from acclimate.client.connection import CHUNK
 from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 
 # ---- the command line in this process ------------------------------------------------------------------------------
-
-
-class Ran:
-    """What a command did: exit code, stdout, stderr."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def acclimate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Runs `acclimate …` in this process, exactly as the installed script does."""
-    for name in list(os.environ):
-        if name.startswith("ACCLIMATE_"):
-            monkeypatch.delenv(name)
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["acclimate", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main.run()
-        out, err = capfd.readouterr()
-        return Ran(end.value.code if isinstance(end.value.code, int) else 0, out, err)
-
-    return run
 
 
 # ---- a server that misbehaves --------------------------------------------------------------------------------------

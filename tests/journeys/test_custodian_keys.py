@@ -1,45 +1,13 @@
 """A custodian's keys: made, interrupted, made after the account; and nobody else's folder taken."""
 
 import json
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands import Ran
 
 from acclimate import keys
-from acclimate.cli import main
-
-
-class Ran:
-    """What a command did: exit code, stdout, stderr."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def acclimate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Runs `acclimate …` in this process, exactly as the installed script does."""
-    for name in list(os.environ):
-        if name.startswith("ACCLIMATE_"):
-            monkeypatch.delenv(name)
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["acclimate", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main.run()
-        out, err = capfd.readouterr()
-        return Ran(end.value.code if isinstance(end.value.code, int) else 0, out, err)
-
-    return run
 
 
 def account_in(folder: Path, *, name: str = "custodian-a", role: str = "custodian") -> None:

@@ -2,10 +2,8 @@
 
 import base64
 import json
-import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -18,7 +16,6 @@ from live import CUSTODIANS
 from witnessed_rounds import HOUR, RealClock, Stage, acknowledged, closed, on_stage, until, yesterdays
 
 from acclimate import keys, verify
-from acclimate.cli import main
 from acclimate.client import custodian, organizer, pins, requests
 from acclimate_competitions.records import format_time, parse_time
 
@@ -27,25 +24,6 @@ from acclimate_competitions.records import format_time, parse_time
 def stage(tmp_path: Path) -> Iterator[Stage]:
     with yesterdays(tmp_path) as found:
         yield found
-
-
-@pytest.fixture
-def acclimate(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    for name in list(os.environ):
-        if name.startswith("ACCLIMATE_"):
-            monkeypatch.delenv(name)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["acclimate", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main.run()
-        out, err = capfd.readouterr()
-        return end.value.code if isinstance(end.value.code, int) else 0, out, err
-
-    return run
 
 
 def test_a_lost_computer_and_a_lost_custodian_are_survived(stage: Stage) -> None:

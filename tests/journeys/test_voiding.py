@@ -1,8 +1,6 @@
 """The end of a round without its organizer, or against one who keeps approvals for later: at the command lines of real custodians."""
 
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ import pytest
 from live import CUSTODIANS
 from witnessed_rounds import Stage, acknowledged, closed, yesterdays
 
-from acclimate.cli import main
 from acclimate.client import organizer
 
 REASON = "the organizer does not answer any more"
@@ -23,23 +20,6 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     with yesterdays(tmp_path) as found:
         acknowledged(found)
         yield found
-
-
-@pytest.fixture
-def acclimate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    for name in list(os.environ):
-        if name.startswith("ACCLIMATE_"):
-            monkeypatch.delenv(name)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["acclimate", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main.run()
-        out, err = capfd.readouterr()
-        return end.value.code if isinstance(end.value.code, int) else 0, out, err
-
-    return run
 
 
 def folder(stage: Stage, name: str) -> Path:
