@@ -7,15 +7,14 @@ import live
 import pytest
 import rounds_made
 import tiny
+from commands import Run
 from cosigners_made import partners, server
-from test_voiding import Run, acclimate, refusal
+from test_voiding import refusal
 from witnessed_rounds import NAMES, write_folder
 
 from acclimate import log
 from acclimate.client import folder
 from acclimate.client.servers import SERVER_FILE
-
-__all__ = ["acclimate"]
 
 
 @pytest.fixture
