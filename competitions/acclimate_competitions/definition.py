@@ -54,6 +54,8 @@ class RoundSettings:
     """`[round]`: dates are None where `acclimate round create` gives them.
 
     Attributes:
+        publish: auto: the ranking of an evaluated round is published as soon as it was computed twice, without its organizer.
+        publish_within: how long a manual publication may take before the round publishes itself; None: as long as it likes.
         audits: how many preparations the auditor draws and makes again before the release.
         audit_tolerance: how far a validation nll may be from the first one where bytes can't be equal (other hardware).
         auditor: name of the auditor whom the round names; needed for audits, and where the holdout stays private.
@@ -67,6 +69,7 @@ class RoundSettings:
     release_by: datetime | None
     objection_window: timedelta
     publish: Literal["manual", "auto"]
+    publish_within: timedelta | None
     holdout_after: Literal["public", "private"]
     audits: int
     audit_tolerance: float
@@ -292,7 +295,8 @@ def _round(table: Table) -> RoundSettings:
         grace=table.duration("grace", timedelta(0)),
         release_by=table.moment("release_by"),
         objection_window=table.duration("objection_window", timedelta(0)),
-        publish=table.word("publish", ("manual",), default="manual", designed=("auto",)),
+        publish=table.word("publish", ("manual", "auto"), default="manual"),
+        publish_within=table.duration("publish_within", _NONE, least=60),
         holdout_after=table.word("holdout_after", ("public", "private"), default="public"),
         audits=table.integer("audits", 0, most=10_000),
         audit_tolerance=table.number("audit_tolerance", 0.0),
@@ -303,6 +307,8 @@ def _round(table: Table) -> RoundSettings:
             table.problem("audits", f"= {settings.audits}: needs `auditor`, the name of a second operator")
         elif settings.holdout_after == "private":
             table.problem("holdout_after", '= "private": needs `auditor`, the name of somebody who looks at it for all')
+    if settings.publish == "auto" and settings.publish_within is not None and table.good("publish", "publish_within"):
+        table.problem("publish_within", 'is for `publish = "manual"`: an automatic publication waits for nobody')
     dates = {name: getattr(settings, name) for name in ("opens", "closes", "closes_latest", "release_by")}
     known = [(name, value) for name, value in dates.items() if value is not None and table.good(name)]
     # Neighbours only, so that one wrong date is one problem; closes_latest may equal closes.

@@ -147,6 +147,14 @@ class Round:
         return self.competition.round.holdout_after == "private"
 
     @property
+    def publishes_itself(self) -> datetime | None:
+        """From when on an evaluator may publish the ranking without its organizer; None: not before it is evaluated, or never."""
+        settings = self.competition.round
+        wait = timedelta(0) if settings.publish == "auto" else settings.publish_within
+        evaluated = dict(self.phases).get(Phase.EVALUATED)
+        return None if wait is None or evaluated is None else evaluated + wait
+
+    @property
     def audits_due(self) -> int:
         """How many preparations are to be drawn and made again: as the definition says, all where there are fewer."""
         return min(self.competition.round.audits, len(self.preparations))

@@ -302,13 +302,24 @@ def _finish_evaluation(state: Round, record: Record, index: int) -> Round:
 
 
 def _publish(state: Round, record: Record, index: int) -> Round:
+    if record.by not in _organizer(state, record):
+        moment = state.publishes_itself
+        assert moment is not None, "no evaluator may sign it then"
+        if record.at < moment:
+            when = records.format_time(moment)
+            raise Refusal("too_early", f"the ranking is its organizer's to publish until {when}")
+        require(not record["reason"], "a ranking that publishes itself gives no reason")
+    return _ranked(state, record)
+
+
+def _ranked(state: Round, record: Record) -> Round:
     require(record["policy"] == state.defined["policy"], "the ranking was made by another policy than the round's")
     return replace(state, phase=Phase.PUBLISHED, rankings=(*state.rankings, (record["ranking"], record["reason"])))
 
 
 def _revise(state: Round, record: Record, index: int) -> Round:
     require(bool(record["reason"]), "a revision gives its reason")
-    return _publish(state, record, index)
+    return _ranked(state, record)
 
 
 def _report(state: Round, record: Record, index: int) -> Round:
@@ -413,6 +424,11 @@ def _voiders(state: Round, record: Record) -> set[str]:
     return _organizer(state, record) | (_custodians(state, record) if state.phase is not Phase.DRAFT else set())
 
 
+def _publishers(state: Round, record: Record) -> set[str]:
+    # The organizer in any case: whatever hinders the server's own publication must not keep a ranking from being published.
+    return _organizer(state, record) | (_evaluators(state, record) if state.publishes_itself is not None else set())
+
+
 def _evaluators(state: Round, record: Record) -> set[str]:
     return set(state.defined["evaluators"])
 
@@ -437,8 +453,8 @@ _NEXT = {
     Phase.CLOSED: "the entries are prepared; then custodians release their shares",
     Phase.PREPARED: "the auditor, where one is named, makes drawn preparations again; custodians release their shares; then the holdout is opened and the entries are evaluated",
     Phase.RELEASED: "the holdout is opened; then the entries are evaluated",
-    Phase.OPENED: "the entries are evaluated; then the organizer publishes the ranking",
-    Phase.EVALUATED: "the organizer publishes the ranking next",
+    Phase.OPENED: "the entries are evaluated; then the organizer publishes the ranking, or, where the definition says so, the round itself does",
+    Phase.EVALUATED: "the organizer publishes the ranking next, or, where the definition says so, the round itself does",
     Phase.PUBLISHED: "the ranking is published; its organizer may revise it, with a reason, and the round's auditor report on it",
     Phase.VOIDED: "nothing follows: the round is void",
 }
@@ -468,7 +484,7 @@ TABLE: dict[str, tuple[frozenset[Phase], _Signers | None, _Change]] = {
     "HoldoutOpened": (frozenset({Phase.RELEASED}), None, _open_holdout),
     "ModelEvaluated": (frozenset({Phase.OPENED}), _evaluators, _evaluate),
     "EvaluationFinished": (frozenset({Phase.OPENED}), None, _finish_evaluation),
-    "RankingPublished": (frozenset({Phase.EVALUATED}), _organizer, _publish),
+    "RankingPublished": (frozenset({Phase.EVALUATED}), _publishers, _publish),
     "RankingRevised": (frozenset({Phase.PUBLISHED}), _organizer, _revise),
     "RoundAudited": (frozenset({Phase.PUBLISHED}), _auditor, _report),
     "RoundVoided": (_BEFORE_PUBLISHED, _voiders, _void),

@@ -46,6 +46,17 @@ def test_dates_may_be_absent():
     assert (settings.opens, settings.closes, settings.closes_latest, settings.release_by) == (None, None, None, None)
 
 
+def test_who_publishes_is_the_definitions_to_say():
+    said = {
+        'publish = "manual"': ("manual", None),
+        'publish = "auto"': ("auto", None),
+        'publish_within = "14d"': ("manual", timedelta(days=14)),
+    }
+    for text, expected in said.items():
+        settings = definition.parse(SHIPPED.replace('publish = "manual"', text).encode()).round
+        assert (settings.publish, settings.publish_within) == expected
+
+
 def test_every_value_in_force_has_an_origin():
     short = BASE.replace("clip = 1.0\n", "").replace('[isolation]\nmemory = "2GiB"\nwall = "30m"\n', "")
     competition = definition.parse(short.encode())
@@ -119,8 +130,9 @@ CASES = [
     ('grace = "10m"', 'grace = "60"', "round.grace must be a duration"),
     ('grace = "10m"', "grace = 60", "round.grace must be a duration"),
     ('grace = "10m"', 'grace = "-5s"', "round.grace must be a duration"),
-    ('publish = "manual"', 'publish = "auto"', 'round.publish = "auto": this version carries only "manual"'),
     ('publish = "manual"', 'publish = "manuel"', "did you mean 'manual'?"),
+    ('publish = "manual"', 'publish = "auto"\npublish_within = "7d"', 'round.publish_within is for `publish = "manual"`'),
+    ('publish = "manual"', 'publish_within = "59s"', "round.publish_within = '59s': must be from 60s"),
     ('holdout_after = "public"', 'holdout_after = "private"', 'round.holdout_after = "private": needs `auditor`'),
     ("audits = 0", "audits = 2", "round.audits = 2: needs `auditor`, the name of a second operator"),
     ("audits = 0", 'audits = 2\nauditor = "custodian-a"', 'round.auditor = "custodian-a" is a custodian, too'),

@@ -507,6 +507,54 @@ def test_a_ranking_is_by_the_rounds_policy_and_revised_with_a_reason():
     assert [ranking for ranking, _ in story.state.rankings] == [digest("ranking"), digest("second")]
 
 
+HOUR = timedelta(hours=1)
+PUBLISHING = {"manual": 'publish = "manual"', "within": 'publish_within = "1h"', "auto": 'publish = "auto"'}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    how=st.sampled_from(sorted(PUBLISHING)),
+    by=st.sampled_from(["organizer", "evaluator", "ada", "custodian-a", "stranger"]),
+    after=st.sampled_from([timedelta(0), TICK, HOUR - TICK, HOUR, HOUR + TICK]),
+    reason=st.sampled_from(["", "the first"]),
+)
+def test_a_ranking_is_published_by_its_organizer_or_when_the_definition_says_so_by_an_evaluator(how, by, after, reason):
+    told = evaluated_story(how)
+    story = dataclasses.replace(told, log=list(told.log), now=told.now + after)
+    opens = {"manual": None, "within": HOUR, "auto": timedelta(0)}[how]
+    alone = by == "evaluator" and opens is not None
+    assert story.state.publishes_itself == (None if opens is None else told.now + opens)
+    if by == "organizer" or (alone and after >= opens and not reason):
+        story.publish(by=by, reason=reason)
+        assert story.state.phase is Phase.PUBLISHED and story.state.rankings == ((digest("ranking"), reason),)
+        # Once is enough, whoever comes second; and revising stays the organizer's.
+        refuses("phase_wrong", story.publish, by="evaluator", reason="")
+        refuses("signature_invalid", story.publish, "RankingRevised", by="evaluator", reason="better")
+        story.publish("RankingRevised", reason="better", ranking=digest("other"))
+    elif not alone:
+        refuses("signature_invalid", story.publish, by=by, reason=reason)
+    else:
+        refuses("too_early" if after < opens else "guard_failed", story.publish, by=by, reason=reason)
+
+
+@functools.cache
+def evaluated_story(how: str) -> Story:
+    return until(Phase.EVALUATED, competition(publish=PUBLISHING[how]))
+
+
+@pytest.mark.parametrize("phase", [phase for phase in STEPS if phase not in (Phase.EVALUATED, Phase.PUBLISHED)])
+def test_nothing_publishes_itself_before_it_is_evaluated(phase):
+    story = until(phase, competition(publish=PUBLISHING["auto"]))
+    assert story.state.publishes_itself is None
+    refuses("phase_wrong", story.publish, by="evaluator", reason="")
+
+
+def test_what_publishes_itself_is_by_the_rounds_policy():
+    told = evaluated_story("auto")
+    story = dataclasses.replace(told, log=list(told.log))
+    refuses("guard_failed", story.publish, by="evaluator", reason="", policy=digest("other"))
+
+
 def test_voiding_needs_a_reason_and_after_the_close_k_custodians():
     refuses("guard_failed", until(Phase.OPEN).tell, "RoundVoided", {"reason": ""}, by="organizer")
     for phase in (Phase.CLOSED, Phase.PREPARED, Phase.RELEASED, Phase.OPENED, Phase.EVALUATED):
@@ -602,6 +650,26 @@ def test_failed_custody_lets_the_organizer_void_alone():
             assert story.void(at=at).state.phase is Phase.VOIDED
         else:
             refuses("guard_failed", story.void, at=at)
+
+
+def test_whoever_is_left_ends_a_round_that_has_lapsed():
+    """Fewer than k custodians can't agree to anything: 30 days after the shares were due one of them, or the organizer, is enough."""
+    lapse = RELEASE_BY + rounds.LAPSE
+    for phase in set(Phase) - {Phase.DRAFT, Phase.PUBLISHED, Phase.VOIDED}:
+        for by in ("organizer", "custodian-b"):
+            if by == "custodian-b" or phase in (Phase.CLOSED, Phase.RELEASED, Phase.OPENED, Phase.EVALUATED):
+                refusal = refuses("guard_failed", until(phase).void, by=by, phase=phase, at=lapse - TICK)
+                assert "30 days after release_by" in refusal.sentence
+            ended = until(phase).void(by=by, phase=phase, at=lapse)
+            assert ended.state.phase is Phase.VOIDED
+            assert rounds.fold(ended.log, competition()) == ended.state
+        # Nobody else, and not in another phase than it stands in, nor without saying so.
+        story = until(phase)
+        refuses("signature_invalid", story.void, by="evaluator", phase=phase, at=lapse)
+        refuses("guard_failed", story.void, by="custodian-b", phase="draft", at=lapse)
+        refuses("guard_failed", story.void, by="custodian-b", at=lapse)
+    # A published round stays published.
+    refuses("phase_wrong", until(Phase.PUBLISHED).void, phase="published", at=lapse)
 
 
 # ---- size ----------------------------------------------------------------------------------------------------------
