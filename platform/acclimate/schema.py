@@ -162,12 +162,63 @@ stages = Table(
     Column("task", _text(64)),
     Column("seed", _whole),
     Column("protocol", _text(16)),
-    Column("state", _text(16), nullable=False),  # pending | running | committed | failed | blocked
+    Column("state", _text(16), nullable=False),  # see stages.STATES
     Column("attempt", _text(71)),
-    Column("attempts", _whole, nullable=False, default=0),
+    Column("attempts", _whole, nullable=False, default=0),  # tries that count against a budget
     Column("progress", Float, nullable=False, default=0.0),
     Column("reason", _text(), nullable=False, default=""),
     Column("heartbeat", _text(27)),
+    Column("fence", _whole, nullable=False, default=0, server_default="0"),  # of the newest try; only grows
+    Column("code", _text(32)),  # of the reason: see retries.py
+    Column("not_before", _text(27)),  # before when it isn't tried again
+    Column("place", _whole),  # in the queue, from 1, while it waits
+    Column("expected", Float),  # seconds that the whole attempt should take
+)
+attempts = Table(  # a try of some stages of one entry together
+    "attempts",
+    metadata,
+    Column("attempt", _text(71), primary_key=True),  # digest of the sorted keys of its stages
+    Column("fence", _whole, primary_key=True, autoincrement=False),  # from 1, none used twice
+    Column("round", _text(120), ForeignKey("rounds.id"), nullable=False, index=True),
+    Column("submission", _text(36), ForeignKey("submissions.id"), nullable=False),
+    Column("kind", _text(16), nullable=False),
+    Column("stages", JSON, nullable=False),  # their keys
+    Column(
+        "state", _text(16), nullable=False
+    ),  # starting | running | verifying | committed | failed | given_back | cancelled
+    Column("code", _text(32), nullable=False, default=""),  # of its end
+    Column("reason", _text(), nullable=False, default=""),
+    Column("machine", _text(), nullable=False, default=""),
+    Column("epoch", _whole, nullable=False),  # of the lease under which it was claimed
+    Column("claimed", _text(27), nullable=False),
+    Column("ended", _text(27)),
+)
+events = Table(  # what became of each attempt, one row a change, in the change's own transaction
+    "events",
+    metadata,
+    Column("id", _whole, primary_key=True),
+    Column("at", _text(27), nullable=False),
+    Column("round", _text(120), nullable=False, index=True),
+    Column("kind", _text(16), nullable=False),
+    Column("submission", _text(36), nullable=False),
+    Column("attempt", _text(71), nullable=False, index=True),
+    Column("fence", _whole, nullable=False),
+    Column("epoch", _whole, nullable=False),
+    Column("event", _text(16), nullable=False),  # see event_history.EVENTS
+    Column("code", _text(32), nullable=False, default=""),
+    Column("reason", _text(), nullable=False, default=""),
+    Column("machine", _text(), nullable=False, default=""),
+)
+wishes = Table(  # what people ask of the leading dispatcher
+    "wishes",
+    metadata,
+    Column("id", _whole, primary_key=True),
+    Column("round", _text(120), ForeignKey("rounds.id"), nullable=False),
+    Column("stage", _text(71), ForeignKey("stages.key"), nullable=False),
+    Column("wish", _text(16), nullable=False),  # retry
+    Column("account", _text(64), ForeignKey("accounts.id"), nullable=False),
+    Column("at", _text(27), nullable=False),
+    Column("done", _text(27)),
 )
 results = Table(
     "results",

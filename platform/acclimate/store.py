@@ -22,7 +22,9 @@ from acclimate import config, database, migrations
 from acclimate.clocks import Clocks
 from acclimate.schema import (
     accounts,
+    attempts,
     cosignatures,
+    events,
     installation,
     invitations,
     leases,
@@ -40,6 +42,7 @@ from acclimate.schema import (
     stages,
     submissions,
     uploads,
+    wishes,
 )
 from acclimate.turns import Batch, Turns
 from acclimate_competitions import definition, digests, records
@@ -54,7 +57,9 @@ __all__ = [
     "Store",
     "Tx",
     "accounts",
+    "attempts",
     "cosignatures",
+    "events",
     "installation",
     "invitations",
     "leases",
@@ -74,6 +79,7 @@ __all__ = [
     "timestamp",
     "unsigned",
     "uploads",
+    "wishes",
 ]
 
 RECALL_SECONDS = 60.0

@@ -1,6 +1,6 @@
-"""What the database itself refuses, whoever writes: log_entries grows by one entry at a time and never changes, nor do results."""
+"""What the database itself refuses, whoever writes: log_entries grows by one entry at a time and never changes, nor do results and events."""
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, inspect
 
 _SQLITE = {
     "log_entries_no_update": """BEFORE UPDATE ON log_entries
@@ -17,6 +17,13 @@ _SQLITE = {
     "results_no_replace": """BEFORE INSERT ON results
   WHEN EXISTS (SELECT 1 FROM results WHERE stage = NEW.stage)
   BEGIN SELECT RAISE(ABORT, 'results is insert-only: this stage has a result'); END""",
+    "events_no_update": """BEFORE UPDATE ON events
+  BEGIN SELECT RAISE(ABORT, 'events is insert-only'); END""",
+    "events_no_delete": """BEFORE DELETE ON events
+  BEGIN SELECT RAISE(ABORT, 'events is insert-only'); END""",
+    "events_no_replace": """BEFORE INSERT ON events
+  WHEN EXISTS (SELECT 1 FROM events WHERE id = NEW.id)
+  BEGIN SELECT RAISE(ABORT, 'events is insert-only: there is one of this id'); END""",
 }
 _POSTGRESQL = {
     "log_entries_no_update": "BEFORE UPDATE ON log_entries FOR EACH ROW EXECUTE FUNCTION acclimate_insert_only()",
@@ -26,6 +33,9 @@ _POSTGRESQL = {
     "results_no_update": "BEFORE UPDATE ON results FOR EACH ROW EXECUTE FUNCTION acclimate_insert_only()",
     "results_no_delete": "BEFORE DELETE ON results FOR EACH ROW EXECUTE FUNCTION acclimate_insert_only()",
     "results_no_truncate": "BEFORE TRUNCATE ON results FOR EACH STATEMENT EXECUTE FUNCTION acclimate_insert_only()",
+    "events_no_update": "BEFORE UPDATE ON events FOR EACH ROW EXECUTE FUNCTION acclimate_insert_only()",
+    "events_no_delete": "BEFORE DELETE ON events FOR EACH ROW EXECUTE FUNCTION acclimate_insert_only()",
+    "events_no_truncate": "BEFORE TRUNCATE ON events FOR EACH STATEMENT EXECUTE FUNCTION acclimate_insert_only()",
 }
 _FUNCTIONS = (
     # clock_timestamp(), not now(): a transaction that waited for the writers' lock began before its turn came.
@@ -84,10 +94,17 @@ def _words(text: str) -> str:
 
 
 def _wanted(connection: Connection) -> dict[str, str]:
-    return _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL
+    """By name; of tables that are there, as the first revisions had fewer."""
+    every = _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL
+    there = set(inspect(connection).get_table_names())
+    return {name: text for name, text in every.items() if _table(name) in there}
 
 
 def _on(connection: Connection, name: str) -> str:
     if connection.dialect.name == "sqlite":
         return ""
-    return " ON log_entries" if name.startswith("log_entries") else " ON results"
+    return f" ON {_table(name)}"
+
+
+def _table(name: str) -> str:
+    return name.partition("_no_")[0].removesuffix("_in_order")
