@@ -59,7 +59,7 @@ class Copies:
             return
         try:
             for place in self._places.values():
-                place.keep_note(COPY, note.encode())
+                place.put_note(COPY, note.encode())
         except (Refusal, OSError) as error:
             say("checkpoint not copied", level="warning", reason=str(error))
         else:
@@ -72,7 +72,7 @@ class Copies:
             Refusal: blobs_unreachable, no_space.
         """
         for place in self._places.values():
-            place.keep_note(ROTATED, note.encode())
+            place.put_note(ROTATED, note.encode())
 
     def accept(self, store: Store) -> list[str]:
         """Take the log as the database has it; each lost checkpoint stays with the blobs under a name of its own. What was done, a line each.
@@ -91,15 +91,15 @@ class Copies:
             ).scalar()
         for where, note, signed in list(self._lost(tree)):
             aside = f"{COPY}-LOST-{signed.size}-{signed.root.hex()[:8]}"
-            store.blobs.keep_note(aside, note)
+            store.blobs.put_note(aside, note)
             done.append(
                 f"{signed.size} entries were signed ({where}), {size} are here; that checkpoint is kept as {aside} with the blobs"
             )
         if done:
             for place in self._places.values():
-                place.keep_note(COPY, (newest or "").encode())
+                place.put_note(COPY, (newest or "").encode())
                 if place.note(ROTATED):
-                    place.keep_note(ROTATED, (newest or "").encode())
+                    place.put_note(ROTATED, (newest or "").encode())
         return done
 
     def _lost(self, tree: log.Tree) -> Iterator[tuple[str, bytes, log.Checkpoint]]:

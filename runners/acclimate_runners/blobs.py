@@ -5,6 +5,10 @@
 - Whoever gets a blob gets bytes that hash to its digest: what doesn't is put into quarantine and refused.
 - Where there is no room the store refuses and leaves nothing behind.
 
+- Only what nobody has stored or kept for a while can be removed, whoever races.
+
+Beside them lie notes: small texts by name, which may be replaced and dropped, such as the manifests of attempts.
+
 The folder's layout is root/ab/cdef…, one file a blob, named by its own sha256. Bytes go to root/tmp, are flushed to the disk, and only
 then renamed into place.
 """
@@ -22,6 +26,9 @@ from typing import IO, BinaryIO, Protocol
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal, installing
+from acclimate_runners import folder_keeping
+from acclimate_runners.folder_keeping import Stored as Stored
+from acclimate_runners.folder_keeping import note_name as note_name
 from acclimate_runners.placing import FolderIncoming, flush, private
 from acclimate_runners.placing import space as space
 from acclimate_runners.placing import swept as swept
@@ -61,6 +68,9 @@ class Blobs(Protocol):
 
     def has(self, digest: str) -> bool:
         """Whether the blob is stored."""
+
+    def keep(self, digest: str) -> bool:
+        """Whether the blob is stored; if so, `remove` takes it for one stored just now. For whoever is about to name it."""
 
     def size(self, digest: str) -> int:
         """The blob's size in bytes; refuses blob_unknown."""
@@ -116,10 +126,25 @@ class Blobs(Protocol):
         """Write the installation's id, unless there is one already."""
 
     def note(self, name: str) -> bytes | None:
-        """A small text at the store's root, such as the marker; None where there is none."""
+        """A small text by its name, such as attempts/<hex>/1/manifest.json; None where there is none."""
 
-    def keep_note(self, name: str, text: bytes) -> None:
-        """Write such a text, whole, in the place of what it was before: it may change, unlike a blob."""
+    def put_note(self, name: str, data: bytes) -> None:
+        """Write such a text, whole and on the disk, in the place of what it was before; refuses no_space."""
+
+    def notes(self, prefix: str) -> list[str]:
+        """The names, sorted, that begin with a prefix, which ends in a slash."""
+
+    def drop_note(self, name: str) -> None:
+        """Remove such a text, if it is there."""
+
+    def listing(self) -> Iterator[Stored]:
+        """All blobs; which of those that come or go meanwhile are among them is open."""
+
+    def remove(self, digest: str, *, older_than: float) -> bool:
+        """Remove a blob that was neither stored nor kept for so many seconds; whether it is removed.
+
+        A bucket may remove one that is kept in the same instant, if it was last kept longer ago than s3.KEPT_SECONDS.
+        """
 
     def probe(self) -> None:
         """Write, read and remove a small object; refuses blobs_unreachable with the cause, no_space."""
@@ -182,6 +207,10 @@ class FolderBlobs:
     def has(self, digest: str) -> bool:
         """Whether the blob is stored."""
         return self.path(digest).is_file()
+
+    def keep(self, digest: str) -> bool:
+        """Whether the blob is stored; if so, `remove` takes it for one stored just now."""
+        return folder_keeping.keep(self, digest)
 
     def size(self, digest: str) -> int:
         """The blob's size in bytes.
@@ -335,16 +364,28 @@ class FolderBlobs:
         return found.decode("utf-8", "replace").strip() if found is not None else None
 
     def note(self, name: str) -> bytes | None:
-        """A small text at the root."""
-        try:
-            return (self.root / name).read_bytes()
-        except FileNotFoundError:
-            return None
+        """A small text by its name."""
+        return folder_keeping.note(self.root, name)
 
-    def keep_note(self, name: str, text: bytes) -> None:
+    def put_note(self, name: str, data: bytes) -> None:
         """Write it, whole; refuses no_space."""
-        with written(self.root / name) as stream:
-            stream.write(text)
+        folder_keeping.put_note(self, name, data)
+
+    def notes(self, prefix: str) -> list[str]:
+        """The names, sorted, below a prefix."""
+        return folder_keeping.notes(self.root, prefix)
+
+    def drop_note(self, name: str) -> None:
+        """Remove it."""
+        folder_keeping.drop_note(self.root, name)
+
+    def listing(self) -> Iterator[Stored]:
+        """All blobs."""
+        return folder_keeping.listing(self.root)
+
+    def remove(self, digest: str, *, older_than: float) -> bool:
+        """Remove a blob that was neither stored nor kept for so many seconds; whether it is removed."""
+        return folder_keeping.remove(self, digest, older_than=older_than)
 
     def mark(self, installation: str) -> None:
         """Write the installation's id, unless there is one already.
@@ -391,7 +432,7 @@ class FolderBlobs:
 
     def _stored(self, digest: str, size: int) -> bool:
         try:
-            return self.size(digest) == size
+            return self.keep(digest) and self.size(digest) == size
         except Refusal:
             return False
 

@@ -102,10 +102,10 @@ class Bucket:
         """One request, once; errors are those of s3fs."""
         return await _client(self.endpoint)._call_s3(method, Bucket=self.name, **arguments)
 
-    async def copy(self, source: str, target: str, *, etag: str) -> None:
+    async def copy(self, source: str, target: str, *, etag: str, **arguments: str) -> None:
         """Copy an object to another key, in parts where it is large; an error in THERE_ALREADY where it has another ETag."""
         one, other = f"{self.name}/{source}", f"{self.name}/{target}"
-        await _client(self.endpoint)._cp_file(one, other, CopySourceIfMatch=etag)
+        await _client(self.endpoint)._cp_file(one, other, CopySourceIfMatch=etag, **arguments)
 
     async def range(self, key: str, begin: int, count: int, *, etag: str = "") -> tuple[bytes, int, str]:
         """Up to `count` bytes from `begin`, the size of the whole object, and its ETag.

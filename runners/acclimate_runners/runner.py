@@ -74,8 +74,23 @@ class BlobAccess(Protocol):
     def get(self, digest: str, to: Path) -> None:
         """Copy a blob to a file, re-hashing it."""
 
+    def keep(self, digest: str) -> bool:
+        """Whether a blob is stored; if so, garbage collection takes it for one stored just now."""
+
     def put(self, path: Path) -> str:
         """Store a file and return its digest; storing the same bytes again changes nothing."""
+
+    def note(self, name: str) -> bytes | None:
+        """A small text by its name, such as attempts/<hex>/1/manifest.json; None where there is none."""
+
+    def put_note(self, name: str, data: bytes) -> None:
+        """Write such a text, whole, in the place of what it was before."""
+
+    def notes(self, prefix: str) -> list[str]:
+        """The names, sorted, below a prefix that ends in a slash."""
+
+    def drop_note(self, name: str) -> None:
+        """Remove such a text, if it is there."""
 
 
 class Handle(Protocol):

@@ -25,8 +25,8 @@ from typing import IO, Any, BinaryIO, TypeVar, cast
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
-from acclimate_runners import s3_answers, s3_uploads
-from acclimate_runners.blobs import MARKER, Incoming, space, swept, written
+from acclimate_runners import s3_answers, s3_keeping, s3_uploads
+from acclimate_runners.blobs import MARKER, Incoming, Stored, note_name, space, swept, written
 from acclimate_runners.bucket import Bucket
 from acclimate_runners.s3_reading import Exchanged, Reader
 from acclimate_runners.s3_reading import found as found_at
@@ -84,6 +84,14 @@ class S3Blobs:
                 raise
             return False
         return True
+
+    def keep(self, digest: str) -> bool:
+        """Whether the blob is stored; if so, `remove` takes it for one stored just now.
+
+        Raises:
+            Refusal: blob_unknown, for text that is no digest; blobs_unreachable.
+        """
+        return s3_keeping.keep(self.bucket, digest)
 
     def size(self, digest: str) -> int:
         """The blob's size in bytes.
@@ -198,7 +206,7 @@ class S3Blobs:
         try:
             with path.open("rb") as stream:
                 digest, size = digests.of_stream(stream)
-                if not self.stored(digest, size):
+                if not s3_keeping.keep(self.bucket, digest, size):
                     stream.seek(0)
                     self.put_stream(stream, digest=digest, size=size)
                 return digest
@@ -217,7 +225,7 @@ class S3Blobs:
             Refusal: no_space, blobs_unreachable.
         """
         digest = digests.of_bytes(data)
-        if not self.stored(digest, len(data)):
+        if not s3_keeping.keep(self.bucket, digest, len(data)):
             self.put_stream(io.BytesIO(data), digest=digest, size=len(data))
         return digest
 
@@ -290,21 +298,28 @@ class S3Blobs:
         return found.decode("utf-8", "replace").strip() if found is not None else None
 
     def note(self, name: str) -> bytes | None:
-        """A small text at the root.
+        """A small text by its name; refuses blobs_unreachable."""
+        return s3_keeping.note(self.bucket, name)
 
-        Raises:
-            Refusal: blobs_unreachable.
-        """
-        try:
-            return self._range(self.bucket.prefix + name, _CHUNK, name)[0]
-        except Refusal as refusal:
-            if refusal.code != "blob_unknown":
-                raise
-            return None
-
-    def keep_note(self, name: str, text: bytes) -> None:
+    def put_note(self, name: str, data: bytes) -> None:
         """Write it, whole; refuses blobs_unreachable, no_space."""
-        self.bucket.ask("put_object", Key=self.bucket.prefix + name, Body=text)
+        self.bucket.ask("put_object", Key=self.bucket.prefix + note_name(name), Body=data)
+
+    def notes(self, prefix: str) -> list[str]:
+        """The names, sorted, below a prefix; refuses blobs_unreachable."""
+        return s3_keeping.notes(self.bucket, prefix)
+
+    def drop_note(self, name: str) -> None:
+        """Remove it; refuses blobs_unreachable."""
+        self.bucket.ask("delete_object", Key=self.bucket.prefix + note_name(name))
+
+    def listing(self) -> Iterator[Stored]:
+        """All blobs; refuses blobs_unreachable."""
+        return s3_keeping.listing(self.bucket)
+
+    def remove(self, digest: str, *, older_than: float) -> bool:
+        """Remove a blob that was neither stored nor kept for so many seconds; refuses blobs_unreachable."""
+        return s3_keeping.remove(self.bucket, digest, older_than=older_than)
 
     def mark(self, installation: str) -> None:
         """Write the installation's id, unless there is one already.
@@ -411,7 +426,7 @@ class S3Blobs:
         done = f"the object was moved to {aside}"
         try:
             self.bucket.begin(lambda: self.bucket.copy(source, aside, etag=etag)).result()
-            self._delete(source, etag=etag)
+            s3_keeping.delete(self.bucket, source, etag=etag)
         except Exchanged:
             return
         except Exception as error:
@@ -424,19 +439,6 @@ class S3Blobs:
             f"blob {digest} holds bytes that hash to {found}; {done}",
             hint="store the bytes again from where they came; check the server's disks",
         )
-
-    def _delete(self, key: str, *, etag: str) -> None:
-        """Delete an object, if it still has the ETag; raises Exchanged where it hasn't."""
-        # Not every server knows a condition on a deletion, and some pass over it: so it is also asked before.
-        answer = self.bucket.begin(lambda: self.bucket.call("head_object", Key=key)).result()
-        if answer.get("ETag") != etag:
-            raise Exchanged
-        try:
-            self.bucket.begin(lambda: self.bucket.call("delete_object", Key=key, IfMatch=etag)).result()
-        except Exception as error:
-            if s3_answers.code_of(error) not in s3_answers.NOT_OFFERED:
-                raise
-            self.bucket.begin(lambda: self.bucket.call("delete_object", Key=key)).result()
 
     def _range(self, key: str, count: int, digest: str) -> tuple[bytes, int, str]:
         return self.bucket.wait(self.bucket.begin(lambda: self.bucket.range(key, 0, count)), digest)

@@ -240,6 +240,91 @@ def test_a_blob_is_checked_without_a_copy(blobs: Blobs) -> None:
     refused("blob_unknown", lambda: blobs.check(digests.of_bytes(b"nothing")))
 
 
+def test_notes_are_replaced_listed_and_dropped(blobs: Blobs) -> None:
+    first, second, large = "attempts/0a/1/manifest.json", "attempts/0a/2/manifest.json", b"x" * (3 * MB)
+    assert blobs.note(first) is None and blobs.notes("attempts/") == []
+    blobs.drop_note(first)
+    blobs.put_note(first, b"one")
+    blobs.put_note(second, large)
+    blobs.put_note("attempts/0ab/1/manifest.json", b"")
+    blobs.put_note("CHECKPOINT", b"other")
+    assert blobs.note(first) == b"one" and blobs.note(second) == large
+    blobs.put_note(first, b"another")
+    assert blobs.note(first) == b"another"
+    assert blobs.notes("attempts/0a/") == [first, second] and len(blobs.notes("attempts/")) == 3
+    assert blobs.note("attempts/0a") is None and blobs.note(first + "/more") is None
+    blobs.drop_note(first)
+    blobs.drop_note(first)
+    assert blobs.note(first) is None and blobs.notes("attempts/0a/") == [second]
+    assert list(blobs.listing()) == [] and list(blobs.scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/a", "a/", "a//b", "../a", "a/../b", ".a", "ab/cd", "tmp/a", "quarantine/a", "a b"]
+)
+def test_a_note_lies_where_only_notes_lie(blobs: Blobs, name: str) -> None:
+    for call in (blobs.note, blobs.drop_note, lambda n: blobs.put_note(n, b""), lambda n: blobs.notes(n + "/")):
+        with pytest.raises(ValueError, match="no name of a note"):
+            call(name)
+
+
+def test_all_blobs_are_listed_and_nothing_else(blobs: Blobs) -> None:
+    stored = {blobs.put_bytes(data): len(data) for data in (b"", b"abc", LARGE)}
+    blobs.mark("somebody")
+    blobs.put_note("attempts/0a/1/manifest.json", b"{}")
+    with blobs.incoming(digest=digests.of_bytes(LARGE + b"!"), size=len(LARGE) + 1) as incoming:
+        incoming.write(LARGE)
+        found = list(blobs.listing())
+    assert {each.digest: each.size for each in found} == stored
+    assert all(-2 < each.age < 60 for each in found)
+
+
+def test_what_is_old_can_be_removed_and_what_is_young_cannot(blobs: Blobs) -> None:
+    digest, other = blobs.put_bytes(b"abc"), blobs.put_bytes(b"other")
+    assert not blobs.remove(digest, older_than=60) and blobs.read(digest) == b"abc"
+    assert blobs.remove(digest, older_than=-2) and not blobs.has(digest) and not blobs.keep(digest)
+    assert not blobs.remove(digest, older_than=-2)
+    assert blobs.keep(other) and blobs.read(other) == b"other"
+    assert blobs.put_bytes(b"abc") == digest and blobs.read(digest) == b"abc"
+    assert list(blobs.scratch.iterdir()) == []
+
+
+def test_what_is_kept_or_stored_again_is_young(blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("acclimate_runners.s3_keeping.KEPT_SECONDS", 0.5)
+    digest, file = blobs.put_bytes(b"abc"), tmp_path / "file"
+    file.write_bytes(b"abc")
+    for again in (lambda: blobs.keep(digest), lambda: blobs.put(file), lambda: blobs.put_bytes(b"abc")):
+        time.sleep(3.2)
+        assert again()
+        assert not blobs.remove(digest, older_than=2.5)
+        blobs.check(digest)
+    time.sleep(3.2)
+    assert blobs.read(digest) and blobs.remove(digest, older_than=2.5)
+
+
+def test_whoever_stores_what_is_being_removed_has_it_afterwards(blobs: Blobs) -> None:
+    data = [number.to_bytes(4, "big") for number in range(40)]
+    for each in data:
+        blobs.put_bytes(each)
+    stop = threading.Event()
+
+    def remove() -> None:
+        while not stop.is_set():
+            for each in list(blobs.listing()):
+                blobs.remove(each.digest, older_than=0.4)
+
+    removing = threading.Thread(target=remove)
+    removing.start()
+    try:
+        for _ in range(3):
+            time.sleep(0.5)
+            for each in data:
+                assert blobs.read(blobs.put_bytes(each)) == each
+    finally:
+        stop.set()
+        removing.join()
+
+
 # ---- of the server -------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,132 @@
+"""What a folder of blobs keeps: its notes, the list of its blobs, and which of them may go."""
+
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from acclimate_competitions import digests
+from acclimate_runners.placing import flush, flush_folder, private, space
+
+if TYPE_CHECKING:
+    from acclimate_runners.blobs import FolderBlobs
+
+_PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
+_NOTE = re.compile(rf"(?!tmp(/|$)|quarantine(/|$)|[0-9a-f]{{2}}(/|$)){_PART}(/{_PART})*")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A blob as a listing has it.
+
+    Attributes:
+        digest: the blob's.
+        size: in bytes.
+        age: seconds since it was stored or kept, by the store's clock.
+    """
+
+    digest: str
+    size: int
+    age: float
+
+
+def note_name(name: str) -> str:
+    """The name of a note, which lies where no blob lies, nor what is on its way or set aside; raises ValueError for another."""
+    if not _NOTE.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a note, such as attempts/0a1b/1/manifest.json")
+    return name
+
+
+def note(root: Path, name: str) -> bytes | None:
+    """See blobs.Blobs.note."""
+    try:
+        return (root / note_name(name)).read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+
+
+def put_note(blobs: "FolderBlobs", name: str, data: bytes) -> None:
+    """See blobs.Blobs.put_note.
+
+    Raises:
+        Refusal: no_space.
+    """
+    path, temporary = blobs.root / note_name(name), blobs.scratch / uuid.uuid4().hex
+    try:
+        with space(temporary):
+            with temporary.open("xb") as stream:
+                stream.write(data)
+                flush(stream)
+            for last in (False, True):
+                private(path.parent, below=blobs.root)
+                try:
+                    temporary.replace(path)
+                    break
+                except FileNotFoundError:
+                    # drop_note of its only neighbour has just taken the folder away.
+                    if last:
+                        raise
+            flush_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def notes(root: Path, prefix: str) -> list[str]:
+    """See blobs.Blobs.notes."""
+    below = root / note_name(prefix.removesuffix("/"))
+    return sorted(path.relative_to(root).as_posix() for path in below.rglob("*") if path.is_file())
+
+
+def drop_note(root: Path, name: str) -> None:
+    """Remove a note, and the folders that are empty then."""
+    path = root / note_name(name)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        path.unlink()
+    for folder in path.parents:
+        if folder == root:
+            break
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def listing(root: Path) -> Iterator[Stored]:
+    """See blobs.Blobs.listing."""
+    for folder in sorted(root.glob("[0-9a-f][0-9a-f]")):
+        for path in sorted(folder.iterdir()):
+            digest = f"sha256:{folder.name}{path.name}"
+            with suppress(FileNotFoundError):
+                if digests.is_digest(digest):
+                    found = path.stat()
+                    yield Stored(digest, found.st_size, time.time() - found.st_mtime)
+
+
+def keep(blobs: "FolderBlobs", digest: str) -> bool:
+    """See blobs.Blobs.keep."""
+    path = blobs.path(digest)
+    # Where removal has moved the file away before this, it is missed; where it does afterwards, it sees the new time. Who may only read
+    # the folder (or reads one of another user's) can't keep anything.
+    with suppress(OSError):
+        os.utime(path)
+    return path.is_file()
+
+
+def remove(blobs: "FolderBlobs", digest: str, *, older_than: float) -> bool:
+    """See blobs.Blobs.remove."""
+    path, aside = blobs.path(digest), blobs.scratch / uuid.uuid4().hex
+    try:
+        path.rename(aside)
+    except FileNotFoundError:
+        return False
+    try:
+        if time.time() - aside.stat().st_mtime > older_than:
+            return True
+        with suppress(FileExistsError):
+            path.hardlink_to(aside)
+        return False
+    finally:
+        aside.unlink()
