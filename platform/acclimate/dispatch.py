@@ -37,7 +37,8 @@ from acclimate.console import say
 from acclimate.dispatch_health import HealthServer, Vitals
 from acclimate.finishing import Finish
 from acclimate.hosting import Host, outlives, runner_of
-from acclimate.leader import Leader, Watch
+from acclimate.lead import Lead, Moments, Watch
+from acclimate.leader import Leader
 from acclimate.lease import Lease, Presence, Renewal
 from acclimate.service import identity, release
 from acclimate.store import Store, Tx
@@ -67,6 +68,7 @@ class Dispatcher:
             succeeded it is called again, also by the next dispatcher. The function that it is called with refuses once
             another leads.
         lease_seconds: for how long others leave it alone when it is silent.
+        moments: time and chance of its own; a simulation's.
 
     Attributes:
         vitals: what it notes of itself.
@@ -82,6 +84,7 @@ class Dispatcher:
         *,
         finish_round: Finish | None = None,
         lease_seconds: float = leases.SECONDS,
+        moments: Moments | None = None,
     ) -> None:
         self._blobs, self._settings = blobs, settings
         self._identity = identity.load(settings, store, evaluator=True)
@@ -89,7 +92,7 @@ class Dispatcher:
         self._stands = partial(installation.stands, found=self._identity.installation.id)
         self._store, self._stood = store.fenced(self._stands), time.monotonic()
         self._factory, self._finish_round = runner_factory, finish_round
-        self._seconds = lease_seconds
+        self._seconds, self._moments = lease_seconds, moments or Moments()
         self.vitals = Vitals(patience=_HUNG)
         self._lock: IO[str] | None = None
         self._health: HealthServer | None = None
@@ -227,16 +230,17 @@ class Dispatcher:
             self._presence.show()
 
     def _leader(self, fenced: Store, watch: Watch, *, host: Host) -> Leader:
-        return Leader(
-            fenced,
-            self._blobs,
+        lead = Lead(
+            store=fenced,
+            blobs=self._blobs,
             settings=self._settings,
             identity=self._identity,
             host=host,
             vitals=self.vitals,
             watch=watch,
-            finish_round=self._finish_round,
+            moments=self._moments,
         )
+        return Leader(lead, finish_round=self._finish_round)
 
     def _step_down(self, refusal: Refusal) -> None:
         term, self._term = self._term, None
@@ -314,7 +318,7 @@ class _Term:
     def begin(self, make: Callable[[Store, Watch], Leader]) -> None:
         self._renewal.start()
         # Everything that the leader writes is refused once the lease is another's.
-        self._leader = make(self._store.fenced(self._check), Watch(self._alive, self._still_leading))
+        self._leader = make(self._store.fenced(self._check), Watch(self._alive, self._still_leading, self.lease.epoch))
         self._leader.begin()
         self.host.start()
 

@@ -20,7 +20,7 @@ from live import Live
 from sqlalchemy import select, update
 
 import acclimate_runners
-from acclimate import config, hosting, installation, leader
+from acclimate import config, hosting, installation, settling
 from acclimate import stages as lifecycle
 from acclimate.dispatch import Dispatcher
 from acclimate.service import clockwork, publish, release
@@ -173,7 +173,7 @@ def test_a_model_that_needs_too_much_is_its_entrants_outcome_and_stops_no_round(
 ) -> None:
     # No child can load torch in this much memory.
     monkeypatch.setattr(tiny, "DEFINITION", tiny.DEFINITION.replace('memory = "2GiB"', 'memory = "64MiB"'))
-    monkeypatch.setattr(leader, "_BACKOFF", 0.01)
+    monkeypatch.setattr(settling, "BACKOFF", 0.01)
     staged = staging.open_round(server, tmp_path)
     _, submission = send(staged, "ada", seed=1)
     staging.submit_model(staged, staging.enter(staged, server.actor("bea")), seed=2)
@@ -257,8 +257,8 @@ def troubled(live: Live, troubles: list[Status | Exception]) -> Dispatcher:
 def test_a_hiccup_of_the_machines_blocks_nothing(
     server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, troubles: list[Status | Exception]
 ) -> None:
-    for name, value in {"_PAUSE": 0.01, "_BACKOFF": 0.01, "_LONG_BACKOFF": (0.01, 0.05)}.items():
-        monkeypatch.setattr(leader, name, value)
+    for name, value in {"PAUSE": 0.01, "BACKOFF": 0.01, "LONG_BACKOFF": (0.01, 0.05)}.items():
+        monkeypatch.setattr(settling, name, value)
     # Starts that have no connection have the runner made anew.
     monkeypatch.setattr(hosting, "_PAUSES", (0.01, 0.05))
     staged = staging.open_round(server, tmp_path)
@@ -267,7 +267,7 @@ def test_a_hiccup_of_the_machines_blocks_nothing(
     with troubled(server, left := list(troubles)) as running:
         step_until(running, lambda: state_of(server, submission)[0] == "accepted")
         # What has come to something is no longer counted.
-        assert not running._term._leader._failures and not running._term._leader._not_before  # type: ignore[union-attr]
+        assert not running._term._leader._settling.failures and not running._term._leader._settling.not_before  # type: ignore[union-attr]
     # What was not even started is no attempt.
     assert left == [] and [row.attempts for row in rows(server, "check")] == [failed + 1]
 
@@ -275,7 +275,7 @@ def test_a_hiccup_of_the_machines_blocks_nothing(
 def test_what_our_code_fails_at_is_blocked_until_someone_looks(
     server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(leader, "_BACKOFF", 0.01)
+    monkeypatch.setattr(settling, "BACKOFF", 0.01)
     staged = staging.open_round(server, tmp_path)
     _, submission = send(staged, "ada", seed=1)
     ours = Status("failed", reason="exited with status 1: KeyError: 'tint'", code="job_failed")

@@ -26,7 +26,7 @@ from engines import Server
 from live import Live, Staged
 from sqlalchemy import select
 
-from acclimate import config, dispatch, dispatch_health, hosting, leader
+from acclimate import config, dispatch, dispatch_health, hosting, settling
 from acclimate.dispatch import Dispatcher, names_of
 from acclimate.lease import Lease
 from acclimate.store import Store, leases, pools
@@ -385,7 +385,7 @@ def test_a_lost_runner_is_made_anew_and_what_ran_there_is_no_fault_of_the_job(
 ) -> None:
     for name, value in {"_LOOK_EVERY": 0.05, "_PAUSES": (0.05, 0.2)}.items():
         monkeypatch.setattr(hosting, name, value)
-    monkeypatch.setattr(leader, "_LONG_BACKOFF", (0.01, 0.05))
+    monkeypatch.setattr(settling, "LONG_BACKOFF", (0.01, 0.05))
     monkeypatch.setattr(dispatch_health, "PATIENCE", 0.0)
     staged = staging.open_round(server, tmp_path)
     _, submission = dispatching.send(staged, "ada", seed=1)
@@ -496,7 +496,7 @@ def test_an_outage_of_the_blobs_costs_no_try_and_stops_no_clock(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(leader, "_PAUSE", 0.5)
+    monkeypatch.setattr(settling, "PAUSE", 0.5)
     with staging.serve(tmp_path, **s3_place.settings) as live:
         staged = staging.open_round(live, tmp_path)
         _, submission = dispatching.send(staged, "ada", seed=1)

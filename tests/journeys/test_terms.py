@@ -21,7 +21,7 @@ from engines import Server
 from live import Live
 from sqlalchemy import select, update
 
-from acclimate import commits, config, database, dispatch, leader, opening, publisher, tracking
+from acclimate import admission, commits, config, database, dispatch, leader, opening, publisher, settling, tracking
 from acclimate import stages as lifecycle
 from acclimate.assignments import Assignment
 from acclimate.dispatch import Dispatcher
@@ -217,8 +217,8 @@ class Cut:
 def test_a_start_that_fails_while_the_database_is_away_is_made_again(
     tmp_path: Path, postgresql: Server, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader, "_PAUSE", 0.1)
-    monkeypatch.setattr(leader, "_LONG_BACKOFF", (0.01, 0.05))
+    monkeypatch.setattr(settling, "PAUSE", 0.1)
+    monkeypatch.setattr(settling, "LONG_BACKOFF", (0.01, 0.05))
     with staging.serve(tmp_path, database=postgresql_url) as live:
         staged = staging.open_round(live, tmp_path)
         _, submission = dispatching.send(staged, "ada", seed=1)
@@ -478,7 +478,7 @@ def test_what_is_said_of_each_step_is_said_once_for_each_wording_and_not_kept_fo
     staged = staging.open_round(server, tmp_path)
     staging.submit_model(staged, staging.enter(staged, server.actor("ada")), seed=1)
     server.clock.set(staged.fields["closes"], seconds=61)
-    monkeypatch.setattr(leader, "_closing_checkpoint", lambda *_: None)
+    monkeypatch.setattr(admission, "_closing_checkpoint", lambda *_: None)
     monkeypatch.setattr(leader, "_PLAN_EVERY", 0.0)
 
     def events(name: str) -> list[dict[str, Any]]:
@@ -490,7 +490,7 @@ def test_what_is_said_of_each_step_is_said_once_for_each_wording_and_not_kept_fo
             running.step()
         # 1. A checkpoint takes a moment, which is not worth a word.
         assert events("waiting") == []
-        monkeypatch.setattr(leader, "_SOON", 0.0)
+        monkeypatch.setattr(admission, "_SOON", 0.0)
         for _ in range(3):
             running.step()
         assert [line["round"] for line in events("waiting")] == [staged.round]
@@ -498,8 +498,8 @@ def test_what_is_said_of_each_step_is_said_once_for_each_wording_and_not_kept_fo
         assert running._term is not None and running._term._leader is not None
         for number in range(100):
             for _ in range(2):
-                running._term._leader._say_once("no runner", reason=f"connection {number} was refused")
-        assert len(events("no runner")) == 100 and len(running._term._leader._said) == 2
+                running._term._leader._lead.say_once("no runner", reason=f"connection {number} was refused")
+        assert len(events("no runner")) == 100 and len(running._term._leader._lead.said) == 2
 
 
 def test_each_installation_has_a_namespace_of_its_own_on_a_shared_cluster(

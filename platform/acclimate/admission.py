@@ -1,0 +1,198 @@
+"""What the leader hands out: which work is left, in which order, and how much of it at once."""
+
+import traceback
+
+from sqlalchemy import select
+
+from acclimate import assignments, schedule, settling, stages, table_blobs
+from acclimate.assignments import Assignment
+from acclimate.console import say
+from acclimate.hosting import NO_MACHINES
+from acclimate.lead import OUTAGES, Lead, Running, ids
+from acclimate.service import clockwork
+from acclimate.settling import Settling
+from acclimate.store import Tx, log_checkpoints, log_entries, rounds
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, Round
+from acclimate_runners import placement
+from acclimate_runners.runner import Machine, Runner
+
+_WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
+_SOON = 5.0
+"""Seconds in which the API signs a checkpoint, if it is there."""
+
+
+class Admission:
+    """Hands out work, for one term."""
+
+    def __init__(self, lead: Lead, settled: Settling) -> None:
+        self._lead, self._settled = lead, settled
+        self._inputs: dict[str, dict[str, str]] = {}
+        self._pinned: dict[str, str] = {}
+        # Since when a round has waited for its checkpoint.
+        self._awaited: dict[str, float] = {}
+        self._unmet = True
+
+    def plan(self) -> None:
+        """See what is left to do, end what nobody waits for any more, and start what has room.
+
+        Raises:
+            Refusal: busy, no_space, lease_lost, database_unreachable, blobs_unreachable.
+        """
+        wanted: list[Assignment] = []
+        waiting: set[str] = set()
+        with self._lead.store.snapshot() as tx:
+            found = tx.execute(select(rounds.c.id).order_by(rounds.c.created, rounds.c.id)).scalars().all()
+        for name in found:
+            recalled = self._lead.store.recall(name)
+            if recalled is not None and recalled.phase in clockwork.TERMINAL:
+                continue
+            try:
+                left = self._left(name)
+            except Exception as error:
+                if isinstance(error, Refusal) and error.code in OUTAGES:
+                    raise
+                # One round's fault must not stop the others.
+                self._lead.say_once("not planned", round=name, traceback=traceback.format_exc())
+                left = None
+            if left is None:
+                waiting.add(name)
+            else:
+                wanted += left
+        wanted.sort(key=lambda assignment: assignment.work.priority)
+        keys = {stage.key for assignment in wanted for stage in assignment.stages}
+        for running in self._lead.running.values():
+            # A withdrawn submission's check, a voided round's work: nobody waits for it any more.
+            mine = {stage.key for stage in running.assignment.stages}
+            if not mine <= keys and running.assignment.round not in waiting:
+                running.handle.cancel()
+        stages.end_stale_checks(self._lead.store)
+        if stray := stages.reclaim(self._lead.store, self._lead.running.keys()):
+            say("given back", stages=stray, reason="they were written down as running, but nothing here runs them")
+        known = stages.register(self._lead.store, wanted)
+        self._admit([a for a in wanted if all(known[stage.key] == "pending" for stage in a.stages)])
+
+    def _left(self, name: str) -> list[Assignment] | None:
+        """A round's work, in its order; None where that can't be told yet."""
+        with self._lead.store.snapshot() as tx:
+            state = tx.round(name)
+        if state.phase not in _WORKING:
+            return []
+        inputs = self._holdout_inputs(state) if state.phase is Phase.OPENED else {}
+        with self._lead.store.snapshot() as tx:
+            left = assignments.outstanding(tx, state, holdout_inputs=inputs)
+            drawn = "" if state.phase is Phase.OPEN else _closing_checkpoint(tx, state)
+        if left and drawn is None:
+            since = self._awaited.setdefault(name, self._lead.moments.monotonic())
+            if self._lead.moments.monotonic() - since > _SOON:
+                self._lead.say_once("waiting", round=name, reason="no checkpoint holds RoundClosed yet; is the API up?")
+            return None
+        by_work = {id(assignment.work): assignment for assignment in left}
+        return [by_work[id(w)] for w in schedule.order((a.work for a in left), checkpoint=drawn or "")]
+
+    def _admit(self, ready: list[Assignment]) -> None:
+        host, now = self._lead.host, self._lead.moments.monotonic()
+        machines, runner = host.machines, host.runner
+        if host.problem:
+            self._lead.say_once("no runner" if runner is None else "no machines", reason=host.problem)
+        if runner is None:
+            return
+        unmet = self._explain(ready, machines)
+        if not machines:
+            # Ray would take anything, and wait with it.
+            return
+        outstanding = [running.assignment.demand for running in self._lead.running.values()]
+        capacity = schedule.Capacity(machines, slots=runner.slots, outstanding=outstanding)
+        for assignment in ready:
+            if capacity.full or now < self._lead.paused:
+                return
+            if assignment.round in unmet or now < self._settled.not_before.get(assignment.attempt, 0.0):
+                continue
+            # What finds no room is passed over: something smaller may find some.
+            if self._is_own_code(assignment) and capacity.take(assignment.demand):
+                self._start(runner, assignment)
+
+    def _explain(self, ready: list[Assignment], machines: tuple[Machine, ...]) -> dict[str, str]:
+        """Round -> why no machine can ever take its work, also written down for everybody; it waits for a machine that can."""
+        demands = {assignment.round: assignment.demand for assignment in ready}
+        unmet = dict.fromkeys(demands, NO_MACHINES)
+        if machines:
+            unmet = {name: why for name, demand in demands.items() if (why := placement.refusal_of(demand, machines))}
+        for name, why in unmet.items() if machines else ():
+            self._lead.say_once("infeasible", round=name, reason=why)
+        if unmet or self._unmet:
+            stages.explain(self._lead.store, unmet)
+        self._unmet = bool(unmet)
+        return unmet
+
+    def _is_own_code(self, assignment: Assignment) -> bool:
+        """A round stays on the code that RoundDefined pins; a check is no result and may run on any."""
+        if assignment.kind == "check":
+            return True
+        if assignment.round not in self._pinned:
+            with self._lead.store.snapshot() as tx:
+                self._pinned[assignment.round] = tx.round(assignment.round).defined["code"]
+        pinned = self._pinned[assignment.round]
+        if pinned == self._lead.identity.code:
+            return True
+        reason = f"{schedule.PINNED}{pinned}, this dispatcher runs {self._lead.identity.code}"
+        hint = "start the version with which the round was made"
+        # The round's status tells of it; the dispatcher of the right version takes up what is blocked.
+        with self._lead.store.transaction() as tx:
+            stages.block(tx, [stage.key for stage in assignment.stages], reason=f"{reason}: {hint}")
+        self._lead.say_once("other code", round=assignment.round, reason=reason, hint=hint)
+        return False
+
+    def _start(self, runner: Runner, assignment: Assignment) -> None:
+        # Committed before the runner hears of it: whatever happens next, the row says that someone may be at it.
+        with self._lead.store.transaction() as tx:
+            number = stages.claim(tx, assignment)
+        if number is None:
+            return
+        name = f"{assignment.attempt}/{number}"
+        try:
+            handle = runner.start(name, assignment.job, self._lead.blobs, demand=assignment.demand)
+        except Exception as error:
+            self._not_started(assignment, error)
+            return
+        self._lead.host.trust()
+        del self._settled.failures[assignment.attempt, "not started"]
+        self._lead.running[assignment.attempt] = Running(assignment, number, handle, runner)
+        self._lead.vitals.started[assignment.kind] += 1
+        say("attempt started", **ids(assignment), stages=len(assignment.stages), number=number)
+
+    def _not_started(self, assignment: Assignment, error: Exception) -> None:
+        """The runner takes nothing now, which says nothing of the job: no try is counted, and everything waits a little."""
+        reason = f"not started: {type(error).__name__}: {error}"
+        say("not started", **ids(assignment), reason=reason)
+        self._lead.host.suspect(error)
+        self._lead.paused = self._lead.moments.monotonic() + settling.PAUSE
+        # Longer each time for this one, so that a job that no runner takes does not hold up the others.
+        self._settled.failures[assignment.attempt, "not started"] += 1
+        self._settled.not_before[assignment.attempt] = self._lead.paused + self._settled.long(
+            self._settled.failures[assignment.attempt, "not started"]
+        )
+        with self._lead.store.transaction() as tx:
+            stages.give_back(tx, [stage.key for stage in assignment.stages], reason=reason)
+
+    def _holdout_inputs(self, state: Round) -> dict[str, str]:
+        """Task -> digest of the holdout's inputs, without targets; the same bytes however often they are made."""
+        if state.id not in self._inputs:
+            files, made = settling.holdout(self._lead, state.id), {}
+            cluster = state.competition.ranking.cluster
+            for task in state.competition.tasks:
+                self._lead.watch.alive()
+                table = table_blobs.read(self._lead.blobs, files[f"{task.name}.parquet"])
+                kept = assignments.without_answers(table.column_names, task, cluster=cluster)
+                made[task.name] = table_blobs.keep(self._lead.blobs, table.select(kept).replace_schema_metadata(None))
+            self._inputs[state.id] = made
+        return self._inputs[state.id]
+
+
+def _closing_checkpoint(tx: Tx, state: Round) -> str | None:
+    """The text (origin, size, root) of the first checkpoint that contains the round's RoundClosed."""
+    mine = (log_entries.c.round == state.id) & (log_entries.c.type == "RoundClosed")
+    closed = tx.execute(select(log_entries.c.index).where(mine)).scalar_one()
+    query = select(log_checkpoints.c.note).where(log_checkpoints.c.size > closed).order_by(log_checkpoints.c.size)
+    note = tx.execute(query.limit(1)).scalar()
+    return None if note is None else str(note).partition("\n\n")[0] + "\n"
