@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, select
 
 from acclimate import cosignatures, drawn_rows, log, rows, table_blobs
-from acclimate.cosignatures import Quorum, Reached
+from acclimate.cosignatures import Reached
+from acclimate.quorum import Quorum
 from acclimate.service import publish, release
 from acclimate.store import Store, Tx, log_checkpoints, submissions
 from acclimate_competitions import digests
@@ -90,8 +91,8 @@ def write(store: Store, blobs: Blobs, round_id: str, out: Path, *, whole: bool =
 
 def is_cosigned(tx: Tx, state: Round) -> bool:
     """Whether a bundle of now ends with a checkpoint that the round's quorum cosigned; always where it asks for none."""
-    quorum, last = Quorum.of_round(state.defined.fields), tx.last(state.id)
-    return quorum.number == 0 or cosignatures.newest(tx, quorum) > last
+    quorum, last = Quorum.of(state.defined.fields), tx.last(state.id)
+    return quorum.needed == 0 or cosignatures.newest(tx, quorum) > last
 
 
 def _await_checkpoint(store: Store, round_id: str) -> None:
@@ -185,8 +186,8 @@ class _Checkpoints:
         rows = tx.execute(select(log_checkpoints.c.size, log_checkpoints.c.note).order_by(log_checkpoints.c.size)).all()
         self._notes = {int(row.size): str(row.note) for row in rows}
         self._sizes, self._round = list(self._notes), state.id
-        quorum = Quorum.of_round(state.defined.fields)
-        self._reached = Reached(tx, quorum, first=first, last=last) if quorum.number else None
+        quorum = Quorum.of(state.defined.fields)
+        self._reached = Reached(tx, quorum, first=first, last=last) if quorum.needed else None
 
     def covering(self, index: int) -> int:
         """The size of the first checkpoint that holds a log entry: of those that the quorum cosigned, if one of them does.

@@ -50,7 +50,7 @@ class Settings:
         dispatch_port: port of the dispatcher's own health and metrics; 0 for none.
         slots: jobs at once; 0 lets the runner decide.
         upload_limit: largest upload in bytes.
-        witnesses: who cosigns the log's checkpoints: `ADDRESS KEY` each, as cosigners.parse_endpoint reads it.
+        witnesses: who cosigns the log's checkpoints: `ADDRESS KEY` each, as witness_client.parse_endpoint reads it.
         quorum: how many of them a checkpoint needs.
         entrants: whether entrants register freely, or need an invitation.
         metrics: whether the API has /metrics, for whoever reaches it.

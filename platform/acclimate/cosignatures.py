@@ -1,47 +1,21 @@
 """Which checkpoints witnesses cosigned, as the database has it, and a checkpoint's note with their lines.
 
-A quorum is a number of certain witnesses: of a round those that RoundDefined names, of the installation those of its settings. Where one
-checkpoint must be chosen for good, as in a bundle, it is the first that *came to* its quorum, with just the lines that made it: whatever
-witnesses sign later, the choice stays, and so do its bytes.
+Where one checkpoint must be chosen for good, as in a bundle, it is the first that *came to* its quorum, with just the lines that made it:
+whatever witnesses sign later, the choice stays, and so do its bytes.
 """
 
 import bisect
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 from sqlalchemy import Select, func, insert, select
 
 from acclimate import notes
-from acclimate.config import Settings
+from acclimate.quorum import Quorum
 from acclimate.store import Tx, cosignatures, log_checkpoints, timestamp
 from acclimate_competitions.errors import Refusal
 
 _PIECE = 200
-
-
-@dataclass(frozen=True)
-class Quorum:
-    """So many of these witnesses.
-
-    Attributes:
-        witnesses: their verifier keys.
-        number: how many must have cosigned; with 0 every checkpoint does.
-    """
-
-    witnesses: tuple[str, ...]
-    number: int
-
-    @classmethod
-    def of_settings(cls, settings: Settings) -> "Quorum":
-        """The installation's."""
-        return cls(tuple(one.split()[1] for one in settings.witnesses), settings.quorum)
-
-    @classmethod
-    def of_round(cls, defined: Mapping[str, Any]) -> "Quorum":
-        """A round's, by the fields of RoundDefined."""
-        return cls(tuple(defined["witnesses"]), defined["quorum"])
 
 
 def keep(tx: Tx, size: int, witness: notes.Verifier, signature: notes.Signature) -> bool:
@@ -68,10 +42,10 @@ def newest(tx: Tx, quorum: Quorum) -> int:
 
     With a quorum of 0 the newest of all.
     """
-    if quorum.number == 0:
+    if quorum.needed == 0:
         return int(tx.execute(select(func.coalesce(func.max(log_checkpoints.c.size), 0))).scalar_one())
     # None is newer than the newest of the last witness that is needed; from there it is never far.
-    most = sorted(sizes(tx, quorum.witnesses).values(), reverse=True)[quorum.number - 1 : quorum.number]
+    most = sorted(sizes(tx, quorum.keys).values(), reverse=True)[quorum.needed - 1 : quorum.needed]
     if not most or not most[0]:
         return 0
     query = select(cosignatures.c.size, cosignatures.c.witness).where(cosignatures.c.size <= most[0])
@@ -84,8 +58,8 @@ def _next(tx: Tx, quorum: Quorum, query: Select[tuple[int, str]]) -> int | None:
     size, count = 0, 0
     while rows := tx.execute(query.offset(start).limit(piece)).all():
         for row in rows:
-            size, count = int(row.size), (count if row.size == size else 0) + (row.witness in quorum.witnesses)
-            if count >= quorum.number:
+            size, count = int(row.size), (count if row.size == size else 0) + (row.witness in quorum.keys)
+            if count >= quorum.needed:
                 return size
         start, piece = start + piece, piece * 4
     return None
@@ -114,15 +88,15 @@ def checkpoint(tx: Tx, quorum: Quorum) -> str:
         Refusal: quorum_missing, where there is none.
     """
     size = newest(tx, quorum)
-    if size == 0 and quorum.number:
-        have = {key.partition("+")[0]: size for key, size in sizes(tx, quorum.witnesses).items()}
+    if size == 0 and quorum.needed:
+        have = {key.partition("+")[0]: size for key, size in sizes(tx, quorum.keys).items()}
         told = ", ".join(f"{name}: {f'{size} entries' if size else 'nothing'}" for name, size in have.items())
         raise Refusal(
             "quorum_missing",
-            f"no checkpoint has the cosignatures of {quorum.number} of {len(have)} witnesses yet ({told})",
+            f"no checkpoint has the cosignatures of {quorum.needed} of {len(have)} witnesses yet ({told})",
             hint="ask again in a minute; where it stays so, the server's operator must look after the witnesses",
         )
-    return note(tx, size, quorum.witnesses)
+    return note(tx, size, quorum.keys)
 
 
 class Reached:
@@ -136,19 +110,19 @@ class Reached:
     """
 
     def __init__(self, tx: Tx, quorum: Quorum, *, first: int, last: int) -> None:
-        query = select(cosignatures).where(cosignatures.c.size > first, cosignatures.c.witness.in_(quorum.witnesses))
+        query = select(cosignatures).where(cosignatures.c.size > first, cosignatures.c.witness.in_(quorum.keys))
         # The log may have gone on for years. Whatever came to its quorum after one that holds the last entry is never chosen.
         later = select(cosignatures.c.size, cosignatures.c.witness).where(cosignatures.c.size > last)
         if (size := _next(tx, quorum, later.order_by(cosignatures.c.size, cosignatures.c.witness))) is not None:
             mine = query.where(cosignatures.c.size == size).with_only_columns(cosignatures.c.at)
-            query = query.where(cosignatures.c.at <= sorted(tx.execute(mine).scalars())[quorum.number - 1])
+            query = query.where(cosignatures.c.at <= sorted(tx.execute(mine).scalars())[quorum.needed - 1])
         self._lines: dict[int, list[str]] = {}
         order: list[int] = []
         for row in tx.execute(query.order_by(cosignatures.c.at, cosignatures.c.size, cosignatures.c.witness)):
             lines = self._lines.setdefault(row.size, [])
-            if len(lines) < quorum.number:
+            if len(lines) < quorum.needed:
                 lines.append(row.line)
-                if len(lines) == quorum.number:
+                if len(lines) == quorum.needed:
                     order.append(row.size)
         # A size that came to its quorum after a greater one is never the first to hold an entry: only growth matters.
         self._order = [

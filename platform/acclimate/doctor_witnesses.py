@@ -7,10 +7,10 @@ from pathlib import Path
 
 import httpx
 
-from acclimate import cosigners, keys, log
+from acclimate import keys, log, witness_client
 from acclimate.config import Settings
-from acclimate.cosigners import Endpoint
 from acclimate.doctor_machine import WITHIN, Finding, is_there
+from acclimate.witness_client import Endpoint
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import parse_time
 
@@ -44,7 +44,7 @@ def witnesses(settings: Settings) -> Iterator[Finding]:
         )
     own = _own(settings)
     with httpx.Client(timeout=WITHIN / 4) as client:
-        for endpoint in cosigners.parse_endpoints(settings.witnesses):
+        for endpoint in witness_client.parse_endpoints(settings.witnesses):
             try:
                 yield _finding(settings, endpoint, own, client)
             except Refusal as refusal:
@@ -65,7 +65,7 @@ def _finding(settings: Settings, endpoint: Endpoint, own: Own, client: httpx.Cli
         f"a checkpoint needs {settings.quorum} of {len(settings.witnesses)}",
     )
     # 1
-    about = cosigners.about(endpoint, client=client)
+    about = witness_client.about(endpoint, client=client)
     if about is not None and about.witness != endpoint.verifier.text():
         found = f"at {endpoint.url} is the witness {about.witness}, the setting names {endpoint.verifier.text()}"
         return Finding(name, "warning", found, "correct `witnesses`: were addresses or keys exchanged?")
@@ -75,7 +75,7 @@ def _finding(settings: Settings, endpoint: Endpoint, own: Own, client: httpx.Cli
         found = f"{endpoint.url} knows {knows} of {settings.origin}, and cosigns nothing for {own.key}"
         return Finding(name, "warning", found, f"send its operator the log's key, {own.key}; {quorum}")
     # 3
-    size = cosigners.cosigned(endpoint, settings.origin, client=client)
+    size = witness_client.cosigned(endpoint, settings.origin, client=client)
     if size is None and about is None:
         found = f"{endpoint.url} has cosigned nothing of {settings.origin}"
         hint = "its operator needs the key of this log, which `acclimate up` prints; with an empty log all is well"

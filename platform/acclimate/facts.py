@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from sqlalchemy import Column, func, select
 
 from acclimate import cosignatures
-from acclimate.cosignatures import Quorum
+from acclimate.quorum import Quorum
 from acclimate.store import Store, Tx, accounts, leases, log_checkpoints, log_entries, pools, stages
 from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
@@ -125,7 +125,7 @@ def read(store: Store, *, phases: Phases | None = None, quorum: Quorum | None = 
             accounts=_counted(tx, accounts.c.role),
             lease=_lease(tx, now),
             pool=_pool(tx, now),
-            cosigned=cosigned_facts(tx, quorum, now) if quorum is not None and quorum.number else None,
+            cosigned=cosigned_facts(tx, quorum, now) if quorum is not None and quorum.needed else None,
         )
 
 
@@ -145,7 +145,7 @@ def cosigned_facts(tx: Tx, quorum: Quorum, now: datetime) -> CosignedFacts:
     size, entries, age = cosignatures.newest(tx, quorum), tx.size(), 0.0
     if entries > size:
         age = max(0.0, (now - records.parse(tx.entry(size)).at).total_seconds())
-    found = cosignatures.sizes(tx, quorum.witnesses)
+    found = cosignatures.sizes(tx, quorum.keys)
     names = {key.partition("+")[0]: has for key, has in found.items()}
     return CosignedFacts(names, size, max(0, entries - size), age)
 

@@ -15,7 +15,7 @@ from sqlalchemy import text
 from acclimate import facts as numbers
 from acclimate import migrations
 from acclimate.config import Settings
-from acclimate.cosigning import Cosigner
+from acclimate.cosignature_collector import CosignatureCollector
 from acclimate.metrics import Seen
 from acclimate.sequencer import Sequencer
 from acclimate.store import Store, installation
@@ -87,15 +87,15 @@ class Health:
         store: what it serves from.
         settings: where its folders are.
         sequencer: signs the log.
-        cosigner: has it cosigned.
+        collector: has it cosigned.
 
     Attributes:
         stopping: set once the process was asked to end.
     """
 
-    def __init__(self, store: Store, settings: Settings, sequencer: Sequencer, cosigner: Cosigner) -> None:
+    def __init__(self, store: Store, settings: Settings, sequencer: Sequencer, collector: CosignatureCollector) -> None:
         self.stopping = threading.Event()
-        self._store, self._settings, self._sequencer, self._cosigner = store, settings, sequencer, cosigner
+        self._store, self._settings, self._sequencer, self._collector = store, settings, sequencer, collector
         self._phases = numbers.Phases()
         self._state = State(at=-math.inf)
         self._asking = ""
@@ -150,7 +150,7 @@ class Health:
         def log() -> str:
             with suppress(Refusal):
                 self._sequencer.advance()
-            found["facts"] = numbers.read(self._store, phases=self._phases, quorum=self._cosigner.quorum)
+            found["facts"] = numbers.read(self._store, phases=self._phases, quorum=self._collector.quorum)
             late = found["facts"].log.unsigned_age > SIGNED_WITHIN
             told["witnesses"] = self._witnesses(found["facts"].cosigned)
             return f"an entry is without a checkpoint for more than {SIGNED_WITHIN:.0f} s" if late else ""
@@ -180,7 +180,7 @@ class Health:
         if found is None:
             return ""
         late = found.age > COSIGNED_WITHIN
-        problems = [f"{one.endpoint.verifier.name}: {one.problem}" for one in self._cosigner.witnesses if one.problem]
+        problems = [f"{one.endpoint.verifier.name}: {one.problem}" for one in self._collector.witnesses if one.problem]
         behind = [f"{found.missing} entries are without a quorum's cosignatures for {found.age:.0f} s"] if late else []
         self._say("witnesses", "quorum_missing" if late else "", "; ".join([*behind, *problems]))
         return "; ".join([*behind, *problems])

@@ -1,4 +1,6 @@
-"""A round's witnesses and the quorum of them: what cosignatures under a checkpoint say about the time.
+"""So many of certain witnesses, and what their cosignatures under a checkpoint say about the time.
+
+A quorum is of a round, whose RoundDefined names the witnesses, or of an installation, whose settings do.
 
 A cosignature has the second at which its witness saw the checkpoint. Of q witnesses, where q is the quorum, at least one is taken to be
 honest. So a checkpoint was there *by* the q-th smallest of its times, and it was still the newest that the witnesses were shown *at* the q-th largest.
@@ -19,11 +21,11 @@ _LAST_SECOND = 253_402_300_799  # of the year 9999: what a date can hold
 
 @dataclass(frozen=True)
 class Quorum:
-    """The witnesses that a round names.
+    """So many of these witnesses.
 
     Attributes:
-        witnesses: their keys, as RoundDefined lists them.
-        needed: how many of them are enough; 0 where the round asks for none.
+        witnesses: their keys, in the order in which RoundDefined or the settings list them.
+        needed: how many of them are enough; 0 where none is asked for.
     """
 
     witnesses: tuple[Verifier, ...]
@@ -38,6 +40,7 @@ class Quorum:
         """
         return cls(tuple(parse_witness(text) for text in defined["witnesses"]), int(defined["quorum"]))
 
+    @cached_property
     def keys(self) -> tuple[str, ...]:
         """The witnesses' vkeys."""
         return tuple(witness.text() for witness in self.witnesses)
@@ -59,11 +62,7 @@ class Quorum:
         return [witness.name for witness in self.witnesses if witness.text() not in signed.cosigned]
 
     def _times(self, signed: SignedCheckpoint) -> list[int]:
-        return sorted(time for vkey, time in signed.cosigned.items() if vkey in self._known)
-
-    @cached_property
-    def _known(self) -> frozenset[str]:
-        return frozenset(self.keys())
+        return sorted(time for vkey, time in signed.cosigned.items() if vkey in self.keys)
 
 
 def parse_witness(text: str) -> Verifier:

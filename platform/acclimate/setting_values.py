@@ -154,13 +154,13 @@ def ray_address(value: Any, _: Path) -> str:
 def witnesses(value: Any, _: Path) -> tuple[str, ...]:
     """Addresses and keys of witnesses: a list, or a text with one a line or a semicolon between them."""
     # What asks them brings a whole HTTP client along, which most commands that read settings don't need.
-    from acclimate import cosigners
+    from acclimate import witness_client
 
     given = re.split(r"[;\n]", value) if isinstance(value, str) else value
     if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
         raise ValueError("must be a list of witnesses, each an address, a blank and a key")
     try:
-        found = cosigners.parse_endpoints([one for one in map(str.strip, given) if one])
+        found = witness_client.parse_endpoints([one for one in map(str.strip, given) if one])
     except Refusal as refusal:
         raise ValueError(f"can't be read: {refusal.sentence}; {refusal.hint}") from refusal
     if len(found) > MOST_WITNESSES:

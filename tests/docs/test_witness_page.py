@@ -13,8 +13,8 @@ from witnessed import SmallLog
 
 from acclimate import witness_folder, witness_http
 from acclimate.cli.main import app
-from acclimate.cosigners import CLOCK_TOLERANCE, parse_endpoint
 from acclimate.witness import CLOCK_STEP
+from acclimate.witness_client import CLOCK_TOLERANCE, parse_endpoint
 from acclimate_competitions.errors import installing
 
 ROOT = Path(__file__).parent.parent.parent

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from acclimate import cosigners, log, notes
+from acclimate import log, notes, witness_client
 from acclimate.witness import Request, Witness
 from acclimate.witness_state import State
 from acclimate_competitions import digests
@@ -16,7 +16,7 @@ from acclimate_competitions.errors import Refusal
 SIGNER = log.Signer("log.example/acclimate", Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
 WITNESS = notes.Verifier("witness.example/w1", notes.COSIGNATURE, KEY.public_key().public_bytes_raw())
-ENDPOINT = cosigners.Endpoint("http://witness.example", WITNESS)
+ENDPOINT = witness_client.Endpoint("http://witness.example", WITNESS)
 TREE = log.Tree(digests.leaf_hash(bytes([i])) for i in range(40))
 NOW = 1_800_000_000
 MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
@@ -29,7 +29,7 @@ def note_of(size: int) -> str:
 
 def request_of(old: int, size: int) -> bytes:
     """A request that a witness with the old size cosigns."""
-    return cosigners.request(note_of(size), old=old, proof=TREE.consistency_proof(old, size))
+    return witness_client.request(note_of(size), old=old, proof=TREE.consistency_proof(old, size))
 
 
 def asked(data: bytes) -> None:
@@ -79,7 +79,7 @@ def answered(data: bytes) -> None:
         return httpx.Response(status, headers={"Content-Type": kind}, content=data[1:])
 
     with httpx.Client(transport=httpx.MockTransport(answer)) as client, contextlib.suppress(Refusal):
-        found = cosigners.ask(
+        found = witness_client.ask(
             ENDPOINT,
             note_of(20),
             old=8,
@@ -88,7 +88,7 @@ def answered(data: bytes) -> None:
             clock=lambda: NOW,
         )
         opened = log.open_checkpoint(note_of(20) + found.line(), SIGNER.verifier, [WITNESS])
-        if abs(opened.cosigned[WITNESS.text()] - NOW) > cosigners.CLOCK_TOLERANCE:
+        if abs(opened.cosigned[WITNESS.text()] - NOW) > witness_client.CLOCK_TOLERANCE:
             raise AssertionError("a cosignature of another day was taken")
 
 

@@ -9,20 +9,20 @@ import live
 import pytest
 import rounds_made
 from apis import Api, api
-from cosigners_made import Partner, log_key, partners, server, trickling, until
 from databases import refused, settings, store
+from partners import Partner, log_key, partners, server, trickling, until
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-from acclimate import config, cosignatures, cosigners, doctor_witnesses, log, notes, witness_http
+from acclimate import config, cosignatures, doctor_witnesses, log, notes, witness_client, witness_http
 from acclimate.cli.main import app
-from acclimate.cosignatures import Quorum
-from acclimate.cosigners import parse_endpoints
-from acclimate.cosigning import LEASE, Cosigner
+from acclimate.cosignature_collector import LEASE, CosignatureCollector
+from acclimate.quorum import Quorum
 from acclimate.sequencer import Sequencer
 from acclimate.service import identity
 from acclimate.store import Store, leases, log_checkpoints
 from acclimate.store import cosignatures as table
+from acclimate.witness_client import parse_endpoints
 from acclimate_competitions import records
 
 __all__ = ["settings", "store"]
@@ -238,8 +238,8 @@ def logged(settings, store, tmp_path):
     sequencer.close()
 
 
-def asks(store: Store, sequencer: Sequencer, made: list[Partner], *, quorum: int) -> Cosigner:
-    return Cosigner(store, sequencer, parse_endpoints([one.text for one in made]), quorum=quorum)
+def asks(store: Store, sequencer: Sequencer, made: list[Partner], *, quorum: int) -> CosignatureCollector:
+    return CosignatureCollector(store, sequencer, parse_endpoints([one.text for one in made]), quorum=quorum)
 
 
 def lines_of(store: Store, size: int) -> int:
@@ -297,52 +297,52 @@ def test_a_witness_that_hangs_keeps_no_quorum_waiting(store, logged, three, tmp_
         partner.start(key)
     # It takes the connection and says nothing.
     with witness_http.listen("127.0.0.1", three[2].port):
-        cosigner = asks(store, sequencer, three, quorum=2)
+        collector = asks(store, sequencer, three, quorum=2)
         for _ in range(3):
             size = add()
-            cosigner.step()
-            assert cosigner.reached == size
+            collector.step()
+            assert collector.reached == size
             # It is still being asked.
-            hanging = cosigner.witnesses[2].asked
+            hanging = collector.witnesses[2].asked
             assert hanging is not None and not hanging.done()
-        cosigner.close()
+        collector.close()
 
 
 def test_one_that_never_ends_its_answer_and_another_that_was_down_end_nothing(store, logged, three):
     add, sequencer, key = logged
     three[0].start(key)
     with trickling(three[2].port):
-        cosigner = asks(store, sequencer, three, quorum=2)
-        cosigner.start()
+        collector = asks(store, sequencer, three, quorum=2)
+        collector.start()
         try:
             size = add()
-            until(lambda: cosigner.witnesses[0].size == size and cosigner.witnesses[1].problem)
-            assert cosigner.reached == 0
+            until(lambda: collector.witnesses[0].size == size and collector.witnesses[1].problem)
+            assert collector.reached == 0
             # It is back, and is asked again while the third still is at its first answer.
             three[1].start(key)
-            until(lambda: cosigner.reached == size)
-            asked = cosigner.witnesses[2].asked
-            assert asked is not None and cosigner.witnesses[2].size == 0
+            until(lambda: collector.reached == size)
+            asked = collector.witnesses[2].asked
+            assert asked is not None and collector.witnesses[2].size == 0
         finally:
-            cosigner.close()
+            collector.close()
 
 
 def test_a_checkpoint_that_comes_to_no_quorum_gives_way_to_the_next(store, logged, three, monkeypatch):
-    monkeypatch.setattr("acclimate.cosigning.ROUND_SECONDS", 1.0)
+    monkeypatch.setattr("acclimate.cosignature_collector.ROUND_SECONDS", 1.0)
     add, sequencer, key = logged
     for partner in three[:2]:
         partner.start(key)
     with trickling(three[2].port):
-        cosigner = asks(store, sequencer, three, quorum=3)
-        cosigner.start()
+        collector = asks(store, sequencer, three, quorum=3)
+        collector.start()
         try:
             for _ in range(3):
                 size = add(2)
                 until(lambda size=size: lines_of(store, size) == 2)
-            asked = cosigner.witnesses[2].asked
-            assert asked is not None and not asked.done() and cosigner.reached == 0
+            asked = collector.witnesses[2].asked
+            assert asked is not None and not asked.done() and collector.reached == 0
         finally:
-            cosigner.close()
+            collector.close()
 
 
 def test_a_witness_is_asked_anew_from_what_it_has(store, logged, three):
@@ -371,25 +371,25 @@ def test_a_witness_that_saw_another_history_disagrees_and_is_told_of(store, logg
     signer = sequencer._signer
     forged = log.sign_checkpoint(signer, 3, other.root())
     with httpx.Client() as client:
-        cosigners.ask(parse_endpoints([three[0].text])[0], forged, old=0, proof_of=lambda _: [], client=client)
-    cosigner = asks(store, sequencer, three[:1], quorum=1)
-    cosigner.step()
-    assert cosigner.witnesses[0].problem == "witness_disagrees" and cosigner.reached == 0
+        witness_client.ask(parse_endpoints([three[0].text])[0], forged, old=0, proof_of=lambda _: [], client=client)
+    collector = asks(store, sequencer, three[:1], quorum=1)
+    collector.step()
+    assert collector.witnesses[0].problem == "witness_disagrees" and collector.reached == 0
     assert any(row.levelname == "ERROR" and NAMES[0] in row.getMessage() for row in caplog.records)
     assert lines_of(store, 4) == 0
     # Signing goes on.
     assert add() == 5
-    cosigner.close()
+    collector.close()
 
 
 def test_a_witness_with_a_wrong_clock_gives_nothing_that_is_kept(store, logged, three):
     add, sequencer, key = logged
     size = add()
     three[0].start(key, clock=lambda: time.time() + 86_400)
-    cosigner = asks(store, sequencer, three[:1], quorum=1)
-    cosigner.step()
-    assert cosigner.witnesses[0].problem and lines_of(store, size) == 0
-    cosigner.close()
+    collector = asks(store, sequencer, three[:1], quorum=1)
+    collector.step()
+    assert collector.witnesses[0].problem and lines_of(store, size) == 0
+    collector.close()
 
 
 def cosign(store: Store, partner: Partner, size: int) -> None:
@@ -407,7 +407,7 @@ def test_which_checkpoint_came_first_to_its_quorum_never_changes(store, logged, 
     add, _, key = logged
     for size in range(1, 7):
         assert add() == size
-    quorum = Quorum(tuple(one.verifier.text() for one in three), 2)
+    quorum = Quorum(tuple(one.verifier for one in three), 2)
     for partner, size in ((0, 2), (1, 3), (0, 4), (1, 4), (2, 2), (0, 6), (2, 6)):
         cosign(store, three[partner], size)
     with store.snapshot() as tx:
@@ -431,9 +431,9 @@ def test_which_checkpoint_came_first_to_its_quorum_never_changes(store, logged, 
         for last in range(6):
             part = cosignatures.Reached(tx, quorum, first=0, last=last)
             assert [part.covering(index) for index in range(last + 1)] == [4, 4, 4, 4, 6, 6][: last + 1]
-        strangers = Quorum((three[0].verifier.text(),), 1)
+        strangers = Quorum((three[0].verifier,), 1)
         assert cosignatures.newest(tx, strangers) == 6
-        refused("quorum_missing", cosignatures.checkpoint, tx, Quorum(quorum.witnesses[:1] * 1, 2))
+        refused("quorum_missing", cosignatures.checkpoint, tx, Quorum(quorum.witnesses[:1], 2))
 
 
 # ---- settings ------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import live
 import pytest
-from cosigners_made import Partner
 from live import CUSTODIANS
+from partners import Partner
 from witnessed_rounds import HOUR, RealClock, Stage, acknowledged, closed, on_stage, until, yesterdays
 
 from acclimate import keys, verify

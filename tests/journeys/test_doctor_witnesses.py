@@ -5,17 +5,17 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import cosigners_made
 import httpx
 import live
+import partners
 import pytest
 import rounds_made
-from cosigners_made import Partner, log_key, until
+from partners import Partner, log_key, until
 
 from acclimate import doctor_witnesses, log
-from acclimate.cosigners import parse_endpoint
 from acclimate.doctor_machine import Finding
 from acclimate.doctor_witnesses import Own
+from acclimate.witness_client import parse_endpoint
 
 NAMES = ("w1.example.org", "w2.example.org")
 Look = Callable[..., dict[str, Finding]]
@@ -23,13 +23,13 @@ Look = Callable[..., dict[str, Finding]]
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[list[Partner]]:
-    with cosigners_made.partners(tmp_path / "witnesses", *NAMES) as made:
+    with partners.partners(tmp_path / "witnesses", *NAMES) as made:
         yield made
 
 
 @pytest.fixture
 def running(two: list[Partner], tmp_path: Path) -> Iterator[live.Live]:
-    with cosigners_made.server(tmp_path / "server", two, quorum=2) as found:
+    with partners.server(tmp_path / "server", two, quorum=2) as found:
         yield found
 
 

@@ -8,7 +8,7 @@ import pytest
 import rounds_made
 import tiny
 from commands import Run
-from cosigners_made import partners, server
+from partners import partners, server
 from test_voiding import refusal
 from witnessed_rounds import NAMES, write_folder
 

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from cosigners_made import until
 from databases import refused, settings, store
+from partners import until
 from sqlalchemy import func, insert, select, text
 
 from acclimate import database

@@ -15,7 +15,7 @@ import witnessed
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from witnessed import MADE, SmallLog
 
-from acclimate import cosigners, log, notes, witness_http
+from acclimate import log, notes, witness_client, witness_http
 from acclimate.witness import Witness
 from acclimate.witness_state import State
 from acclimate_competitions.errors import Refusal
@@ -28,14 +28,14 @@ VERIFIER = notes.Verifier("witness.example/w1", notes.COSIGNATURE, KEY.public_ke
 @contextlib.contextmanager
 def here(
     folder: Path, *logs: str, clock: Callable[[], float] = time.time, prefix: str = ""
-) -> Iterator[cosigners.Endpoint]:
+) -> Iterator[witness_client.Endpoint]:
     """A witness in a thread of this process, whose clock the test has."""
     path = folder / "witness.db"
     State.create(path, VERIFIER.text(), made=MADE)
     state = State.open(path, VERIFIER.text())
     mine = Witness(VERIFIER.name, KEY, logs=[log.parse_vkey(vkey) for vkey in logs], state=state, clock=clock)
     with served(witness_http.App(mine, prefix)) as url:
-        yield cosigners.parse_endpoint(f"{url}{prefix} {VERIFIER.text()}")
+        yield witness_client.parse_endpoint(f"{url}{prefix} {VERIFIER.text()}")
     state.close()
 
 
@@ -63,9 +63,9 @@ def small() -> SmallLog:
     return SmallLog(size=5)
 
 
-def asked(endpoint: cosigners.Endpoint, small: SmallLog, client: httpx.Client, *, old: int = 0) -> int:
+def asked(endpoint: witness_client.Endpoint, small: SmallLog, client: httpx.Client, *, old: int = 0) -> int:
     """The time of the cosignature."""
-    found = cosigners.ask(endpoint, small.checkpoint(), old=old, proof_of=small.proof, client=client)
+    found = witness_client.ask(endpoint, small.checkpoint(), old=old, proof_of=small.proof, client=client)
     # A cosigned checkpoint is the note with the line below the log's.
     opened = log.open_checkpoint(small.checkpoint() + found.line(), small.signer.verifier, [endpoint.verifier])
     assert opened.checkpoint.size == len(small.entries)
@@ -73,10 +73,16 @@ def asked(endpoint: cosigners.Endpoint, small: SmallLog, client: httpx.Client, *
 
 
 def refused(
-    code: str, endpoint: cosigners.Endpoint, small: SmallLog, client: httpx.Client, *, match: str = ".", old: int = 0
+    code: str,
+    endpoint: witness_client.Endpoint,
+    small: SmallLog,
+    client: httpx.Client,
+    *,
+    match: str = ".",
+    old: int = 0,
 ) -> Refusal:
     with pytest.raises(Refusal, match=match) as caught:
-        cosigners.ask(endpoint, small.checkpoint(), old=old, proof_of=small.proof, client=client)
+        witness_client.ask(endpoint, small.checkpoint(), old=old, proof_of=small.proof, client=client)
     assert caught.value.code == code and caught.value.hint
     assert endpoint.verifier.name in caught.value.sentence
     return caught.value
@@ -86,9 +92,9 @@ def refused(
 
 
 def test_a_witness_is_named_by_address_and_key() -> None:
-    found = cosigners.parse_endpoint(f" https://w.example.org/x/  {VERIFIER.text()}\n")
+    found = witness_client.parse_endpoint(f" https://w.example.org/x/  {VERIFIER.text()}\n")
     assert (found.url, found.verifier) == ("https://w.example.org/x", VERIFIER)
-    assert cosigners.parse_endpoint(found.text()) == found
+    assert witness_client.parse_endpoint(found.text()) == found
 
 
 @pytest.mark.parametrize(
@@ -117,7 +123,7 @@ def test_a_witness_is_named_by_address_and_key() -> None:
 )
 def test_another_text_is_no_witness(text: str) -> None:
     with pytest.raises(Refusal) as caught:
-        cosigners.parse_endpoint(text)
+        witness_client.parse_endpoint(text)
     assert caught.value.code == "config_invalid" and caught.value.hint
     assert "secret" not in caught.value.sentence
 
@@ -126,9 +132,9 @@ def test_a_key_is_one_witness_whatever_its_names() -> None:
     """A cosignature does not cover its witness's name, so one key under two names would count twice."""
     other = notes.Verifier("w2.example", notes.COSIGNATURE, VERIFIER.public)
     texts = [f"https://w1.example {VERIFIER.text()}", f"https://w2.example {other.text()}"]
-    assert len(cosigners.parse_endpoints(texts[:1])) == 1
+    assert len(witness_client.parse_endpoints(texts[:1])) == 1
     with pytest.raises(Refusal, match="two witnesses have one key"):
-        cosigners.parse_endpoints(texts)
+        witness_client.parse_endpoints(texts)
 
 
 # ---- what an honest witness answers ------------------------------------------------------------------------------------
@@ -141,7 +147,7 @@ def test_a_log_gets_cosignatures_as_it_grows(tmp_path: Path, small: SmallLog, cl
         assert asked(running.endpoint, small.grow(30), client, old=5) >= before
         # The same one again, as after an answer that was lost.
         assert asked(running.endpoint, small, client, old=5) >= before
-        kept = cosigners.latest(running.endpoint, small.signer.origin, client=client)
+        kept = witness_client.latest(running.endpoint, small.signer.origin, client=client)
         opened = log.open_checkpoint(kept, small.signer.verifier, [running.endpoint.verifier])
         assert opened.checkpoint.size == 35 and opened.cosigned
 
@@ -158,12 +164,12 @@ def test_a_witness_with_another_size_is_asked_again_from_there(
     with here(tmp_path, small.vkey) as endpoint:
         asked(endpoint, small, client)
         small.grow(20)
-        cosigners.ask(endpoint, small.checkpoint(), old=0, proof_of=proof_of, client=client)
+        witness_client.ask(endpoint, small.checkpoint(), old=0, proof_of=proof_of, client=client)
         small.grow(1)
         # What the log remembers of it may be from another database: too much as well as too little.
-        cosigners.ask(endpoint, small.checkpoint(), old=26, proof_of=proof_of, client=client)
+        witness_client.ask(endpoint, small.checkpoint(), old=26, proof_of=proof_of, client=client)
         small.grow(1)
-        cosigners.ask(endpoint, small.checkpoint(), old=99, proof_of=proof_of, client=client)
+        witness_client.ask(endpoint, small.checkpoint(), old=99, proof_of=proof_of, client=client)
     assert asked_from == [5, 25, 26]
 
 
@@ -216,7 +222,7 @@ def test_two_witnesses_cannot_be_told_two_histories_where_both_are_asked(
         # The honest log is behind what the second has seen: it is told so, and can compare.
         refused("witness_ahead", two.endpoint, small, client, match="8 entries .* asked for 5")
         seen = log.open_checkpoint(
-            cosigners.latest(two.endpoint, small.signer.origin, client=client),
+            witness_client.latest(two.endpoint, small.signer.origin, client=client),
             small.signer.verifier,
             [two.endpoint.verifier],
         )
@@ -249,7 +255,7 @@ def test_a_witness_under_another_key_than_the_known_one(tmp_path: Path, small: S
         VERIFIER.name, notes.COSIGNATURE, Ed25519PrivateKey.generate().public_key().public_bytes_raw()
     )
     with here(tmp_path, small.vkey) as endpoint:
-        wrong = cosigners.Endpoint(endpoint.url, stranger)
+        wrong = witness_client.Endpoint(endpoint.url, stranger)
         refused(
             "witness_unreachable",
             wrong,
@@ -280,7 +286,7 @@ def test_a_witness_whose_clock_was_a_day_ahead_says_nothing_until_then(
 
 def test_who_asks_with_a_wrong_clock_is_told_so_too(tmp_path: Path, small: SmallLog, client: httpx.Client) -> None:
     with here(tmp_path, small.vkey) as endpoint, pytest.raises(Refusal, match="apart"):
-        cosigners.ask(
+        witness_client.ask(
             endpoint, small.checkpoint(), old=0, proof_of=small.proof, client=client, clock=lambda: time.time() - DAY
         )
 
@@ -289,7 +295,7 @@ def test_who_asks_with_a_wrong_clock_is_told_so_too(tmp_path: Path, small: Small
 
 
 @contextlib.contextmanager
-def answering(*parts: bytes, pause: float = 0.0) -> Iterator[cosigners.Endpoint]:
+def answering(*parts: bytes, pause: float = 0.0) -> Iterator[witness_client.Endpoint]:
     """A server that reads something of a request and sends these bytes, whatever it was asked."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ending = threading.Event()
@@ -308,7 +314,7 @@ def answering(*parts: bytes, pause: float = 0.0) -> Iterator[cosigners.Endpoint]
         thread = threading.Thread(target=answer)
         thread.start()
         try:
-            yield cosigners.parse_endpoint(f"http://127.0.0.1:{listener.getsockname()[1]} {VERIFIER.text()}")
+            yield witness_client.parse_endpoint(f"http://127.0.0.1:{listener.getsockname()[1]} {VERIFIER.text()}")
         finally:
             ending.set()
             with contextlib.suppress(OSError):
@@ -331,7 +337,7 @@ def lines_of(small: SmallLog, *, at: int | None = None, size: int | None = None,
 def test_a_closed_port_is_a_witness_that_does_not_answer(small: SmallLog, client: httpx.Client) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        endpoint = cosigners.parse_endpoint(f"http://127.0.0.1:{free.getsockname()[1]} {VERIFIER.text()}")
+        endpoint = witness_client.parse_endpoint(f"http://127.0.0.1:{free.getsockname()[1]} {VERIFIER.text()}")
         refused("witness_unreachable", endpoint, small, client, match="does not answer")
 
 
@@ -354,7 +360,7 @@ def test_a_witness_that_answers_a_byte_at_a_time_is_left(
     small: SmallLog, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """No timeout of the connection ends it: each byte comes in time."""
-    monkeypatch.setattr(cosigners, "_PATIENCE", 0.5)
+    monkeypatch.setattr(witness_client, "_PATIENCE", 0.5)
     head, byte = TRICKLES[what]
     with answering(head, *[byte] * 1000, pause=0.05) as endpoint:
         if "TLS" in what:

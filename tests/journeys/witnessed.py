@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from acclimate import cosigners, log, witness_folder
+from acclimate import log, witness_client, witness_folder
 from acclimate_competitions import digests
 
 MADE = 1_700_000_000
@@ -54,7 +54,7 @@ class SmallLog:
         return self.tree(second).consistency_proof(first)
 
     def request(self, old: int, size: int | None = None) -> bytes:
-        return cosigners.request(self.checkpoint(size), old=old, proof=self.proof(old, size) if old else [])
+        return witness_client.request(self.checkpoint(size), old=old, proof=self.proof(old, size) if old else [])
 
 
 @dataclass
@@ -69,8 +69,8 @@ class Running:
     http: httpx.Client = field(default_factory=lambda: httpx.Client(trust_env=False, timeout=30))
 
     @property
-    def endpoint(self) -> cosigners.Endpoint:
-        return cosigners.parse_endpoint(f"{self.url} {self.vkey}")
+    def endpoint(self) -> witness_client.Endpoint:
+        return witness_client.parse_endpoint(f"{self.url} {self.vkey}")
 
     def post(self, body: bytes) -> httpx.Response:
         return self.http.post(f"{self.url}/add-checkpoint", content=body)

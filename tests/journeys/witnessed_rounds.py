@@ -10,9 +10,9 @@ from pathlib import Path
 
 import live
 import pytest
-from cosigners_made import Partner, log_key, partners, server
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from live import CUSTODIANS, Actor, Live, Staged
+from partners import Partner, log_key, partners, server
 
 from acclimate import keys
 from acclimate.client import Client, custodian, folder

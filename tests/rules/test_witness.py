@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from witnessed import MADE, SmallLog
 
-from acclimate import cosigners, log, notes
+from acclimate import log, notes, witness_client
 from acclimate.witness import LARGEST_REQUEST, Request, Witness
 from acclimate.witness_state import MOST_REFUSED, Refused, Seen, State
 from acclimate_competitions.errors import Refusal
@@ -117,7 +117,7 @@ def test_an_empty_log_may_begin_and_the_same_checkpoint_is_cosigned_again_with_a
 def test_signatures_of_strangers_are_ignored_and_not_kept(witness, state, small):
     stranger = log.Signer("stranger.example", Ed25519PrivateKey.generate())
     other = log.sign_note(log.parse_note(small.checkpoint()).text, stranger, small.signer)
-    body = cosigners.request(other, old=0, proof=[])
+    body = witness_client.request(other, old=0, proof=[])
     assert cosigned(witness.add_checkpoint(body), small, 3)
     assert "stranger" not in state.seen(small.signer.origin).note
 
@@ -126,7 +126,7 @@ def test_extension_lines_are_covered_by_the_cosignature(witness, small, clock):
     tree = small.tree()
     text = log.Checkpoint(small.signer.origin, 3, tree.root(), ("an extension",)).body()
     note = log.sign_note(text, small.signer)
-    answer = witness.add_checkpoint(cosigners.request(note, old=0, proof=[]))
+    answer = witness.add_checkpoint(witness_client.request(note, old=0, proof=[]))
     assert "an extension" in log.open_note(note + answer.body.decode(), [VERIFIER]).text
 
 
@@ -153,7 +153,7 @@ def test_a_key_that_was_rotated_out_ends_nothing(state, path, clock):
     assert both.add_checkpoint(old.request(0)).status == 200
     # The hand-over is signed by both; from there on the new key counts.
     hand_over = log.sign_note(log.checkpoint(old.signer.origin, 7, new.grow(2).tree().root()), old.signer, new.signer)
-    body = cosigners.request(hand_over, old=5, proof=new.proof(5))
+    body = witness_client.request(hand_over, old=5, proof=new.proof(5))
     assert both.add_checkpoint(body).status == 200
     stolen = old.grow(2).grow(1, word="of a thief")
     for witness in (both, witness_of(state, clock, old.vkey, new.vkey)):
@@ -210,7 +210,7 @@ def test_before_anything_was_cosigned_the_size_is_zero(witness, small):
 def test_an_unknown_log_is_404_whoever_signed(witness, small):
     assert witness.add_checkpoint(SmallLog("else.example", 3).request(0)).status == 404
     other = log.sign_note(log.checkpoint("else.example", 3, bytes(32)), small.signer)
-    assert witness.add_checkpoint(cosigners.request(other, old=0, proof=[])).status == 404
+    assert witness.add_checkpoint(witness_client.request(other, old=0, proof=[])).status == 404
 
 
 def test_a_known_log_must_have_signed(witness, state, small):
@@ -222,7 +222,7 @@ def test_a_known_log_must_have_signed(witness, state, small):
     false = notes.Signature(line.name, line.key_id, bytes(64))
     for lines, status in (((false,), 403), ((line, false), 403), ((false, line), 403), ((line, line), 200)):
         note = notes.Note(good.text, lines).encode()
-        assert witness.add_checkpoint(cosigners.request(note, old=0, proof=[])).status == status
+        assert witness.add_checkpoint(witness_client.request(note, old=0, proof=[])).status == status
         assert (seen(state, small) is None) == (status != 200)
 
 
@@ -230,11 +230,11 @@ def test_a_cosignature_is_no_signature_of_a_log(witness, small):
     text = log.parse_note(small.checkpoint()).text
     line = notes.cosign(text, name=small.signer.origin, key=small.signer.key, time=MADE)
     note = notes.Note(text, (line,)).encode()
-    assert witness.add_checkpoint(cosigners.request(note, old=0, proof=[])).status == 403
+    assert witness.add_checkpoint(witness_client.request(note, old=0, proof=[])).status == 403
 
 
 def test_the_old_size_is_not_above_the_new_one(witness, small):
-    answer = witness.add_checkpoint(cosigners.request(small.checkpoint(), old=4, proof=[]))
+    answer = witness.add_checkpoint(witness_client.request(small.checkpoint(), old=4, proof=[]))
     assert answer.status == 400 and b"4" in answer.body and b"3" in answer.body
 
 
@@ -253,28 +253,28 @@ def test_a_proof_that_does_not_join_what_was_seen_is_422_and_nothing_moves(witne
     small.grow(8)
     before = state.seen(small.signer.origin)
     for what, proof in bad_proofs(small):
-        answer = witness.add_checkpoint(cosigners.request(small.checkpoint(), old=3, proof=proof))
+        answer = witness.add_checkpoint(witness_client.request(small.checkpoint(), old=3, proof=proof))
         assert answer.status == 422, what
     assert state.seen(small.signer.origin) == before
     assert cosigned(witness.add_checkpoint(small.request(3)), small, 11)
 
 
 def test_a_proof_where_none_may_be_is_422(witness, small):
-    assert witness.add_checkpoint(cosigners.request(small.checkpoint(), old=0, proof=[bytes(32)])).status == 422
+    assert witness.add_checkpoint(witness_client.request(small.checkpoint(), old=0, proof=[bytes(32)])).status == 422
     assert witness.add_checkpoint(small.request(0)).status == 200
-    assert witness.add_checkpoint(cosigners.request(small.checkpoint(), old=3, proof=[bytes(32)])).status == 422
+    assert witness.add_checkpoint(witness_client.request(small.checkpoint(), old=3, proof=[bytes(32)])).status == 422
 
 
 def test_an_empty_log_has_the_root_of_the_empty_tree(witness, state, clock):
     small = SmallLog()
     note = log.sign_checkpoint(small.signer, 0, bytes(32))
-    answer = witness_of(state, clock, small.vkey).add_checkpoint(cosigners.request(note, old=0, proof=[]))
+    answer = witness_of(state, clock, small.vkey).add_checkpoint(witness_client.request(note, old=0, proof=[]))
     assert answer.status == 422 and seen(state, small) is None
 
 
 def test_the_same_size_with_another_root_is_422(witness, small):
     witness.add_checkpoint(small.request(0))
-    answer = witness.add_checkpoint(cosigners.request(small.fork(1, 3).checkpoint(), old=3, proof=[]))
+    answer = witness.add_checkpoint(witness_client.request(small.fork(1, 3).checkpoint(), old=3, proof=[]))
     assert answer.status == 422 and b"does not begin with" in answer.body
 
 
@@ -283,8 +283,8 @@ def test_what_is_wrong_first_is_what_is_said(witness, small):
     witness.add_checkpoint(small.request(0))
     impostor = SmallLog(small.signer.origin, 9)
     assert witness.add_checkpoint(impostor.request(1)).status == 403
-    assert witness.add_checkpoint(cosigners.request(small.checkpoint(), old=7, proof=[])).status == 400
-    assert witness.add_checkpoint(cosigners.request(small.grow(5).checkpoint(), old=2, proof=[])).status == 409
+    assert witness.add_checkpoint(witness_client.request(small.checkpoint(), old=7, proof=[])).status == 400
+    assert witness.add_checkpoint(witness_client.request(small.grow(5).checkpoint(), old=2, proof=[])).status == 409
 
 
 def malformed(small):
@@ -340,7 +340,7 @@ def test_a_signed_text_that_is_no_checkpoint_is_400(witness, small):
     root = base64.b64encode(bytes(32)).decode()
     for text in ("", "03\n" + root, "x\n" + root, "3\nx", "3", "-3\n" + root, f"3\n{root}\n"):
         note = log.sign_note(f"{small.signer.origin}\n{text}\n", small.signer)
-        assert witness.add_checkpoint(cosigners.request(note, old=0, proof=[])).status == 400
+        assert witness.add_checkpoint(witness_client.request(note, old=0, proof=[])).status == 400
 
 
 def test_a_log_is_known_by_a_logs_key(state, clock):
@@ -561,7 +561,7 @@ def test_a_fork_is_kept_with_both_signed_checkpoints(witness, state, small):
     witness.add_checkpoint(small.request(0))
     fork = small.fork(2, 3)
     for _ in range(3):
-        assert witness.add_checkpoint(cosigners.request(fork.checkpoint(), old=3, proof=[])).status == 422
+        assert witness.add_checkpoint(witness_client.request(fork.checkpoint(), old=3, proof=[])).status == 422
     (kept,) = state.refused(small.signer.origin)
     assert kept.fork and kept.size == 3
     one, two = (log.open_checkpoint(note, small.signer.verifier).checkpoint for note in (kept.note, kept.seen))
@@ -570,7 +570,7 @@ def test_a_fork_is_kept_with_both_signed_checkpoints(witness, state, small):
 
 def test_what_could_not_be_proved_becomes_a_fork_once_another_root_of_its_size_is_seen(witness, state, small):
     witness.add_checkpoint(small.request(0))
-    witness.add_checkpoint(cosigners.request(small.fork(2, 7).checkpoint(), old=3, proof=small.grow(4).proof(3)))
+    witness.add_checkpoint(witness_client.request(small.fork(2, 7).checkpoint(), old=3, proof=small.grow(4).proof(3)))
     (kept,) = state.refused(small.signer.origin)
     assert not kept.fork
     assert witness.add_checkpoint(small.request(3)).status == 200
@@ -597,7 +597,7 @@ def test_refused_checkpoints_have_an_end_that_leaves_room_for_a_fork(state):
 def test_a_request_that_parses_is_written_again_as_the_same_bytes(old, proof, signatures):
     signers = [log.Signer(f"key{number}", Ed25519PrivateKey.generate()) for number in range(signatures)]
     note = log.sign_note(log.checkpoint("key0", 5, bytes(32)), *signers)
-    body = cosigners.request(note, old=old, proof=proof)
+    body = witness_client.request(note, old=old, proof=proof)
     parsed = Request.parse(body)
     assert (parsed.old, list(parsed.proof), parsed.note.encode()) == (old, proof, note)
     assert parsed.encode() == body

@@ -18,13 +18,13 @@ from acclimate.api.requests import Requests
 from acclimate.api.state import Services
 from acclimate.checkpoints import Copies
 from acclimate.config import Settings
-from acclimate.cosigners import parse_endpoints
-from acclimate.cosigning import Cosigner
+from acclimate.cosignature_collector import CosignatureCollector
 from acclimate.health import Health
 from acclimate.metrics import Metrics
 from acclimate.sequencer import Sequencer
 from acclimate.service import identity
 from acclimate.store import Store
+from acclimate.witness_client import parse_endpoints
 
 _log = logging.getLogger("acclimate.api")
 
@@ -52,10 +52,10 @@ def create_app(settings: Settings, *, clock: database.Clock | None = None) -> Fa
     store = store.fenced(partial(installation.stands, found=known.installation.id, signs=known.vkey))
     copies = Copies(store.blobs, settings.data, known.signer.verifier)
     sequencer = Sequencer(store, known.signer, copies=copies)
-    cosigner = Cosigner(store, sequencer, parse_endpoints(settings.witnesses), quorum=settings.quorum)
-    watch = Health(store, settings, sequencer, cosigner)
+    collector = CosignatureCollector(store, sequencer, parse_endpoints(settings.witnesses), quorum=settings.quorum)
+    watch = Health(store, settings, sequencer, collector)
     metrics = Metrics(code=known.code, see=watch.seen)
-    services = Services(settings, store, known, sequencer, watch, metrics, cosigner)
+    services = Services(settings, store, known, sequencer, watch, metrics, collector)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -63,7 +63,7 @@ def create_app(settings: Settings, *, clock: database.Clock | None = None) -> Fa
         try:
             yield
         finally:
-            await run_in_threadpool(cosigner.close)
+            await run_in_threadpool(collector.close)
             await run_in_threadpool(sequencer.close)
             store.close()
 
@@ -99,7 +99,7 @@ def begin(services: Services) -> None:
         return
     services.store.warm()
     services.sequencer.start()
-    services.cosigner.start()
+    services.collector.start()
     if warning := facts.clock_warning(facts.clock_offset(services.store)):
         _log.warning("%s", warning)
     # So that the first who asks need not wait for the first look.

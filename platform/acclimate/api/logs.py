@@ -11,7 +11,7 @@ from acclimate import cosignatures
 from acclimate.api.access import Guarded
 from acclimate.api.answers import Here, answers
 from acclimate.api.state import Services
-from acclimate.cosignatures import Quorum
+from acclimate.quorum import Quorum
 from acclimate.service import finding
 from acclimate.store import Tx
 from acclimate_competitions import records
@@ -46,9 +46,9 @@ def checkpoint(
     """
     here.sequencer.advance()
     with here.store.snapshot() as tx:
-        quorum = here.cosigner.quorum
+        quorum = here.collector.quorum
         if round_id is not None:
-            quorum = Quorum.of_round(finding.find(tx, round_id).defined.fields)
+            quorum = Quorum.of(finding.find(tx, round_id).defined.fields)
         note = cosignatures.checkpoint(tx, quorum if cosigned else Quorum(quorum.witnesses, 0))
     return Response(note, media_type="text/plain; charset=utf-8")
 
@@ -83,7 +83,7 @@ async def proof(index: Annotated[int, Path(ge=0, le=2**53 - 1)], here: Here) -> 
     plain = await run_in_threadpool(here.sequencer.receipt, index)
     until = time.monotonic() + WAIT_SECONDS
     # In no thread: many may wait at once, and each place of the pool is for somebody who can be answered.
-    while here.cosigner.hopeful(index) and time.monotonic() < until:
+    while here.collector.hopeful(index) and time.monotonic() < until:
         await anyio.sleep(_LOOK_SECONDS)
     found = await run_in_threadpool(_receipt, here, index)
     return Response(found or plain, media_type="text/plain; charset=utf-8")
@@ -92,20 +92,20 @@ async def proof(index: Annotated[int, Path(ge=0, le=2**53 - 1)], here: Here) -> 
 def _receipt(here: Services, index: int) -> str:
     """The receipt by the quorum's checkpoint, else by the newest with what cosignatures it has; empty where nobody cosigns."""
     with here.store.snapshot() as tx:
-        quorum = _quorum_of(tx, index) or here.cosigner.quorum
+        quorum = _quorum_of(tx, index) or here.collector.quorum
         if not quorum.witnesses:
             return ""
         size = cosignatures.newest(tx, quorum)
         if size <= index:
             size = cosignatures.newest(tx, Quorum(quorum.witnesses, 0))
-        note = cosignatures.note(tx, size, quorum.witnesses)
+        note = cosignatures.note(tx, size, quorum.keys)
     return here.sequencer.receipt_by(index, note)
 
 
 def _quorum_of(tx: Tx, index: int) -> Quorum | None:
     """The quorum of the round that a log entry belongs to; None where it is of none."""
     name = records.parse(tx.entry(index)).round
-    return Quorum.of_round(tx.round(name).defined.fields) if name else None
+    return Quorum.of(tx.round(name).defined.fields) if name else None
 
 
 @router.get(

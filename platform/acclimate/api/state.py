@@ -9,7 +9,7 @@ from fastapi import Request
 from acclimate.api import downloads
 from acclimate.api.lane import Lane
 from acclimate.config import Settings
-from acclimate.cosigning import Cosigner
+from acclimate.cosignature_collector import CosignatureCollector
 from acclimate.health import Health
 from acclimate.metrics import Metrics
 from acclimate.sequencer import Sequencer
@@ -35,7 +35,7 @@ class Services:
     sequencer: Sequencer
     health: Health
     metrics: Metrics
-    cosigner: Cosigner
+    collector: CosignatureCollector
     begun: threading.Event = field(default_factory=threading.Event)
     lane: Lane = field(default_factory=Lane)
     looks: Lane = field(default_factory=Lane)

@@ -9,7 +9,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from acclimate import __version__, installation, keys, log, log_key
 from acclimate.config import Settings
-from acclimate.cosignatures import Quorum
 from acclimate.installation import EVALUATOR_KEY, LOG_KEY, Installation
 from acclimate.store import Store
 from acclimate_competitions import records
@@ -117,8 +116,8 @@ def load(settings: Settings, store: Store, *, evaluator: bool = False) -> Identi
 
 
 def _of(found: Installation, settings: Settings) -> Identity:
-    quorum = Quorum.of_settings(settings)
-    return Identity(found, settings.keys, code_digest(), quorum.witnesses, quorum.number)
+    witnesses = tuple(one.split()[1] for one in settings.witnesses)  # `ADDRESS KEY` each
+    return Identity(found, settings.keys, code_digest(), witnesses, settings.quorum)
 
 
 def _key(path: Path) -> Ed25519PrivateKey:

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import func, select
 
 from acclimate import cosignatures, schedule
-from acclimate.cosignatures import Quorum
+from acclimate.quorum import Quorum
 from acclimate.service import clockwork, finding, release
 from acclimate.service.accounts import Account
 from acclimate.store import Store, Tx, log_entries, outbox, rounds, share_documents, stages, submissions
@@ -139,15 +139,15 @@ def _cosigned(tx: Tx, state: Round, *, last: int) -> dict[str, Any] | None:
         {quorum, witnesses: how many there are, size: entries of the newest checkpoint that the quorum cosigned, missing: records of the round
         beyond it, late: names of the witnesses that have not cosigned the last of its records}.
     """
-    quorum = Quorum.of_round(state.defined.fields)
-    if quorum.number == 0:
+    quorum = Quorum.of(state.defined.fields)
+    if quorum.needed == 0:
         return None
     size, missing = cosignatures.newest(tx, quorum), 0
     if size <= last:
         mine = (log_entries.c.round == state.id) & (log_entries.c.index >= size)
         missing = int(tx.execute(select(func.count()).select_from(log_entries).where(mine)).scalar_one())
-    late = [key.partition("+")[0] for key, done in cosignatures.sizes(tx, quorum.witnesses).items() if done <= last]
-    counts = {"quorum": quorum.number, "witnesses": len(quorum.witnesses), "size": size, "missing": missing}
+    late = [key.partition("+")[0] for key, done in cosignatures.sizes(tx, quorum.keys).items() if done <= last]
+    counts = {"quorum": quorum.needed, "witnesses": len(quorum.witnesses), "size": size, "missing": missing}
     return {**counts, "late": late}
 
 

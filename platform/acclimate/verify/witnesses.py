@@ -69,8 +69,8 @@ def whose(audit: Audit) -> str:
     2. Each brought witness has cosigned the round's last record, or a whole quorum of those that are declared has.
     """
     quorum, keys = _quorum(audit), audit.witnesses
-    declared = [vkey for vkey in quorum.keys() if vkey in keys]
-    named = ", ".join(quorum.keys()) or "none"
+    declared = [vkey for vkey in quorum.keys if vkey in keys]
+    named = ", ".join(quorum.keys) or "none"
     if not keys:
         if quorum.needed == 0:
             raise Beside

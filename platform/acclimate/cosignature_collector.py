@@ -1,6 +1,6 @@
 """Has the log's newest checkpoint cosigned by the witnesses of the settings, beside all that signs and serves.
 
-Each API process has a cosigner; by a lease one of them asks at a time, so that all witnesses are asked for the same checkpoints: a quorum
+Each API process has a collector; by a lease one of them asks at a time, so that all witnesses are asked for the same checkpoints: a quorum
 counts only under one. Correctness does not rest on the lease: a cosignature is kept once, whoever got it. When the log grows, the newest
 checkpoint is put to all witnesses at once, and the next one follows when a quorum has signed, nobody is left who might, or the time for
 it is over. A witness that fails is asked again after a growing pause, whatever the others do; one that is slow, or never ends its answer,
@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from acclimate import cosignatures, cosigners
-from acclimate.cosignatures import Quorum
-from acclimate.cosigners import Endpoint
+from acclimate import cosignatures, witness_client
 from acclimate.lease import Lease
+from acclimate.quorum import Quorum
 from acclimate.sequencer import Sequencer
 from acclimate.store import Store
+from acclimate.witness_client import Endpoint
 from acclimate_competitions.errors import Refusal
 
 EVERY_SECONDS = 0.25
@@ -65,7 +65,7 @@ class Witness:
         return self.endpoint.verifier.text()
 
 
-class Cosigner:
+class CosignatureCollector:
     """Collects cosignatures; without witnesses it does nothing and has no thread.
 
     Args:
@@ -81,13 +81,13 @@ class Cosigner:
     def __init__(self, store: Store, sequencer: Sequencer, endpoints: tuple[Endpoint, ...], *, quorum: int) -> None:
         self._store, self._sequencer = store, sequencer
         self.witnesses = tuple(Witness(endpoint) for endpoint in endpoints)
-        self.quorum = Quorum(tuple(witness.key for witness in self.witnesses), quorum)
+        self.quorum = Quorum(tuple(endpoint.verifier for endpoint in endpoints), quorum)
         self.reached, self._done = 0, 0
         self._moved = time.monotonic()
         self._lease: Lease | None = None
         self._holder = f"api-{uuid.uuid4().hex[:12]}"
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="cosigner", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="cosignatures", daemon=True)
         self._client = httpx.Client(timeout=httpx.Timeout(ANSWER_SECONDS, connect=5.0))
         self._asking = ThreadPoolExecutor(max(1, len(endpoints)), thread_name_prefix="witness")
 
@@ -109,7 +109,7 @@ class Cosigner:
 
     def hopeful(self, index: int) -> bool:
         """Whether it is worth waiting a moment for a checkpoint of the quorum that holds a log entry."""
-        if self.quorum.number == 0 or self.reached > index:
+        if self.quorum.needed == 0 or self.reached > index:
             return False
         return time.monotonic() - self._moved < HOPE_SECONDS
 
@@ -174,13 +174,13 @@ class Cosigner:
             asked = [one.asked for one in self.witnesses if one.asked is not None and not one.asked.done()]
             wait(asked, timeout=EVERY_SECONDS, return_when=FIRST_COMPLETED)
             signed = sum(witness.size >= size for witness in self.witnesses)
-            if not asked or self._stop.is_set() or signed >= max(1, self.quorum.number):
+            if not asked or self._stop.is_set() or signed >= max(1, self.quorum.needed):
                 break
         self._look()
 
     def _look(self) -> None:
         with self._store.snapshot() as tx:
-            sizes, reached = cosignatures.sizes(tx, self.quorum.witnesses), cosignatures.newest(tx, self.quorum)
+            sizes, reached = cosignatures.sizes(tx, self.quorum.keys), cosignatures.newest(tx, self.quorum)
         for witness in self.witnesses:
             witness.size = max(witness.size, sizes[witness.key])
         if reached > self.reached:
@@ -202,7 +202,7 @@ class Cosigner:
     def _ask(self, witness: Witness, size: int, note: str) -> None:
         """One witness, one checkpoint; in a thread of its own."""
         try:
-            signature = cosigners.ask(
+            signature = witness_client.ask(
                 witness.endpoint,
                 note,
                 old=witness.size,
