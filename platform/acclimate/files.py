@@ -1,13 +1,66 @@
-"""What every module that writes files for good needs of the operating system: a name that lasts, and whether the disk is full."""
+"""Files that are written for good: whole or not at all, lasting, and refused by the right name where the disk gives no more."""
 
+import contextlib
 import errno
+import json
 import os
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from acclimate_competitions import reading
+from acclimate_competitions.errors import Refusal
 
 
-def is_full(error: OSError) -> bool:
-    """Whether a file could not be written because the disk, a quota or the largest size of a file is used up."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+def write(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Write a file whole or not at all, in the place of one that is there; once it is written, it lasts.
+
+    Raises:
+        Refusal: no_space, file_unreadable.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _draft(path, data, mode=mode) as draft:
+            draft.replace(path)
+            sync_folder(path.parent)
+    except OSError as error:
+        raise failed(path, error) from error
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a new file of mode 0600, whole or not at all; one that is there stays.
+
+    Raises:
+        FileExistsError: where one is there.
+        Refusal: no_space, file_unreadable.
+    """
+    try:
+        with _draft(path, data, mode=0o600) as draft:
+            # A hard link fails where the name is taken; a rename would replace what another process just wrote.
+            path.hardlink_to(draft)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise failed(path, error) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON with mode 0600, whole or not at all.
+
+    Raises:
+        Refusal: no_space, file_unreadable.
+    """
+    write(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read what write_json wrote.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    return reading.document(path)
 
 
 def sync_folder(folder: Path) -> None:
@@ -23,3 +76,33 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a file could not be written because the disk, a quota or the largest size of a file is used up."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def failed(path: Path, error: OSError) -> Refusal:
+    """The refusal for an error of the operating system on a path: no_space or file_unreadable."""
+    if is_full(error):
+        return Refusal("no_space", f"no space to write {path}", hint="free some space and repeat the command")
+    return Refusal("file_unreadable", f"{path}: {error.strerror or error}", hint="check the name and who owns it")
+
+
+@contextlib.contextmanager
+def _draft(path: Path, data: bytes, *, mode: int) -> Iterator[Path]:
+    """A file beside `path` that holds the data, on the disk; what still has its name at the end is removed.
+
+    Raises:
+        OSError: whatever the system says.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ may have. An existing key is never overwritten.
 """
 
 import os
-import secrets
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import pyrage
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from acclimate.files import is_full
+from acclimate import files
 from acclimate_competitions import reading, records
 from acclimate_competitions.errors import Refusal
 
@@ -83,7 +82,7 @@ def create(folder: Path, *, age: bool, first: Callable[[Ed25519PrivateKey], None
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
     except OSError as error:
-        raise _failed(folder, error) from error
+        raise files.failed(folder, error) from error
     _check_folder(folder)
     # The signing key comes last: without it the folder is unfinished, and an age identity left by a killed call is kept.
     if age and not (folder / AGE_FILE).exists():
@@ -209,23 +208,15 @@ def _create_identity(folder: Path) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a new file of mode 0600 that is either whole or not there; an existing one stays."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    """Write a new key file.
+
+    Raises:
+        Refusal: key_refused, where one is there; no_space, file_unreadable.
+    """
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            # A hard link fails where the name is taken; a rename would replace what another process just wrote.
-            path.hardlink_to(draft)
-        finally:
-            draft.unlink()
+        files.write_new(path, data)
     except FileExistsError as error:
         raise Refusal("key_refused", f"{path} exists already; a key is never overwritten") from error
-    except OSError as error:
-        raise _failed(path, error) from error
 
 
 def _read(path: Path) -> bytes:
@@ -241,7 +232,7 @@ def _read(path: Path) -> bytes:
                 )
             data = stream.read(_LARGEST_FILE + 1)
     except OSError as error:
-        raise _failed(path, error) from error
+        raise files.failed(path, error) from error
     if len(data) > _LARGEST_FILE:
         raise Refusal(
             "key_refused",
@@ -259,9 +250,3 @@ def _check_folder(folder: Path) -> None:
             f"{folder} has mode {mode:04o}: others than its owner may put files there",
             hint=f"chmod 700 {folder}",
         )
-
-
-def _failed(path: Path, error: OSError) -> Refusal:
-    if is_full(error):
-        return Refusal("no_space", f"no space to write {path}", hint="free some space and repeat the command")
-    return Refusal("file_unreadable", f"{path}: {error.strerror or error}", hint="check the name and who owns it")

@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from acclimate import locks, log, notes, rotation
-from acclimate.client import folder as files
+from acclimate import files, locks, log, notes, rotation
 from acclimate.client import hand_overs
 from acclimate.client.connection import Client
 from acclimate.rotation import Chain

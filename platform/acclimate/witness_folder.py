@@ -16,8 +16,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from acclimate import keys, locks, notes
-from acclimate.client import folder as files
+from acclimate import files, keys, locks, notes
 from acclimate.notes import Verifier
 from acclimate.service import names
 from acclimate.witness_state import State

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from acclimate.files import is_full, sync_folder
+from acclimate.files import failed, sync_folder
 from acclimate_competitions.errors import Refusal
 
 VERSION = 1
@@ -120,9 +120,7 @@ class State:
         except sqlite3.Error as error:
             raise _refusal(path, error) from error
         except OSError as error:
-            if is_full(error):
-                raise Refusal("no_space", f"no space to write {path}", hint="free some space and repeat it") from error
-            raise Refusal("file_unreadable", f"{path}: {error.strerror or error}") from error
+            raise failed(path, error) from error
 
     @classmethod
     def open(cls, path: Path, vkey: str | None) -> "State":

@@ -20,8 +20,8 @@ import rounds_made
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from rounds_made import START, Made, cosigned
 
-from acclimate import custody, keys, log
-from acclimate.client import Client, custodian, evidence, folder, pins, requests
+from acclimate import custody, files, keys, log
+from acclimate.client import Client, custodian, evidence, pins, requests
 from acclimate.client.pins import Pin
 from acclimate.client.requests import Mailed
 from acclimate_competitions import digests, records
@@ -138,7 +138,7 @@ def definition_of(made: Made) -> bytes:
 def key_folder(made: Made, path: Path, name: str = NAME) -> keys.Keys:
     key = rounds_made.key(name).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     for file, data in (("ed25519.pem", key), ("age.txt", f"{made.identities[name]}\n".encode())):
-        folder.write(path / file, data)
+        files.write(path / file, data)
     return keys.load(path)
 
 

@@ -12,7 +12,7 @@ from partners import partners, server
 from test_voiding import refusal
 from witnessed_rounds import NAMES, write_folder
 
-from acclimate import log
+from acclimate import files, log
 from acclimate.client import folder
 from acclimate.client.servers import SERVER_FILE
 
@@ -30,7 +30,7 @@ def organizer(running: live.Live, where: Path) -> Path:
     folder.keep_log_key(mine, running.anyone().get("/v1/server").json()["log"])
     for custodian in running.custodians():
         document = {"name": custodian.name, "age": str(custodian.identity.to_public()), "ed25519": custodian.public}
-        folder.write_json(where / f"{custodian.name}.json", {**document, "backup": None})
+        files.write_json(where / f"{custodian.name}.json", {**document, "backup": None})
     return mine
 
 
@@ -42,7 +42,7 @@ def create(where: Path, name: str, *more: object) -> tuple[object, ...]:
 
 def moved(mine: Path, url: str) -> None:
     """The folder's account, at the same server on another port."""
-    folder.write_json(mine / "account.json", {**json.loads((mine / "account.json").read_text()), "server": url})
+    files.write_json(mine / "account.json", {**json.loads((mine / "account.json").read_text()), "server": url})
 
 
 def rounds_of(running: live.Live) -> int:
@@ -59,7 +59,7 @@ def test_a_server_that_lost_its_witnesses_gets_no_signature(tmp_path: Path, buil
             code, out, err = acclimate(*create(tmp_path, "r1", *named, "--quorum", "2"))
             assert code == 0, err
             assert f"2 of {', '.join(texts)} must see the log before a share is released" in err
-            assert folder.read_json(mine / SERVER_FILE)["quorum"] == 2
+            assert files.read_json(mine / SERVER_FILE)["quorum"] == 2
             wrong = acclimate(*create(tmp_path, "r2", *named[:4], "--quorum", "2"))
             assert texts[2] in refusal(wrong, "guard_failed")
             wrong = acclimate(*create(tmp_path, "r2", *named, "--quorum", "3"))

@@ -20,7 +20,7 @@ import pytest
 import rounds_made
 from rounds_made import Made
 
-from acclimate import keys, mirror, notes
+from acclimate import files, keys, mirror, notes
 from acclimate.cli import main
 from acclimate.client import Client, connection, folder, requests
 from acclimate_competitions import digests, reading
@@ -87,7 +87,7 @@ def at(made: Made, tmp_path: Path) -> dict[str, Path]:
     keys.create(paths["keys"], age=True)
     account = {"server": "http://127.0.0.1:9", "id": "x", "role": "custodian", "token": "t", "log": made.signer.vkey}
     known = {field: account.get(field, "x") for field in folder.Account.__dataclass_fields__}
-    folder.write_json(paths["keys"] / "account.json", known)
+    files.write_json(paths["keys"] / "account.json", known)
     return paths
 
 
@@ -179,8 +179,8 @@ def test_a_file_of_just_the_limit_is_read(tmp_path: Path) -> None:
 
 def members(**about: Any) -> dict[str, bytes]:
     value = {"v": 1, "type": requests.REQUEST, "round": ROUND, **about}
-    files = {"definition.toml": b"", "checkpoint": b"", "entries.jsonl": b""}
-    return {"request.json": digests.canonical(value), **files}
+    members = {"definition.toml": b"", "checkpoint": b"", "entries.jsonl": b""}
+    return {"request.json": digests.canonical(value), **members}
 
 
 @pytest.mark.parametrize(

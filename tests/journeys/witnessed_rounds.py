@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from live import CUSTODIANS, Actor, Live, Staged
 from partners import Partner, log_key, partners, server
 
-from acclimate import keys
+from acclimate import files, keys
 from acclimate.client import Client, custodian, folder
 from acclimate.keys import Keys
 from acclimate_competitions.errors import Refusal
@@ -84,10 +84,10 @@ class Stage:
 def write_folder(actor: Actor, path: Path, *, url: str) -> None:
     path.mkdir(mode=0o700, parents=True)
     pem = actor.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    folder.write(path / "ed25519.pem", pem)
-    folder.write(path / "age.txt", f"{actor.identity}\n".encode())
+    files.write(path / "ed25519.pem", pem)
+    files.write(path / "age.txt", f"{actor.identity}\n".encode())
     account = {"server": url, "id": actor.name, "role": actor.role, "token": actor.token}
-    folder.write_json(path / "account.json", account)
+    files.write_json(path / "account.json", account)
 
 
 @contextlib.contextmanager

@@ -7,25 +7,25 @@ from pathlib import Path
 WRITTEN = """
 import sys
 from pathlib import Path
-from acclimate.client import folder
+from acclimate import files
 place, said = Path(sys.argv[1]), []
 def hook(event, arguments):
     if event in ("open", "os.rename") and str(place) in str(arguments[0]):
         said.append((event, Path(str(arguments[0])).name))
 sys.addaudithook(hook)
-folder.write(place / "pins.json", b"x")
+files.write(place / "pins.json", b"x")
 print(said[-2][0], said[-1])
 """
 
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from acclimate.client import folder
+from acclimate import files
 from acclimate_competitions.errors import Refusal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
-    folder.write(Path(sys.argv[1]) / "pins.json", b"x" * 2000)
+    files.write(Path(sys.argv[1]) / "pins.json", b"x" * 2000)
 except Refusal as refusal:
     print(refusal.code)
 """

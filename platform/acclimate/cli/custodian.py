@@ -66,9 +66,9 @@ def keygen(
 
     Example: acclimate custodian keygen --name custodian-a --keys ./custodian-a --make-backup /media/stick/backup.txt
     """
+    from acclimate import files
     from acclimate import keys as key_files
-    from acclimate.client import folder
-    from acclimate.client.folder import DOCUMENT_FILE
+    from acclimate.client.folder import ACCOUNT_FILE, DOCUMENT_FILE
 
     if backup is not None and make_backup is not None:
         raise typer.BadParameter("give --backup or --make-backup, not both")
@@ -90,9 +90,9 @@ def keygen(
     if make_backup is not None:
         backup = _make_backup(make_backup)
     document = {"name": name, "age": made.age_recipient, "ed25519": made.public, "backup": backup}
-    folder.write_json(keys / DOCUMENT_FILE, document)
+    files.write_json(keys / DOCUMENT_FILE, document)
     say(f"send {keys / DOCUMENT_FILE} to the organizer; the other files in {keys} are secret")
-    if not (keys / folder.ACCOUNT_FILE).exists():
+    if not (keys / ACCOUNT_FILE).exists():
         say(
             "next: get a custodian's invitation from the server's operator, then: acclimate register --role custodian"
             f" --name {name} --invitation CODE --server URL --keys {keys}"
@@ -270,7 +270,7 @@ def void(
     Example: acclimate custodian void digits-2027-1 --reason "the organizer is gone" --approval b.json --keys ./custodian-a
     """
     from acclimate import client as actors
-    from acclimate.client.folder import read_json
+    from acclimate.files import read_json
 
     approvals = [read_json(path) for path in approval or []]
     client, opened = connect(keys)
@@ -374,13 +374,14 @@ def _made(name: str, keys: Path, *, backup: str | None, make_backup: Path | None
     Raises:
         Refusal: conflict, where it is another custodian's, of other keys, or with another backup than is asked for; file_unreadable, key_refused.
     """
+    from acclimate import files
     from acclimate import keys as key_files
-    from acclimate.client import folder
+    from acclimate.client.folder import DOCUMENT_FILE
 
-    path = keys / folder.DOCUMENT_FILE
+    path = keys / DOCUMENT_FILE
     if not path.exists() or not (keys / key_files.AGE_FILE).exists():
         return None
-    found, opened = folder.read_json(path), key_files.load(keys)
+    found, opened = files.read_json(path), key_files.load(keys)
     own = {"name": name, "age": opened.age_recipient, "ed25519": opened.public}
     have = {key: found.get(key) for key in own} if isinstance(found, dict) else {}
     if have != own:
@@ -462,15 +463,15 @@ def _check_backup(path: Path, *, again: bool) -> None:
 def _make_backup(path: Path) -> str:
     import pyrage
 
+    from acclimate import files
     from acclimate import keys as key_files
-    from acclimate.client import folder
 
     if path.exists():
         recipient = key_files.recipient_of(key_files.load_age_identity(path))
     else:
         identity = pyrage.x25519.Identity.generate()
         recipient = str(identity.to_public())
-        folder.write(path, f"# public key: {recipient}\n{identity}\n".encode())
+        files.write(path, f"# public key: {recipient}\n{identity}\n".encode())
     say(f"the backup identity is {path}: keep it away from this machine")
     return recipient
 

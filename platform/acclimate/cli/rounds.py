@@ -79,7 +79,7 @@ def create(
     Example: acclimate round create ./digits --custodian a.json --custodian b.json --custodian c.json --opens +1h --closes +30d --keys ./me
     """
     from acclimate import client as actors
-    from acclimate.client.folder import read_json
+    from acclimate.files import read_json
     from acclimate_competitions import definition
     from acclimate_competitions.records import parse_time
 
@@ -217,7 +217,7 @@ def void(
     Example: acclimate round void digits-2027-1 --reason "the holdout leaked" --approval a.json --approval b.json --keys ./me
     """
     from acclimate import client as actors
-    from acclimate.client.folder import read_json
+    from acclimate.files import read_json
 
     approvals = [read_json(path) for path in approval or []]
     client, opened = connect(keys)

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from acclimate import files
 from acclimate import keys as key_files
-from acclimate.client import folder as files
 from acclimate.client.connection import Client, Progress
 from acclimate.client.entrant import definition_of
 from acclimate.client.evidence import History, Online, behind, read_history, require_kept_log, require_quorum
+from acclimate.client.folder import ACCOUNT_FILE, DOCUMENT_FILE, load_account
 from acclimate.keys import Keys
 from acclimate_competitions import digests, records, rounds
 from acclimate_competitions.errors import Refusal
@@ -42,10 +43,10 @@ def keygen(keys: Keys, *, name: str, again: bool = False) -> dict[str, str]:
         Refusal: key_refused, where one is there; conflict, where the folder is somebody else's.
     """
     path = keys.folder / AUDITOR_FILE
-    if (keys.folder / files.DOCUMENT_FILE).exists():
+    if (keys.folder / DOCUMENT_FILE).exists():
         raise _somebody_elses(keys, "a custodian's", name)
-    if (keys.folder / files.ACCOUNT_FILE).exists():
-        account = files.load_account(keys.folder)
+    if (keys.folder / ACCOUNT_FILE).exists():
+        account = load_account(keys.folder)
         if (account.id, account.role) != (name, "auditor"):
             raise _somebody_elses(keys, f"of the account {account.id!r} ({account.role})", name)
     if path.exists():

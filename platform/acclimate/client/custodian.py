@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from acclimate import custody
+from acclimate import custody, files
 from acclimate.client import evidence
-from acclimate.client import folder as files
 from acclimate.client.connection import Client, Progress
 from acclimate.client.evidence import Check, Failed, Online, Source, Status
 from acclimate.client.folder import DOCUMENT_FILE

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from acclimate import files
 from acclimate import keys as key_files
-from acclimate.client import folder as files
 from acclimate.client.connection import Client, Progress, Request
+from acclimate.client.folder import lacks_quorum, load_account, save_receipt
 from acclimate.keys import Keys
 from acclimate_competitions import definition, digests, records, rounds
 from acclimate_competitions.definition import Competition
@@ -70,7 +71,7 @@ class Submission:
 
 def enter_round(client: Client, keys: Keys, round_id: str, *, conflicts: Sequence[str] = ()) -> dict[str, Any]:
     """Register the account as an entrant of a round, with the conflicts of interest it declares; {index, record, …}."""
-    entrant = files.load_account(keys.folder).id
+    entrant = load_account(keys.folder).id
     fields = {"entrant": entrant, "ed25519": keys.public, "conflicts": list(conflicts)}
     round_id = full_id(client, round_id)
     return client.post(round_id, "entrants", records.sign("EntrantRegistered", round_id, fields, key=keys.ed25519))
@@ -156,7 +157,7 @@ def submit(
         Refusal: model_invalid, file_unreadable, quota_exceeded, round_closed, proof_invalid, …; a submission that the server refuses is
             no exception but a state.
     """
-    entrant = baseline or files.load_account(keys.folder).id
+    entrant = baseline or load_account(keys.folder).id
     defined, competition = definition_of(client, round_id)
     facts = _check(model, defined, competition, weights_after=weights_after)
     about: dict[str, Any] = {"title": title, "family": family, "base": base, "released": released}
@@ -445,12 +446,12 @@ def _receipt(client: Client, keys: Keys, mine: Submission, *, defined: Record, r
                 f"the server says that {mine.short} is {'accepted' if accepted else 'committed'}, and names no log entry of it",
                 hint="nothing proves it: keep the key folder, and ask the operator; the same command asks again",
             )
-        files.save_receipt(client, path, index=index, vkey=defined["log"], request=request)
+        save_receipt(client, path, index=index, vkey=defined["log"], request=request)
     elif type(index) is int:
         # What is there proves the entry; without the witnesses it stays as it is.
         with contextlib.suppress(Refusal):
-            if files.lacks_quorum(client, path, defined):
-                files.save_receipt(client, path, index=index, vkey=defined["log"], request=request)
+            if lacks_quorum(client, path, defined):
+                save_receipt(client, path, index=index, vkey=defined["log"], request=request)
     return _keep(keys, mine, receipt=name)
 
 

@@ -1,23 +1,18 @@
 """What the client keeps in an actor's key folder, beside the keys: account.json, log.vkey, pins.json, submissions/, receipts/, seals/.
 
-Each file is written whole or not at all, and those that hold a secret (a token, a nonce) with mode 0600. A command that was killed
-finds here what it had done.
+Those that hold a secret (a token, a nonce) have mode 0600. A command that was killed finds here what it had done.
 """
 
 import base64
 import dataclasses
-import json
 import os
-import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from acclimate import log, rotation
+from acclimate import files, log, rotation
 from acclimate.client import hand_overs
 from acclimate.client.connection import Client, Request
-from acclimate.files import is_full, sync_folder
 from acclimate.keys import Keys
 from acclimate.quorum import Quorum
 from acclimate_competitions import digests, reading
@@ -99,7 +94,7 @@ def register_account(
         invitation=invitation,
     )
     account = Account(client.url, str(answer["id"]), str(answer["role"]), str(answer["token"]))
-    write_json(path, dataclasses.asdict(account))
+    files.write_json(path, dataclasses.asdict(account))
     return account
 
 
@@ -116,7 +111,7 @@ def check_owner(folder: Path, server: str, *, name: str, role: str) -> None:
             raise _other_account(path, account)
     path = folder / DOCUMENT_FILE
     if path.exists():
-        document = read_json(path)
+        document = files.read_json(path)
         own = document.get("name") if isinstance(document, dict) else None
         if (own, "custodian") != (name, role):
             raise Refusal(
@@ -160,9 +155,9 @@ def keep_log_key(folder: Path, vkey: str) -> None:
     path = folder / LOG_KEY_FILE
     before = _read_text(path) if path.exists() else vkey
     if before != vkey and before not in (older := _older(folder)):
-        write(folder / OLDER_LOG_KEYS_FILE, "".join(f"{key}\n" for key in [*older, before]).encode(), mode=0o644)
+        files.write(folder / OLDER_LOG_KEYS_FILE, "".join(f"{key}\n" for key in [*older, before]).encode(), mode=0o644)
     if before != vkey or not path.exists():
-        write(path, f"{vkey}\n".encode(), mode=0o644)
+        files.write(path, f"{vkey}\n".encode(), mode=0o644)
 
 
 def known_log_keys(folder: Path) -> list[str]:
@@ -190,7 +185,7 @@ def kept_log_keys(folder: Path) -> list[str]:
     found = [_read_text(folder / LOG_KEY_FILE)] if (folder / LOG_KEY_FILE).exists() else []
     if (folder / PINS_FILE).exists():
         try:
-            found += [str(pin["log"]) for pin in read_json(folder / PINS_FILE).values()]
+            found += [str(pin["log"]) for pin in files.read_json(folder / PINS_FILE).values()]
         except (AttributeError, KeyError, TypeError) as error:
             raise Refusal("file_unreadable", f"{folder / PINS_FILE} does not hold pins") from error
     return list(dict.fromkeys(found))
@@ -211,7 +206,7 @@ def load_account(folder: Path) -> Account:
         )
     if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise Refusal("key_refused", f"{path} holds a token and others may read it", hint=f"chmod 600 {path}")
-    values = read_json(path)
+    values = files.read_json(path)
     names = {field.name for field in dataclasses.fields(Account)}
     sound = isinstance(values, dict) and set(values) == names
     if not sound or not all(
@@ -246,7 +241,7 @@ def save_receipt(client: Client, path: Path, *, index: int, vkey: str, request: 
         raise Refusal(
             "proof_invalid", f"the receipt of log entry {index} is of something else: {record.type} by {record.by}"
         )
-    write(path, text.encode(), mode=0o644)
+    files.write(path, text.encode(), mode=0o644)
     return path
 
 
@@ -279,48 +274,5 @@ def _other_account(path: Path, account: Account) -> Refusal:
     )
 
 
-def write(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Write a file whole or not at all; once it is written, it lasts.
-
-    Raises:
-        Refusal: no_space, file_unreadable.
-    """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            draft.replace(path)
-            sync_folder(path.parent)
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        raise failed(path, error) from error
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON with mode 0600, whole or not at all."""
-    write(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
-
-
-def read_json(path: Path) -> Any:
-    """Read what write_json wrote.
-
-    Raises:
-        Refusal: file_unreadable.
-    """
-    return reading.document(path)
-
-
 def _read_text(path: Path) -> str:
     return reading.text(path, log.LONGEST_RECEIPT).strip()
-
-
-def failed(path: Path, error: OSError) -> Refusal:
-    """The refusal for an error of the operating system on a path."""
-    if is_full(error):
-        return Refusal("no_space", f"no space to write {path}", hint="free some space and repeat the command")
-    return Refusal("file_unreadable", f"{path}: {error.strerror or error}", hint="check the name and who owns it")

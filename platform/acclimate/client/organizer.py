@@ -15,10 +15,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from acclimate.client import folder as files
+from acclimate import files
 from acclimate.client import servers
 from acclimate.client.connection import Client, Progress, require_round
 from acclimate.client.entrant import Say, baseline_keys, definition_of
+from acclimate.client.folder import load_account
 from acclimate.client.servers import Witnesses
 from acclimate.client.voiding import approvals_of
 from acclimate.keys import Keys
@@ -103,7 +104,7 @@ def create_round(
         "id_digits": records.ID_DIGITS,
         "k": competition.custody.threshold,
         "custodians": people,
-        "organizer": {"name": files.load_account(keys.folder).id, "ed25519": keys.public},
+        "organizer": {"name": load_account(keys.folder).id, "ed25519": keys.public},
         "code": server["code"],
         **servers.agreed(client, keys, server, asked=witnesses, say=say),
     }

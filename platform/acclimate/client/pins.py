@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from acclimate.client import folder as files
+from acclimate import files
 from acclimate.client.connection import require_round
 from acclimate.client.folder import PINS_FILE
 from acclimate.keys import Keys

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from acclimate import files
 from acclimate.client import evidence
-from acclimate.client import folder as files
 from acclimate.client.connection import Client, Progress
 from acclimate.client.entrant import check_definition
 from acclimate.verify import files as bundles

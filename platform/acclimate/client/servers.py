@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from acclimate.client import folder as files
+from acclimate import files
 from acclimate.client.connection import Client
+from acclimate.client.folder import keep_log_key, log_key
 from acclimate.keys import Keys
 from acclimate.quorum import parse_witness
 from acclimate_competitions.errors import Refusal
@@ -68,7 +69,7 @@ def agreed(
         Refusal: log_inconsistent; guard_failed, where the witnesses are others; key_refused, where one of them is no witness's key.
     """
     # 1
-    log = files.log_key(client, keys.folder)
+    log = log_key(client, keys.folder)
     # 2
     found = Witnesses(tuple(server["witnesses"]), server["quorum"])
     for text in found.keys:
@@ -103,7 +104,7 @@ def agreed(
 
 def keep(folder: Path, defined: Mapping[str, Any]) -> None:
     """Keep what a RoundDefined says of its server, for the next one."""
-    files.keep_log_key(folder, defined["log"])
+    keep_log_key(folder, defined["log"])
     files.write_json(folder / SERVER_FILE, {name: defined[name] for name in _KEPT})
 
 
