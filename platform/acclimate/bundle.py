@@ -162,8 +162,8 @@ def _write_log(writer: _Writer, tx: Tx, state: Round) -> None:
     writer.lines("entries.jsonl", entries)
     writer.data("checkpoint", note.encode())
     # Of a hand-over of the log's key the one that both keys signed, whoever asked for it.
-    rotated = {index + 1 for index, _ in tx.records("") if index < size}
-    for kept in sorted({checkpoints.covering(index) for index in _milestones(own, state)} | rotated):
+    handed_over = {index + 1 for index, _ in tx.records("") if index < size}
+    for kept in sorted({checkpoints.covering(index) for index in _milestones(own, state)} | handed_over):
         writer.data(f"checkpoints/{kept}", checkpoints.note(kept).encode())
     tree = log.Tree(log.leaf_hash(entry) for entry in entries)
     for index, record in own:

@@ -17,7 +17,7 @@ from acclimate.store import Store, log_checkpoints
 from acclimate_competitions.errors import Refusal
 from acclimate_runners.blobs import Blobs, FolderBlobs
 
-COPY, ROTATED = "CHECKPOINT", "CHECKPOINT-ROTATED"
+COPY, HANDED_OVER = "CHECKPOINT", "CHECKPOINT-ROTATED"
 """Name of both copies, and of that with the newest hand-over of the log's key: the one by both keys, which the old one reads, too."""
 EVERY_SECONDS = 30.0
 _PAGE = 2000
@@ -65,14 +65,14 @@ class Copies:
         else:
             self._kept = note
 
-    def keep_rotated(self, note: str) -> None:
+    def keep_hand_over(self, note: str) -> None:
         """Write the copy of the checkpoint that holds a hand-over of the log's key.
 
         Raises:
             Refusal: blobs_unreachable, no_space.
         """
         for place in self._places.values():
-            place.put_note(ROTATED, note.encode())
+            place.put_note(HANDED_OVER, note.encode())
 
     def accept(self, store: Store) -> list[str]:
         """Take the log as the database has it; each lost checkpoint stays with the blobs under a name of its own. What was done, a line each.
@@ -98,13 +98,13 @@ class Copies:
         if done:
             for place in self._places.values():
                 place.put_note(COPY, (newest or "").encode())
-                if place.note(ROTATED):
-                    place.put_note(ROTATED, (newest or "").encode())
+                if place.note(HANDED_OVER):
+                    place.put_note(HANDED_OVER, (newest or "").encode())
         return done
 
     def _lost(self, tree: log.Tree) -> Iterator[tuple[str, bytes, log.Checkpoint]]:
         """The copies that the log does not hold."""
-        for where, place, name in ((*item, name) for item in self._places.items() for name in (COPY, ROTATED)):
+        for where, place, name in ((*item, name) for item in self._places.items() for name in (COPY, HANDED_OVER)):
             note = place.note(name)
             try:
                 signed = log.open_checkpoint(note, self._verifier).checkpoint if note else None

@@ -3,7 +3,7 @@
 The database's row says who the installation is: its id, the log's verifier key, the evaluator's public key. The store of blobs holds the
 id as its marker, the key folder in a file. The API's first start on an empty database makes all of them; every later start, of any
 process, only compares. New keys are never made for a database that has a row: a log signed by two keys is two logs, and a
-second log signed by an old key contradicts the first; a log's key is handed over by a record in that log alone (rotation.py). So keys that are there before an empty database begins nothing with, either, unless
+second log signed by an old key contradicts the first; a log's key is handed over by a record in that log alone (hand_overs.py). So keys that are there before an empty database begins nothing with, either, unless
 it is told to: they may well be another installation's, whose database is just not the one that was named.
 """
 
@@ -312,7 +312,7 @@ def compare(path: Path, found: str, *, expected: str) -> None:
         raise Refusal(
             "other_installation",
             f"{path} is the key {found}, this database's installation has {expected}",
-            hint="set `server_keys` (or the data folder) and `database` to the same installation's; where the log's key was rotated, copy "
+            hint="set `server_keys` (or the data folder) and `database` to the same installation's; where the log was handed over to a new key, copy "
             "the new log.pem to every folder of keys",
         )
 

@@ -1,6 +1,6 @@
-"""The log's key as files: log.pem, its successor while a rotation is under way (log.next.pem), and keys that were given up (retired/).
+"""The log's key as files: log.pem, its successor while a hand-over is under way (log.next.pem), and keys that were given up (retired/).
 
-The database says which key is in force. So a rotation that was killed after its transaction is finished by whoever next needs the key: the
+The database says which key is in force. So a hand-over that was killed after its transaction is finished by whoever next needs the key: the
 successor it left is then the one that the database names.
 """
 
@@ -19,7 +19,7 @@ LOG_KEY, NEXT, RETIRED = "log.pem", "log.next.pem", "retired"
 
 
 def successor(folder: Path) -> Ed25519PrivateKey:
-    """The key that will follow log.pem: made, or left by a rotation that came to nothing.
+    """The key that will follow log.pem: made, or left by a hand-over that came to nothing.
 
     Raises:
         Refusal: key_refused, file_unreadable, no_space.
@@ -86,5 +86,5 @@ def _writing(path: Path) -> Iterator[None]:
         raise Refusal(
             "file_unreadable",
             f"{path} can't be replaced: {error.strerror or error}",
-            hint="the key of the log was rotated: `acclimate log rotate` as who may write this folder finishes it",
+            hint="the log was handed over: `acclimate log rotate` as who may write this folder finishes it",
         ) from error

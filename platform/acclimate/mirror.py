@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from acclimate import files, locks, log, notes, rotation
-from acclimate.client import hand_overs
+from acclimate import files, hand_overs, locks, log, notes
+from acclimate.client import key_chain
 from acclimate.client.connection import Client
-from acclimate.rotation import Chain
+from acclimate.hand_overs import Chain
 from acclimate_competitions import reading
 from acclimate_competitions.errors import Refusal
 
@@ -126,8 +126,8 @@ def check(folder: Path, known: str | None = None) -> Followed:
             f"{folder} mirrors the log {', then '.join(key.text() for key in chain.keys)}, the key given is {known}",
             hint="ask whom you have the key from: this is another log, or the mirror was made of a false one",
         )
-    for turn in chain.turns:
-        _check_turn(kept, chain, turn, _read(folder / CHECKPOINTS / str(turn.index + 1)))
+    for hand_over in chain.hand_overs:
+        _check_hand_over(kept, chain, hand_over, _read(folder / CHECKPOINTS / str(hand_over.index + 1)))
     return Followed(chain, kept.signed, 0)
 
 
@@ -145,8 +145,8 @@ def follow(client: Client, kept: Kept, *, progress: Progress = lambda done, tota
     """
     # 1
     note = client.checkpoint()
-    receipts = hand_overs.receipts(client)
-    shown = rotation.follow(receipts, kept.known).open(note).checkpoint
+    receipts = key_chain.receipts(client)
+    shown = hand_overs.follow(receipts, kept.known).open(note).checkpoint
     # 2
     _check_growth(client, kept, note, shown)
     # 3
@@ -167,10 +167,10 @@ def follow(client: Client, kept: Kept, *, progress: Progress = lambda done, tota
     chain = _chain(kept, shown.size)
     chain.open(note)
     for receipt in map(log.Receipt.parse, receipts):
-        turn = next((turn for turn in chain.turns if turn.index == receipt.index), None)
-        if turn is not None:
-            _check_turn(kept, chain, turn, receipt.checkpoint)
-            _write(kept.folder / CHECKPOINTS / str(turn.index + 1), receipt.checkpoint)
+        hand_over = next((hand_over for hand_over in chain.hand_overs if hand_over.index == receipt.index), None)
+        if hand_over is not None:
+            _check_hand_over(kept, chain, hand_over, receipt.checkpoint)
+            _write(kept.folder / CHECKPOINTS / str(hand_over.index + 1), receipt.checkpoint)
     # 5
     if kept.signed is None:
         _write(kept.folder / KEY, f"{kept.known.text()}\n")
@@ -211,13 +211,13 @@ def _fork(folder: Path, note: str, signed: log.Checkpoint) -> Path:
     return path
 
 
-def _check_turn(kept: Kept, chain: Chain, turn: rotation.Turn, note: str) -> None:
+def _check_hand_over(kept: Kept, chain: Chain, hand_over: hand_overs.HandOver, note: str) -> None:
     """The checkpoint of a hand-over is of index + 1 of these entries, signed by both keys."""
     signed = chain.open(note).checkpoint
-    if signed.size != turn.index + 1 or kept.tree.root(signed.size) != signed.root:
+    if signed.size != hand_over.index + 1 or kept.tree.root(signed.size) != signed.root:
         raise Refusal(
             "log_inconsistent",
-            f"the checkpoint of the hand-over at log entry {turn.index} is of {signed.size} entries, and not of this history",
+            f"the checkpoint of the hand-over at log entry {hand_over.index} is of {signed.size} entries, and not of this history",
         )
 
 
@@ -278,7 +278,7 @@ def _load(folder: Path, known: log.Verifier) -> Kept:
 def _chain(kept: Kept, size: int) -> Chain:
     """The keys by the first `size` entries."""
     lines = (line for index, line in enumerate(_lines(kept.folder / ENTRIES)) if index < size)
-    return rotation.chain(lines, kept.known)
+    return hand_overs.chain(lines, kept.known)
 
 
 def _known(folder: Path, known: str | None) -> log.Verifier:

@@ -426,7 +426,7 @@ def _record(request: Mapping[str, Any], at: datetime) -> Record:
         raise Refusal("record_invalid", "a record needs type, round and fields")
     if kind == "LogKeyRotated":
         raise Refusal(
-            "record_invalid", f"{kind} is of no round: only `acclimate log rotate` logs it (service/rotate.py)"
+            "record_invalid", f"{kind} is of no round: only `acclimate log rotate` logs it (service/hand_over.py)"
         )
     records.check_fields(kind, fields, signed=request.get("sig") is not None)
     round_id = records.round_id_of(fields) if kind == "RoundDefined" else request["round"]

@@ -2,8 +2,8 @@
 
 import json
 
+import handing_over
 import pytest
-import rotating
 import rounds_made
 from databases import run
 
@@ -32,7 +32,7 @@ def new(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         splits = rounds_made.make_splits
         patch.setattr(
-            rounds_made, "make_splits", lambda made: (splits(made), rotating.hand_over(made, "second key"))[0]
+            rounds_made, "make_splits", lambda made: (splits(made), handing_over.hand_over(made, "second key"))[0]
         )
         place = tmp_path_factory.mktemp("new")
         made = rounds_made.make(place / "round")

@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+import handing_over
 import live
 import pytest
-import rotating
 import rounds_made
 from databases import refused, run
 from sites import free_port
@@ -20,7 +20,7 @@ from sqlalchemy import delete, text
 
 from acclimate import config, locks, log, mirror
 from acclimate.client import Client
-from acclimate.service import rotate
+from acclimate.service import hand_over
 from acclimate.store import Store, log_checkpoints, log_entries
 
 HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ def vkey(server):
 
 
 def grow(server, tmp_path, *names):
-    rotating.grow(server.settings, server.store, tmp_path / "made", *names)
+    handing_over.grow(server.settings, server.store, tmp_path / "made", *names)
 
 
 def followed(server, folder, key=None):
@@ -299,16 +299,16 @@ def test_entries_that_the_checkpoint_does_not_sign_are_not_kept(server, tmp_path
     assert (out / "entries.jsonl").read_bytes() == before
 
 
-# ---- rotation ------------------------------------------------------------------------------------------------------
+# ---- hand-over -----------------------------------------------------------------------------------------------------
 
 
-def test_a_mirror_follows_a_rotation_of_the_key(tmp_path):
+def test_a_mirror_follows_a_hand_over_of_the_key(tmp_path):
     before, after = tmp_path / "before", tmp_path / "after"
     with live.serve(tmp_path) as server:
         grow(server, tmp_path, "one")
         old = vkey(server)
         followed(server, before, old)
-        rotate.rotate(server.store, server.settings, reason="a new machine")
+        hand_over.hand_over(server.store, server.settings, reason="a new machine")
     with live.serve(tmp_path) as server:
         grow(server, tmp_path, "two")
         new = vkey(server)
@@ -327,7 +327,7 @@ def test_the_server_gives_hand_overs_as_receipts(tmp_path):
     with live.serve(tmp_path) as server:
         assert server.anyone().get("/v1/log/rotations").json() == {"receipts": []}
         old = vkey(server)
-        rotate.rotate(server.store, server.settings, reason="a new machine")
+        hand_over.hand_over(server.store, server.settings, reason="a new machine")
     with live.serve(tmp_path) as server:
         grow(server, tmp_path, "one")
         (receipt,) = server.anyone().get("/v1/log/rotations").json()["receipts"]
@@ -388,14 +388,14 @@ CRASH = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-import rotating
+import handing_over
 from acclimate import config
 from acclimate.store import Store
 settings = config.load(Path(sys.argv[2]), environ={})
 store = Store.open(settings)
-rotating.grow(settings, store, Path(sys.argv[3]), "one")
-rotating.sign(settings, store)
-rotating.grow(settings, store, Path(sys.argv[3]), "two")
+handing_over.grow(settings, store, Path(sys.argv[3]), "one")
+handing_over.sign(settings, store)
+handing_over.grow(settings, store, Path(sys.argv[3]), "two")
 print("stored", flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -432,17 +432,17 @@ def test_a_crash_between_store_and_checkpoint_is_repaired_at_the_start(tmp_path)
 def test_an_older_checkpoint_put_back_into_the_database_is_signed_over_again_as_it_was(tmp_path):
     settings = crashed(tmp_path)
     store = Store.open(settings)
-    whole = rotating.sign(settings, store)
+    whole = handing_over.sign(settings, store)
     with store.transaction() as tx:
         tx.execute(delete(log_checkpoints).where(log_checkpoints.c.size > 2))
-    assert rotating.sign(settings, store) == whole
+    assert handing_over.sign(settings, store) == whole
     # But entries that were signed and are gone stop the start.
     with store.transaction() as tx:
         tx.execute(text("DROP TRIGGER log_entries_no_delete"))
         tx.execute(delete(log_entries).where(log_entries.c.index == 3))
-    refused("log_inconsistent", rotating.sign, settings, store)
+    refused("log_inconsistent", handing_over.sign, settings, store)
     with store.transaction() as tx:
         tx.execute(delete(log_checkpoints).where(log_checkpoints.c.size > 2))
     # Also where the checkpoints in the database were cut with them: a copy lies beside it.
-    refused("log_inconsistent", rotating.sign, settings, store)
+    refused("log_inconsistent", handing_over.sign, settings, store)
     store.close()

@@ -283,7 +283,7 @@ CALLS: dict[str, Callable[[Client, Path], object]] = {
     "entries": lambda client, path: list(client.entries(start=0, end=1)),
     "records": lambda client, path: client.records(ROUND),
     "round": lambda client, path: client.round(ROUND),
-    "rotations": lambda client, path: client.rotations(),
+    "hand_overs": lambda client, path: client.hand_overs(),
 }
 
 

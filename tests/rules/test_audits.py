@@ -130,7 +130,7 @@ def test_the_round_names_the_auditor_of_its_definition():
             begin(rules, auditor=auditor)
 
 
-def test_a_rotation_has_its_form_and_belongs_to_no_round():
+def test_a_hand_over_has_its_form_and_belongs_to_no_round():
     fields = {"old": "log+1+A", "new": "log+2+B", "reason": "a new machine", "approvals": [{"by": "b", "sig": "s"}]}
     request = records.sign("LogKeyRotated", "", fields, key=made("log"))
     assert request["round"] == "" and request["by"] == records.public_text(made("log").public_key())

@@ -144,7 +144,7 @@ def test_a_log_goes_on_under_a_new_key_where_the_witness_knows_both(state, clock
     assert both.add_checkpoint(new.fork(4, 9).request(7)).status == 422
 
 
-def test_a_key_that_was_rotated_out_ends_nothing(state, path, clock):
+def test_a_key_that_was_given_up_ends_nothing(state, path, clock):
     """Whoever has the old key could else have an entry of its own cosigned, and no entry of the log ever again."""
     old = SmallLog(size=5)
     new = SmallLog(old.signer.origin, key=Ed25519PrivateKey.generate())

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Response
 
 from acclimate.api.access import Guarded
 from acclimate.api.answers import Here, answers
-from acclimate.service import rotate
+from acclimate.service import hand_over
 from acclimate_competitions.errors import Refusal
 
 router = APIRouter(route_class=Guarded, tags=["log"])
@@ -23,10 +23,10 @@ _PATH = re.compile(r"(entries|0|[1-9]|[1-5][0-9]|6[0-3])/((?:x[0-9]{3}/){0,5}[0-
     summary="Receipts of all hand-overs of the log's key",
     responses=answers({"receipts": ["c2sp.org/tlog-proof@v1\n…"]}),
 )
-def rotations(here: Here) -> dict[str, list[str]]:
+def hand_overs(here: Here) -> dict[str, list[str]]:
     """In the log's order, each by the checkpoint that the old and the new key signed; none where there was no hand-over."""
     with here.store.snapshot() as tx:
-        found = rotate.hand_overs(tx)
+        found = hand_over.logged(tx)
     return {"receipts": [here.sequencer.receipt_by(index, note) for index, note in found]}
 
 

@@ -23,12 +23,14 @@ from acclimate.cli.output import bar, counted, emit, say
 from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
+    from acclimate.hand_overs import Chain, HandOver
     from acclimate.mirror import Followed
-    from acclimate.rotation import Chain, Turn
 
 _PASSING = ("server_unreachable", "busy", "database_unreachable")
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="The transparency log: mirror it, check a mirror, rotate its key."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="The transparency log: mirror it, check a mirror, hand it over to a new key.",
 )
 MirrorFolder = Annotated[
     Path, typer.Option("--out", help="The mirror's folder; made if it is not there.", metavar="DIR")
@@ -102,14 +104,14 @@ def keys(server: Server = None, log_key: LogKey = None, as_json: AsJson = False)
     Example: acclimate log keys --server https://rounds.example.org --log-key ./ada
     """
     from acclimate.client import Client
-    from acclimate.client.hand_overs import chain_to, oldest
+    from acclimate.client.key_chain import chain_to, oldest
 
     if server is None:
         raise Refusal("config_invalid", "which server?", hint="--server URL, or ACCLIMATE_SERVER in the environment")
     with Client(server) as client:
         known = oldest(read_log_keys(log_key), client) if log_key is not None else None
         found = chain_to(client, known)
-    lines = [found.first.text(), *(_told(turn) for turn in found.turns)]
+    lines = [found.first.text(), *(_told(hand_over) for hand_over in found.hand_overs)]
     if log_key is None:
         lines.append("(no --log-key was given: where they begin is the server's word)")
     emit({"keys": _keys(found)}, as_json=as_json, text=lines)
@@ -145,30 +147,30 @@ def rotate(
     """
     need("server", "sqlalchemy", "alembic")
     from acclimate.cli.database import alone, existing
-    from acclimate.service import rotate as rotating
+    from acclimate.service import hand_over as handing
     from acclimate.store import Store
 
     settings = existing(data, file=config, database=database, blobs=blobs)
     with alone(settings):
         store = Store.open(settings)
         try:
-            done = rotating.rotate(store, settings, reason=reason, abandon=abandon or (), again=again)
+            done = handing.hand_over(store, settings, reason=reason, abandon=abandon or (), again=again)
         finally:
             store.close()
-    turn = done.turn
+    hand_over = done.hand_over
     if done.resumed:
-        say("a rotation that was begun earlier is finished; no other one was made")
+        say("a hand-over that was begun earlier is finished; no other one was made")
     value = {
-        "index": turn.index,
-        "old": turn.old.text(),
-        "new": turn.new.text(),
-        "reason": turn.reason,
+        "index": hand_over.index,
+        "old": hand_over.old.text(),
+        "new": hand_over.new.text(),
+        "reason": hand_over.reason,
         "resumed": done.resumed,
     }
     text = [
-        f"log entry {turn.index}: the log is handed over",
-        f"from {turn.old.text()}",
-        f"to   {turn.new.text()}",
+        f"log entry {hand_over.index}: the log is handed over",
+        f"from {hand_over.old.text()}",
+        f"to   {hand_over.new.text()}",
         f"the new key is {settings.keys / 'log.pem'}: back it up, and copy it to every other API's folder of keys",
         "tell those who keep the log's key; `acclimate register --renew` and `acclimate log keys` follow it",
     ]
@@ -186,15 +188,21 @@ def _value(found: "Followed") -> dict[str, Any]:
 
 
 def _keys(chain: "Chain") -> list[dict[str, Any]]:
-    turns = [{**dataclasses.asdict(turn), "old": turn.old.text(), "new": turn.new.text()} for turn in chain.turns]
-    return [{"key": chain.first.text(), "from": 0}, *({"key": t["new"], "from": t["index"] + 2, **t} for t in turns)]
+    hand_overs = [
+        {**dataclasses.asdict(hand_over), "old": hand_over.old.text(), "new": hand_over.new.text()}
+        for hand_over in chain.hand_overs
+    ]
+    return [
+        {"key": chain.first.text(), "from": 0},
+        *({"key": t["new"], "from": t["index"] + 2, **t} for t in hand_overs),
+    ]
 
 
 def _words(found: "Followed", folder: Path) -> list[str]:
     size = counted(found.checkpoint.size, "entry")
     lines = [f"{found.chain.first.name}: {size}, {found.new} of them new, in {folder}"]
-    return lines + [_told(turn) for turn in found.chain.turns]
+    return lines + [_told(hand_over) for hand_over in found.chain.hand_overs]
 
 
-def _told(turn: "Turn") -> str:
-    return f"{turn.new.text()}, by log entry {turn.index} ({turn.reason})"
+def _told(hand_over: "HandOver") -> str:
+    return f"{hand_over.new.text()}, by log entry {hand_over.index} ({hand_over.reason})"

@@ -33,7 +33,7 @@ def register(
         bool,
         typer.Option(
             "--renew",
-            help="Get a new token for the account; the old one ends. The log's key is followed, where it was rotated.",
+            help="Get a new token for the account; the old one ends. The log's key is followed, where it was handed over.",
         ),
     ] = False,
     as_json: AsJson = False,

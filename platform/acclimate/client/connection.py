@@ -280,7 +280,7 @@ class Client:
         except (KeyError, TypeError, ValueError) as error:
             raise _odd_answer(self.url) from error
 
-    def rotations(self) -> list[str]:
+    def hand_overs(self) -> list[str]:
         """Receipts of all hand-overs of the log's key, in the log's order, as text."""
         found = _list(self._object("GET", "/v1/log/rotations").get("receipts"), self.url)
         if not all(isinstance(text, str) for text in found):

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
-from acclimate import log, rotation
+from acclimate import hand_overs, log
 from acclimate.client.connection import Client, Progress
 from acclimate.client.entrant import definition_of
 from acclimate.client.folder import kept_log_keys
 from acclimate.client.pins import Pin, other_rounds_seal
+from acclimate.hand_overs import Chain
 from acclimate.keys import Keys
 from acclimate.quorum import Quorum
-from acclimate.rotation import Chain
 from acclimate_competitions import digests, records, rounds
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
@@ -217,7 +217,7 @@ def _size(note: str) -> int:
 def _read(source: Source, defined: Record, note: str) -> History:
     entries = list(source.entries(_size(note)))
     # The round's own key, or one to which it was handed over once the round was done.
-    chain = rotation.chain(entries, log.parse_vkey(defined["log"]))
+    chain = hand_overs.chain(entries, log.parse_vkey(defined["log"]))
     checkpoint = chain.open(note).checkpoint
     hashes = [digests.leaf_hash(data) for data in entries]
     parsed = [(index, records.parse_entry(data, index)) for index, data in enumerate(entries)]
@@ -397,11 +397,11 @@ def require_growth(history: History, pin: Pin) -> int:
 def _require_one_key(history: History, state: Round) -> None:
     """Refuse a hand-over of the log's key while the round is under way: an honest operator can't make one."""
     begun = history.numbered[0][0]
-    for turn in history.chain.turns:
-        if turn.index > begun and state.phase not in (Phase.PUBLISHED, Phase.VOIDED):
+    for hand_over in history.chain.hand_overs:
+        if hand_over.index > begun and state.phase not in (Phase.PUBLISHED, Phase.VOIDED):
             raise Refusal(
                 "rotation_invalid",
-                f"log entry {turn.index} hands the log over to {turn.new.text()} while {state.id} is {state.phase}",
+                f"log entry {hand_over.index} hands the log over to {hand_over.new.text()} while {state.id} is {state.phase}",
                 hint="the log's key changes between rounds only: don't release, and phone the organizer and the other custodians",
             )
 

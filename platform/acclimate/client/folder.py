@@ -10,8 +10,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from acclimate import files, log, rotation
-from acclimate.client import hand_overs
+from acclimate import files, hand_overs, log
+from acclimate.client import key_chain
 from acclimate.client.connection import Client, Request
 from acclimate.keys import Keys
 from acclimate.quorum import Quorum
@@ -136,9 +136,9 @@ def log_key(client: Client, folder: Path, *, follow: bool = False) -> str:
     log.parse_vkey(found)
     path = folder / LOG_KEY_FILE
     if path.exists() and (kept := _read_text(path)) != found:
-        chain = hand_overs.chain_to(client, kept)
+        chain = key_chain.chain_to(client, kept)
         if not follow:
-            told = "; ".join(f"log entry {turn.index}: {turn.reason}" for turn in chain.turns)
+            told = "; ".join(f"log entry {hand_over.index}: {hand_over.reason}" for hand_over in chain.hand_overs)
             raise Refusal(
                 "log_inconsistent",
                 f"{client.url} has the log {found}, {path} keeps {kept}, which was handed over ({told})",
@@ -260,9 +260,9 @@ def lacks_quorum(client: Client, path: Path, defined: Record) -> bool:
 
 def _signer(client: Client, receipt: log.Receipt, vkey: str) -> log.Verifier:
     """Whose checkpoint a receipt has: the round's key, or one that it was handed over to since, when the round was long over."""
-    chain = rotation.Chain(log.parse_vkey(vkey))
+    chain = hand_overs.Chain(log.parse_vkey(vkey))
     if chain.first.key_id not in {signature.key_id for signature in log.parse_note(receipt.checkpoint).signatures}:
-        chain = rotation.follow(hand_overs.receipts(client), chain.first)
+        chain = hand_overs.follow(key_chain.receipts(client), chain.first)
     return chain.of(receipt.checkpoint)
 
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from acclimate import log, rotation
-from acclimate.client import hand_overs
+from acclimate import hand_overs, log
+from acclimate.client import key_chain
 from acclimate.client.connection import Client
 from acclimate.client.evidence import Check
+from acclimate.hand_overs import Chain
 from acclimate.log import LONGEST_RECEIPT, Receipt, SignedCheckpoint, Verifier
 from acclimate.notes import ED25519
 from acclimate.quorum import Quorum, moment
-from acclimate.rotation import Chain
 from acclimate.verify import files as bundles
 from acclimate.verify.report import Failed
 from acclimate_competitions import reading, records
@@ -195,7 +195,7 @@ def _quorum(receipt: Receipt, record: Record, bundle: Bundle) -> list[Check]:
     if defined is None or defined["quorum"] == 0:
         return []
     quorum = Quorum.of(defined.fields)
-    key = rotation.chain(bundle.entries, log.parse_vkey(defined["log"])).of(receipt.checkpoint)
+    key = hand_overs.chain(bundle.entries, log.parse_vkey(defined["log"])).of(receipt.checkpoint)
     cosigned = log.open_checkpoint(receipt.checkpoint, key, quorum.witnesses)
     by = quorum.by(cosigned)
     if by is None:
@@ -252,14 +252,14 @@ def chain_of(key: str | None, *, bundle: Bundle | None, client: Client | None) -
         Refusal: proof_invalid, where nothing names a key, or the bundle is of another log; log_inconsistent, rotation_invalid, key_refused.
     """
     if client is not None:
-        return hand_overs.chain_to(client, key)
+        return key_chain.chain_to(client, key)
     if bundle is None:
         assert key is not None
         return Chain(log.parse_vkey(key))
     if bundle.key is None and key is None:
         raise Refusal("proof_invalid", "a mirror names no key: whose log is it?", hint="--log-key KEY")
     known = log.parse_vkey(key or str(bundle.key))
-    found = rotation.chain(bundle.entries, log.parse_vkey(bundle.key or known.text()))
+    found = hand_overs.chain(bundle.entries, log.parse_vkey(bundle.key or known.text()))
     if known not in found.keys:
         raise Refusal("proof_invalid", f"the bundle is of the log {bundle.key}, the key given is {key}")
     return found

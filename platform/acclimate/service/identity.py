@@ -56,7 +56,7 @@ class Identity:
             Refusal: other_installation, where the key is not here or another one; key_refused, file_unreadable.
         """
         signer = log.Signer(self.origin, _key(self.folder / LOG_KEY))
-        # A rotation that was killed before its files were in place.
+        # A hand-over that was killed before its files were in place.
         if signer.vkey != self.vkey and log_key.settle(self.folder, self.origin, expected=self.vkey):
             signer = log.Signer(self.origin, _key(self.folder / LOG_KEY))
         installation.compare(self.folder / LOG_KEY, signer.vkey, expected=self.vkey)

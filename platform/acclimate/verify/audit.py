@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from acclimate.hand_overs import Chain
 from acclimate.log import Checkpoint, Tree, Verifier
-from acclimate.rotation import Chain
 from acclimate.verify.files import Bundle
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.digests import leaf_hash

@@ -1,6 +1,6 @@
 """The log: one history, signed, in which every receipt of the round lies.
 
-1. checkpoint: the last checkpoint is signed by the log that keys.json names, under whichever of its keys was in force (rotation.py).
+1. checkpoint: the last checkpoint is signed by the log that keys.json names, under whichever of its keys was in force (hand_overs.py).
 2. entries: the bytes in entries.jsonl have the checkpoint's size and root.
 3. earlier checkpoints: each is signed and is the root of the same entries' beginning; the first that holds a hand-over of the log's key is
    there, signed by both keys.
@@ -16,7 +16,7 @@ check `rules` names the record where a signature or a guard no longer holds.
 
 from collections.abc import Sequence
 
-from acclimate import log, notes, rotation
+from acclimate import hand_overs, log, notes
 from acclimate.quorum import Quorum, parse_witness
 from acclimate.verify.audit import Audit
 from acclimate.verify.report import Failed, NotChecked
@@ -35,12 +35,12 @@ def checkpoint(audit: Audit) -> str:
     except Refusal as refusal:
         raise Failed("keys.json, log", refusal.sentence) from refusal
     try:
-        audit.chain = rotation.chain(audit.leaves, audit.log)
+        audit.chain = hand_overs.chain(audit.leaves, audit.log)
     except Refusal as refusal:
         raise Failed("entries.jsonl", refusal.sentence) from refusal
     audit.note = _open(audit, "checkpoint")
-    turns = "".join(f", key rotated at log entry {turn.index}" for turn in audit.chain.turns)
-    return f"{audit.note.origin}, {audit.note.size} entries{turns}"
+    later = "".join(f", key handed over at log entry {hand_over.index}" for hand_over in audit.chain.hand_overs)
+    return f"{audit.note.origin}, {audit.note.size} entries{later}"
 
 
 def signed(audit: Audit, name: str, witnesses: Sequence[log.Verifier] = ()) -> log.SignedCheckpoint:
@@ -78,13 +78,15 @@ def whose(audit: Audit) -> str:
     # A later key speaks for the entries before it, too, where it signed the checkpoint over all of them.
     if audit.log_key == audit.log.text() or audit.log_key == audit.chain.at(audit.note.size).text():
         return audit.log_key
-    turns = audit.chain.between(audit.log_key, audit.log.text())
-    if turns is None:
+    followed = audit.chain.between(audit.log_key, audit.log.text())
+    if followed is None:
         raise Failed("keys.json, log", f"it is {audit.log.text()}, the key given is {audit.log_key}{_way_out(audit)}")
-    for turn in turns:
+    for hand_over in followed:
         # Signed by both keys: who knew the old one's log is shown its successor in that log.
-        begins(audit, _open(audit, f"checkpoints/{turn.index + 1}"), f"checkpoints/{turn.index + 1}")
-    told = "; ".join(f'at log entry {turn.index} to {turn.new.text()} ("{turn.reason}")' for turn in turns)
+        begins(audit, _open(audit, f"checkpoints/{hand_over.index + 1}"), f"checkpoints/{hand_over.index + 1}")
+    told = "; ".join(
+        f'at log entry {hand_over.index} to {hand_over.new.text()} ("{hand_over.reason}")' for hand_over in followed
+    )
     return f"{audit.log_key}, which handed over {told}"
 
 
@@ -156,9 +158,9 @@ def earlier(audit: Audit) -> str:
         begins(audit, note, name)
     if not names:
         raise Failed("checkpoints", "the bundle has none; one a phase is expected")
-    for turn in audit.chain.turns:
+    for hand_over in audit.chain.hand_overs:
         # Whose key was given up must have seen its successor in the log: `_open` wants both signatures here.
-        audit.bundle.path(f"checkpoints/{turn.index + 1}")
+        audit.bundle.path(f"checkpoints/{hand_over.index + 1}")
     return f"{len(names)} checkpoints"
 
 

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from acclimate import rotation
+from acclimate import hand_overs
 from acclimate.verify.audit import Audit
 from acclimate.verify.files import parse
 from acclimate.verify.report import Failed
@@ -112,7 +112,7 @@ def _check_one_key(own: list[tuple[int, Record]], audit: Audit) -> None:
     done = next((index for index, record in own if record.type == "RankingPublished"), len(audit.records))
     for index in range(own[0][0], done):
         record = audit.records[index]
-        if record.type == rotation.TYPE:
+        if record.type == hand_overs.TYPE:
             raise Failed(
                 f"log entry {index}",
                 f"the log was handed over to {record['new']} while the round was under way, which no operator may do",

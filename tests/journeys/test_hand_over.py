@@ -1,4 +1,4 @@
-"""The log's key is rotated: by the operator's command, wherever it is killed; what auditors and clients make of it."""
+"""The log's key is handed over: by the operator's command, wherever it is killed; what auditors and clients make of it."""
 
 import json
 import os
@@ -8,9 +8,9 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import handing_over
 import live
 import pytest
-import rotating
 import rounds_made
 import tiny
 from databases import refused, run, settings, store
@@ -18,13 +18,13 @@ from sqlalchemy import func, select
 from stored import fill
 from witnessed_rounds import write_folder
 
-from acclimate import bundle, config, facts, keys, log, log_key, rotation, verify
+from acclimate import bundle, config, facts, hand_overs, keys, log, log_key, verify
 from acclimate.client import Client, entrant, evidence
 from acclimate.client.evidence import Online, read_history
 from acclimate.client.folder import lacks_quorum, save_receipt
-from acclimate.client.hand_overs import chain_to
+from acclimate.client.key_chain import chain_to
 from acclimate.finishing import Finisher
-from acclimate.service import identity, rotate, submit
+from acclimate.service import hand_over, identity, submit
 from acclimate.store import Store, installation, log_checkpoints
 from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
@@ -33,7 +33,7 @@ from acclimate_competitions.phases import Phase
 __all__ = ["settings", "store"]
 
 HERE = Path(__file__).parent
-REASON = rotating.REASON
+REASON = handing_over.REASON
 
 
 def vkey(settings):
@@ -48,29 +48,29 @@ def notes(store):
 # ---- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_a_rotation_hands_the_log_over_and_both_keys_vouch_for_it(settings, store, tmp_path):
-    rotating.grow(settings, store, tmp_path / "made", "before")
-    rotating.sign(settings, store)
+def test_a_hand_over_hands_the_log_over_and_both_keys_vouch_for_it(settings, store, tmp_path):
+    handing_over.grow(settings, store, tmp_path / "made", "before")
+    handing_over.sign(settings, store)
     old = vkey(settings)
-    done = rotate.rotate(store, settings, reason=REASON)
+    done = hand_over.hand_over(store, settings, reason=REASON)
     new = vkey(settings)
-    assert new != old and (done.turn.old.text(), done.turn.new.text(), done.turn.index) == (old, new, 2)
+    assert new != old and (done.hand_over.old.text(), done.hand_over.new.text(), done.hand_over.index) == (old, new, 2)
     with store.snapshot() as tx:
         assert tx.execute(select(installation.c.log)).scalar_one() == new
         entries = tx.entries(0, 10)
-        (turned,) = tx.records("")
-    assert rotation.check(turned[1], index=2) == done.turn and not done.resumed
-    chain = rotation.chain(entries, log.parse_vkey(old))
+        (logged,) = tx.records("")
+    assert hand_overs.check(logged[1], index=2) == done.hand_over and not done.resumed
+    chain = hand_overs.chain(entries, log.parse_vkey(old))
     for size, note in notes(store).items():
         chain.open(note)
         assert (new in log.open_note(note, chain.keys).signed) == (size > 2)
-    # What follows is the new key's, also for rounds of before, and after one more rotation.
-    rotating.grow(settings, store, tmp_path / "made", "after")
-    log.open_checkpoint(rotating.sign(settings, store), log.parse_vkey(new))
-    rotate.rotate(store, settings, reason="once more", again=True)
+    # What follows is the new key's, also for rounds of before, and after one more hand-over.
+    handing_over.grow(settings, store, tmp_path / "made", "after")
+    log.open_checkpoint(handing_over.sign(settings, store), log.parse_vkey(new))
+    hand_over.hand_over(store, settings, reason="once more", again=True)
     with store.snapshot() as tx:
         entries = tx.entries(0, 10)
-    assert [key.text() for key in rotation.chain(entries, log.parse_vkey(old)).keys] == [old, new, vkey(settings)]
+    assert [key.text() for key in hand_overs.chain(entries, log.parse_vkey(old)).keys] == [old, new, vkey(settings)]
     kept = sorted(path.name for path in (settings.keys / "retired").iterdir())
     assert kept == sorted(f"log-{log.parse_vkey(key).key_id.hex()}.pem" for key in (old, new))
     assert {path.stat().st_mode & 0o777 for path in settings.keys.glob("**/log*.pem")} == {0o600}
@@ -96,7 +96,7 @@ def test_the_command_says_what_it_did(tmp_path):
 def test_after_it_the_server_is_ready_and_its_record_is_taken_for_no_round(tmp_path):
     settings = config.load(tmp_path / "data", environ={})
     store = Store.open(settings)
-    (name,) = rotating.grow(settings, store, tmp_path / "made", "before")
+    (name,) = handing_over.grow(settings, store, tmp_path / "made", "before")
     run("log", "rotate", "--data", settings.data, "--reason", REASON)
     with store.snapshot() as tx, pytest.raises(Refusal) as caught:
         tx.round("")
@@ -112,12 +112,12 @@ def test_after_it_the_server_is_ready_and_its_record_is_taken_for_no_round(tmp_p
 
 
 def test_it_is_refused_while_a_round_is_under_way_or_a_part_runs_or_no_reason_is_given(settings, store, tmp_path):
-    (name,) = rotating.grow(settings, store, tmp_path / "made", "open", void=False)
-    rotating.sign(settings, store)
+    (name,) = handing_over.grow(settings, store, tmp_path / "made", "open", void=False)
+    handing_over.sign(settings, store)
     before = vkey(settings)
-    assert f"{name} is draft" in refused("phase_wrong", rotate.rotate, store, settings, reason=REASON).sentence
-    rotating.end(store, name)
-    refusal = pytest.raises(Refusal, rotate.rotate, store, settings, reason=" ").value
+    assert f"{name} is draft" in refused("phase_wrong", hand_over.hand_over, store, settings, reason=REASON).sentence
+    handing_over.end(store, name)
+    refusal = pytest.raises(Refusal, hand_over.hand_over, store, settings, reason=" ").value
     assert refusal.code == "record_invalid" and "reason" in refusal.sentence
     with config.lock(settings, "api"):
         code, _, errors = run(
@@ -125,67 +125,69 @@ def test_it_is_refused_while_a_round_is_under_way_or_a_part_runs_or_no_reason_is
         )
     assert code == 1 and "in use" in errors
     for odd in ("\u202eevil", "bell\x07", "\x1b[31m"):
-        refusal = refused("name_invalid", rotate.rotate, store, settings, reason=odd, again=True)
+        refusal = refused("name_invalid", hand_over.hand_over, store, settings, reason=odd, again=True)
         assert "the reason holds the character" in refusal.sentence
     assert vkey(settings) == before and not (settings.keys / log_key.NEXT).exists()
     with store.snapshot() as tx:
         assert tx.records("") == []
-    rotate.rotate(store, settings, reason=REASON)
+    hand_over.hand_over(store, settings, reason=REASON)
 
 
 def test_a_round_that_never_opened_holds_up_no_hand_over_once_its_close_has_passed(settings, tmp_path):
     """Its organizer may be gone for good, and a stolen key must not stay in force for that."""
     now = [rounds_made.START]
     store = Store.open(settings, clock=lambda: now[0])
-    (name,) = rotating.grow(settings, store, tmp_path / "made", "left", void=False)
-    rotating.sign(settings, store)
+    (name,) = handing_over.grow(settings, store, tmp_path / "made", "left", void=False)
+    handing_over.sign(settings, store)
     with store.snapshot() as tx:
         closes = tx.round(name).closes
     now[0] = closes - timedelta(microseconds=1)
-    refusal = refused("phase_wrong", rotate.rotate, store, settings, reason=REASON)
+    refusal = refused("phase_wrong", hand_over.hand_over, store, settings, reason=REASON)
     assert f"{name} is draft" in refusal.sentence and "acclimate custodian void" in refusal.hint
     now[0] = closes
     before = vkey(settings)
-    rotate.rotate(store, settings, reason=REASON)
+    hand_over.hand_over(store, settings, reason=REASON)
     assert vkey(settings) != before
     # It can still be voided, for the record.
-    rotating.end(store, name)
+    handing_over.end(store, name)
     store.close()
 
 
 def test_after_a_theft_a_round_under_way_is_given_up_with_the_key_and_the_record_names_it(settings, store, tmp_path):
-    ended, stolen, other = rotating.grow(settings, store, tmp_path / "made", "ended", "stolen", "other", void=False)
-    rotating.end(store, ended)
-    rotating.sign(settings, store)
+    ended, stolen, other = handing_over.grow(settings, store, tmp_path / "made", "ended", "stolen", "other", void=False)
+    handing_over.end(store, ended)
+    handing_over.sign(settings, store)
     before = vkey(settings)
-    refusal = refused("phase_wrong", rotate.rotate, store, settings, reason=REASON, abandon=[stolen])
+    refusal = refused("phase_wrong", hand_over.hand_over, store, settings, reason=REASON, abandon=[stolen])
     assert f"{other} is draft" in refusal.sentence and stolen not in refusal.sentence
-    refusal = refused("phase_wrong", rotate.rotate, store, settings, reason=REASON, abandon=[stolen, other, ended])
+    refusal = refused(
+        "phase_wrong", hand_over.hand_over, store, settings, reason=REASON, abandon=[stolen, other, ended]
+    )
     assert f"{ended} is voided" in refusal.sentence
-    refused("round_unknown", rotate.rotate, store, settings, reason=REASON, abandon=["nothing"])
-    refusal = pytest.raises(Refusal, rotate.rotate, store, settings, reason=" ", abandon=[stolen, other]).value
+    refused("round_unknown", hand_over.hand_over, store, settings, reason=REASON, abandon=["nothing"])
+    refusal = pytest.raises(Refusal, hand_over.hand_over, store, settings, reason=" ", abandon=[stolen, other]).value
     assert refusal.code == "record_invalid" and "reason" in refusal.sentence
     assert vkey(settings) == before
-    done = rotate.rotate(store, settings, reason="stolen", abandon=[other, stolen])
-    assert done.turn.reason == f"stolen (abandoned: {', '.join(sorted((stolen, other)))})"
+    done = hand_over.hand_over(store, settings, reason="stolen", abandon=[other, stolen])
+    assert done.hand_over.reason == f"stolen (abandoned: {', '.join(sorted((stolen, other)))})"
     # The round can still be voided.
-    rotating.end(store, stolen)
+    handing_over.end(store, stolen)
 
 
 def test_nothing_of_a_log_that_was_changed_is_handed_over(settings, store, tmp_path):
-    rotating.grow(settings, store, tmp_path / "made", "one")
-    rotating.sign(settings, store)
+    handing_over.grow(settings, store, tmp_path / "made", "one")
+    handing_over.sign(settings, store)
     forged = log.sign_checkpoint(identity.load(settings, store).signer, 2, b"\x07" * 32)
     with store.transaction() as tx:
         tx.execute(log_checkpoints.update().where(log_checkpoints.c.size == 2).values(note=forged))
-    refused("log_inconsistent", rotate.rotate, store, settings, reason=REASON)
+    refused("log_inconsistent", hand_over.hand_over, store, settings, reason=REASON)
 
 
 def test_a_record_of_this_kind_comes_from_the_command_alone(settings, store, tmp_path):
-    rotating.grow(settings, store, tmp_path / "made", "one")
-    rotate.rotate(store, settings, reason=REASON)
+    handing_over.grow(settings, store, tmp_path / "made", "one")
+    hand_over.hand_over(store, settings, reason=REASON)
     signer = identity.load(settings, store).signer
-    request = rotation.request(signer, log.Signer(settings.origin, rounds_made.key("thief")), reason="mine")
+    request = hand_overs.request(signer, log.Signer(settings.origin, rounds_made.key("thief")), reason="mine")
     for call in ("append", "append_once"):
         with pytest.raises(Refusal) as caught, store.transaction() as tx:
             getattr(tx, call)(request)
@@ -196,7 +198,7 @@ def test_an_api_that_runs_beside_signs_nothing_more(tmp_path):
     with live.serve(tmp_path) as server:
         before = server.anyone().get("/v1/log/checkpoint").text
         stranger = server.actor("ada")
-        rotate.rotate(server.store, server.settings, reason=REASON)
+        hand_over.hand_over(server.store, server.settings, reason=REASON)
         answer = server.stranger("bea").post("/v1/accounts", server.stranger("bea").registration())
         assert answer.status_code == 500 and answer.json()["code"] == "other_installation"
         assert "start it again" in answer.json()["hint"] and stranger.name == "ada" and before
@@ -213,14 +215,14 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from acclimate import config
-from acclimate.service import rotate
+from acclimate.service import hand_over
 from acclimate.store import Store
-import rotating
+import handing_over
 data, most = Path(sys.argv[2]), int(sys.argv[3])
 # What changes a file: each is a moment in which the process may be killed, before it happens.
 EVENTS = {"os.link", "os.rename", "os.remove", "os.mkdir", "os.chmod"}
 
-def rotated(number):
+def handed_over(number):
     left, settings = [number], config.load(data, environ={})
     def hook(event, arguments):
         writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
@@ -240,12 +242,12 @@ def rotated(number):
         return around()
     store.transaction = transaction
     sys.addaudithook(hook)
-    rotate.rotate(store, settings, reason=rotating.REASON, again=True)
+    hand_over.hand_over(store, settings, reason=handing_over.REASON, again=True)
 
 for number in range(most):
     child = os.fork()
     if child == 0:
-        rotated(number)
+        handed_over(number)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     if not os.WIFSIGNALED(status):
@@ -260,8 +262,8 @@ for number in range(most):
 def test_killed_at_any_moment_it_is_not_begun_or_finished_by_who_comes_next(tmp_path):
     settings = config.load(tmp_path / "data", environ={})
     store = Store.open(settings)
-    rotating.grow(settings, store, tmp_path / "made", "one")
-    rotating.sign(settings, store)
+    handing_over.grow(settings, store, tmp_path / "made", "one")
+    handing_over.sign(settings, store)
     arguments = [sys.executable, "-W", "ignore", "-c", KILLED, str(HERE), str(settings.data), "60"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     moments, logged, first = 0, 0, vkey(settings)
@@ -271,21 +273,21 @@ def test_killed_at_any_moment_it_is_not_begun_or_finished_by_who_comes_next(tmp_
         while killer.stdout.readline() == "killed\n":
             moments += 1
             with store.snapshot() as tx:
-                turns = tx.records("")
+                found = tx.records("")
                 named = tx.execute(select(installation.c.log)).scalar_one()
-            assert len(turns) in (logged, logged + 1)
+            assert len(found) in (logged, logged + 1)
             # The database's key is there, as log.pem or as its successor.
             held = [path for path in settings.keys.glob("log*.pem")]
             assert named in {log.Signer(settings.origin, keys.load_signing_key(path)).vkey for path in held}
-            done = len(turns) > logged
-            logged = len(turns)
+            done = len(found) > logged
+            logged = len(found)
             if done and moments % 2 and vkey(settings) != named:
-                assert rotate.rotate(store, settings, reason="not this one").resumed
+                assert hand_over.hand_over(store, settings, reason="not this one").resumed
                 resumed += 1
             # The API starts, finishes it in the command's place, and signs by the key that the database names.
             finished += done and vkey(settings) != named
-            rotating.grow(settings, store, tmp_path / "made", f"n{moments}")
-            log.open_checkpoint(rotating.sign(settings, store), log.parse_vkey(named))
+            handing_over.grow(settings, store, tmp_path / "made", f"n{moments}")
+            log.open_checkpoint(handing_over.sign(settings, store), log.parse_vkey(named))
             assert vkey(settings) == named
             killer.stdin.write("go on\n")
             killer.stdin.flush()
@@ -294,7 +296,7 @@ def test_killed_at_any_moment_it_is_not_begun_or_finished_by_who_comes_next(tmp_
     with store.snapshot() as tx:
         entries = tx.entries(0, 10_000)
         assert {record["reason"] for _, record in tx.records("")} == {REASON}
-    chain = rotation.chain(entries, log.parse_vkey(first))
+    chain = hand_overs.chain(entries, log.parse_vkey(first))
     assert logged >= 3 and moments > logged + 2 and resumed and finished and chain.last.text() == vkey(settings)
     for note in notes(store).values():
         chain.open(note)
@@ -302,19 +304,19 @@ def test_killed_at_any_moment_it_is_not_begun_or_finished_by_who_comes_next(tmp_
     store.close()
 
 
-def test_a_database_put_back_to_before_the_rotation_is_noticed(tmp_path):
+def test_a_database_put_back_to_before_the_hand_over_is_noticed(tmp_path):
     settings = config.load(tmp_path / "data", environ={})
     store = Store.open(settings)
-    rotating.grow(settings, store, tmp_path / "made", "one")
-    rotating.sign(settings, store)
+    handing_over.grow(settings, store, tmp_path / "made", "one")
+    handing_over.sign(settings, store)
     store.close()
     file = Path(settings.database.removeprefix("sqlite:///"))
     backup = file.read_bytes()
     store = Store.open(settings)
     old = vkey(settings)
-    rotate.rotate(store, settings, reason=REASON)
-    rotating.grow(settings, store, tmp_path / "made", "two")
-    rotating.sign(settings, store)  # the copy of the checkpoint is by the new key alone from here on
+    hand_over.hand_over(store, settings, reason=REASON)
+    handing_over.grow(settings, store, tmp_path / "made", "two")
+    handing_over.sign(settings, store)  # the copy of the checkpoint is by the new key alone from here on
     store.close()
     for path in file.parent.glob(f"{file.name}*"):
         path.unlink()
@@ -326,17 +328,17 @@ def test_a_database_put_back_to_before_the_rotation_is_noticed(tmp_path):
     (retired,) = (settings.keys / "retired").iterdir()
     retired.rename(settings.keys / "log.pem")
     assert vkey(settings) == old
-    assert "were signed" in refused("log_inconsistent", rotating.sign, settings, store).sentence
+    assert "were signed" in refused("log_inconsistent", handing_over.sign, settings, store).sentence
     # Either of its copies is enough: the later one is by a key that this database doesn't know.
     (settings.data / "CHECKPOINT-ROTATED").unlink()
-    assert "3 entries" in refused("log_inconsistent", rotating.sign, settings, store).sentence
+    assert "3 entries" in refused("log_inconsistent", handing_over.sign, settings, store).sentence
     store.close()
     code, out, _ = run("db", "accept-loss", "--data", settings.data)
     assert code == 0 and "3 entries were signed" in out
     store = Store.open(settings)
     with store.snapshot() as tx:
         assert tx.execute(select(func.max(log_checkpoints.c.size))).scalar() == 2
-    rotating.sign(settings, store)
+    handing_over.sign(settings, store)
     store.close()
 
 
@@ -344,29 +346,29 @@ def test_a_database_put_back_to_before_the_rotation_is_noticed(tmp_path):
 
 
 @pytest.fixture
-def rotated(tmp_path):
-    """A server whose log's key was rotated, with the key of before."""
+def handed_over(tmp_path):
+    """A server whose log's key was handed over, with the key of before."""
     with live.serve(tmp_path) as server:
-        rotating.grow(server.settings, server.store, tmp_path / "made", "one")
+        handing_over.grow(server.settings, server.store, tmp_path / "made", "one")
         server.anyone().get("/v1/log/checkpoint")
         old = vkey(server.settings)
         code, out, errors = run(
             "register", "--server", server.url, "--name", "ada", "--keys", tmp_path / "ada", "--json"
         )
         assert code == 0 and json.loads(out)["log"] == old, errors
-        rotate.rotate(server.store, server.settings, reason=REASON)
+        hand_over.hand_over(server.store, server.settings, reason=REASON)
     with live.serve(tmp_path) as server:
         server.clock.forward(minutes=1)
         yield server, old
 
 
-def test_a_client_follows_the_key_that_it_keeps(rotated, tmp_path):
-    server, old = rotated
+def test_a_client_follows_the_key_that_it_keeps(handed_over, tmp_path):
+    server, old = handed_over
     new = vkey(server.settings)
     with Client(server.url) as client:
         found = chain_to(client, old)
         assert (found.first.text(), found.last.text()) == (old, new)
-        assert chain_to(client, new).turns == () and chain_to(client, None) == found
+        assert chain_to(client, new).hand_overs == () and chain_to(client, None) == found
         stranger = log.Signer(server.settings.origin, rounds_made.key("x")).vkey
         assert new in refused("log_inconsistent", chain_to, client, stranger).sentence
     code, out, _ = run("log", "keys", "--server", server.url, "--log-key", tmp_path / "ada")
@@ -397,13 +399,13 @@ def test_a_server_with_another_key_and_no_hand_over_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def later(tmp_path_factory):
-    """A round of after a rotation; its log begins with the hand-over."""
+    """A round of after a hand-over; its log begins with the hand-over."""
     with pytest.MonkeyPatch.context() as patch:
         splits = rounds_made.make_splits
 
         def begun(made):
             splits(made)
-            rotating.hand_over(made, "second key")
+            handing_over.hand_over(made, "second key")
 
         patch.setattr(rounds_made, "make_splits", begun)
         return rounds_made.make(tmp_path_factory.mktemp("round"))
@@ -447,7 +449,7 @@ def test_a_hand_over_while_the_round_is_under_way_is_named(tmp_path, monkeypatch
 
     def handed(made):
         submit(made)
-        rotating.hand_over(made, "second key")
+        handing_over.hand_over(made, "second key")
 
     monkeypatch.setattr(rounds_made, "submit_all", handed)
     made = rounds_made.make(tmp_path / "round")
@@ -475,7 +477,7 @@ def changed(later, tmp_path, *, entry=None, note=None):
 def test_a_forged_hand_over_fails(later, tmp_path):
     record = records.parse(later.entries[0])
     thief = rounds_made.key("thief")
-    request = rotation.request(log.Signer(rounds_made.ORIGIN, thief), later.signer, reason="mine")
+    request = hand_overs.request(log.Signer(rounds_made.ORIGIN, thief), later.signer, reason="mine")
     fields = {**request["fields"], "old": OLD}
     entry = records.Record(record.type, "", record.at, fields, request["by"], request["sig"]).encode()
     report = verify.verify(changed(later, tmp_path, entry=entry), log_key=OLD)
@@ -505,11 +507,11 @@ def test_the_old_key_signs_nothing_after_the_hand_over(later, tmp_path):
     assert "checkpoint" in failed(verify.verify(path, log_key=OLD))
 
 
-def test_a_round_of_before_the_rotation_verifies_by_its_own_key_also_where_it_is_revised_after(tmp_path):
+def test_a_round_of_before_the_hand_over_verifies_by_its_own_key_also_where_it_is_revised_after(tmp_path):
     made = rounds_made.make(tmp_path / "round")
     old = made.signer
     assert failed(verify.verify(made.write(tmp_path / "before"), log_key=OLD)) == set()
-    rotating.hand_over(made, "second key")
+    handing_over.hand_over(made, "second key")
     new = made.signer
     fields = {
         "ranking": digests.of_json(made.ranking),
@@ -525,19 +527,19 @@ def test_a_round_of_before_the_rotation_verifies_by_its_own_key_also_where_it_is
         assert statuses(report)["whose log"].status == "ok"
 
 
-def test_the_round_s_people_read_its_log_after_a_rotation_and_release_nothing_over_one(tmp_path):
+def test_the_round_s_people_read_its_log_after_a_hand_over_and_release_nothing_over_one(tmp_path):
     with live.serve(tmp_path) as server:
         staged = live.open_round(server, tmp_path)
         ada = live.enter(staged, server.actor("ada"))
         index = int(server.anyone().get("/v1/log/checkpoint").text.splitlines()[1]) - 1
         with Client(server.url) as client:
             defined = client.records(staged.round)[0][1]
-            assert read_history(Online(client), defined).chain.turns == ()
+            assert read_history(Online(client), defined).chain.hand_overs == ()
         server.organizer().post(f"{staged.path}/void", server.organizer().sign("RoundVoided", staged.round, reason="x"))
-        rotate.rotate(server.store, server.settings, reason=REASON)
+        hand_over.hand_over(server.store, server.settings, reason=REASON)
     with live.serve(tmp_path, clock=server.clock) as server, Client(server.url) as client:
         history = read_history(Online(client), defined)
-        assert [turn.old.text() for turn in history.chain.turns] == [defined["log"]]
+        assert [hand_over.old.text() for hand_over in history.chain.hand_overs] == [defined["log"]]
         # The receipt of a round of before, as somebody fetches it again.
         with server.store.snapshot() as tx:
             record = records.parse(tx.entry(index))
@@ -565,7 +567,7 @@ def test_an_entrant_s_receipts_are_looked_after_as_before_once_the_log_was_hande
             sent = entrant.submit(client, own, staged.round, tmp_path / "model", wait=False, **about)
             submit.accept(server.store, sent.submission)
         server.organizer().post(f"{staged.path}/void", server.organizer().sign("RoundVoided", staged.round, reason="x"))
-        rotate.rotate(server.store, server.settings, reason=REASON)
+        hand_over.hand_over(server.store, server.settings, reason=REASON)
         token = server.actor("ada").token
     with live.serve(tmp_path) as server, Client(server.url, token=token) as client:
         (kept,) = (own.folder / "submissions").iterdir()

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from acclimate import log, rotation
+from acclimate import hand_overs, log
 from acclimate.client.connection import Client
-from acclimate.rotation import Chain
+from acclimate.hand_overs import Chain
 from acclimate_competitions.errors import Refusal
 
 
 def receipts(client: Client) -> list[str]:
     """Receipts of the hand-overs of the log's key; none from a server of before there were any."""
     try:
-        return client.rotations()
+        return client.hand_overs()
     except Refusal as refusal:
         if refusal.code != "not_found":
             raise
@@ -38,8 +38,8 @@ def chain_to(client: Client, known: str | None) -> Chain:
     found = receipts(client)
     if known is None:
         first = log.Receipt.parse(found[0]) if found else None
-        known = rotation.check_entry(first.entry, index=first.index).old.text() if first else newest.text()
-    chain = rotation.follow(found, log.parse_vkey(known))
+        known = hand_overs.check_entry(first.entry, index=first.index).old.text() if first else newest.text()
+    chain = hand_overs.follow(found, log.parse_vkey(known))
     if chain.last != newest:
         raise Refusal(
             "log_inconsistent",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import rounds_made
 
-from acclimate import log, rotation
+from acclimate import hand_overs, log
 from acclimate.checkpoints import Copies
 from acclimate.sequencer import Sequencer
 from acclimate.service import identity
@@ -16,7 +16,7 @@ REASON = "a new machine"
 def hand_over(made: rounds_made.Made, to: str, *, reason: str = REASON) -> int:
     """Log a hand-over from the made log's key to another, and sign with that one from then on; the log index."""
     old, new = made.signer, log.Signer(made.signer.origin, rounds_made.key(to))
-    index = made.append(rotation.request(old, new, reason=reason), keep=True)
+    index = made.append(hand_overs.request(old, new, reason=reason), keep=True)
     root = log.root([digests.leaf_hash(entry) for entry in made.entries])
     made.notes[index + 1] = log.sign_note(log.checkpoint(old.origin, index + 1, root), old, new)
     made.signer = new

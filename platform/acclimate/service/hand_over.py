@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import insert, select, update
 
-from acclimate import installation, log, log_key, rotation
+from acclimate import hand_overs, installation, log, log_key
 from acclimate.checkpoints import Copies
 from acclimate.config import Settings
 from acclimate.sequencer import Sequencer
@@ -25,23 +25,23 @@ _SOON = timedelta(days=1)
 
 
 @dataclass(frozen=True)
-class Rotated:
+class HandedOver:
     """A hand-over that is done.
 
     Attributes:
-        turn: the hand-over.
+        hand_over: the hand-over itself.
         note: the checkpoint that holds it, signed by both keys.
         resumed: whether an earlier call had logged it, and was killed before the key's files were in place.
     """
 
-    turn: rotation.Turn
+    hand_over: hand_overs.HandOver
     note: str
     resumed: bool
 
 
-def rotate(
+def hand_over(
     store: Store, settings: Settings, *, reason: str, abandon: Sequence[str] = (), again: bool = False
-) -> Rotated:
+) -> HandedOver:
     """Hand the log over to a new key. Killed at any moment and called again, it finishes, or begins anew where nothing was logged yet.
 
     1. A hand-over that was logged, but whose key is not in place yet, is finished, and that is all.
@@ -77,7 +77,7 @@ def rotate(
     if given_up and reason.strip():
         reason = f"{reason} (abandoned: {', '.join(given_up)})"
     fields = {"old": old.vkey, "new": old.vkey, "reason": reason, "approvals": []}
-    records.check_fields(rotation.TYPE, fields, signed=True)
+    records.check_fields(hand_overs.TYPE, fields, signed=True)
     names.check(reason, what="the reason", longest=records.LONGEST_REASON)
     # 2
     sequencer = Sequencer(store, old, copies=Copies(store.blobs, settings.data, old.verifier))
@@ -95,15 +95,15 @@ def rotate(
     return _copied(store, settings, done)
 
 
-def hand_overs(tx: Tx) -> list[tuple[int, str]]:
+def logged(tx: Tx) -> list[tuple[int, str]]:
     """(log index, the checkpoint that both keys signed) of each hand-over, in the log's order."""
     return [(index, _note(tx, index + 1)) for index, _ in tx.records("")]
 
 
 def _require_long_ago(tx: Tx) -> None:
-    if not (turns := tx.records("")):
+    if not (found := tx.records("")):
         return
-    index, last = turns[-1]
+    index, last = found[-1]
     if tx.now() - last.at < _SOON:
         raise Refusal(
             "conflict",
@@ -140,26 +140,26 @@ def _is_over(state: Round, now: datetime) -> bool:
     return state.phase in TERMINAL or (state.phase in (Phase.DRAFT, Phase.SEALED) and now >= state.closes)
 
 
-def _logged(tx: Tx, old: log.Signer, new: log.Signer, *, reason: str) -> Rotated:
+def _logged(tx: Tx, old: log.Signer, new: log.Signer, *, reason: str) -> HandedOver:
     """Append the record, its checkpoint and the installation's new key."""
     if (found := tx.execute(select(rows.c.log)).scalar()) != old.vkey:
-        raise Refusal("conflict", f"the log's key is {found} now, not {old.vkey}: another rotation was first")
+        raise Refusal("conflict", f"the log's key is {found} now, not {old.vkey}: another hand-over was first")
     tree = log.Tree()
     size = tx.size()
     for start in range(0, size, _PAGE):
         for entry in tx.entries(start, min(start + _PAGE, size)):
             tree.append(log.leaf_hash(entry))
     _check_signed(tx, tree, old)
-    request = rotation.request(old, new, reason=reason)
+    request = hand_overs.request(old, new, reason=reason)
     at = tx.now() if size == 0 else max(tx.now(), records.parse(tx.entry(size - 1)).at)
-    record = Record(rotation.TYPE, "", at, request["fields"], by=request["by"], sig=request["sig"])
-    turn, data = rotation.check(record, index=size), record.encode()
+    record = Record(hand_overs.TYPE, "", at, request["fields"], by=request["by"], sig=request["sig"])
+    made, data = hand_overs.check(record, index=size), record.encode()
     tx.execute(insert(log_entries), {"index": size, "round": "", "type": record.type, "data": data})
     tree.append(log.leaf_hash(data))
     note = log.sign_note(log.checkpoint(old.origin, size + 1, tree.root()), old, new)
     tx.execute(insert(log_checkpoints), {"size": size + 1, "note": note, "at": timestamp(tx)})
     tx.execute(update(rows).values(log=new.vkey))
-    return Rotated(turn, note, resumed=False)
+    return HandedOver(made, note, resumed=False)
 
 
 def _check_signed(tx: Tx, tree: log.Tree, old: log.Signer) -> None:
@@ -176,17 +176,17 @@ def _check_signed(tx: Tx, tree: log.Tree, old: log.Signer) -> None:
         )
 
 
-def _last(tx: Tx) -> Rotated:
+def _last(tx: Tx) -> HandedOver:
     index, record = tx.records("")[-1]
-    return Rotated(rotation.check(record, index=index), _note(tx, index + 1), resumed=True)
+    return HandedOver(hand_overs.check(record, index=index), _note(tx, index + 1), resumed=True)
 
 
 def _note(tx: Tx, size: int) -> str:
     return str(tx.execute(select(log_checkpoints.c.note).where(log_checkpoints.c.size == size)).scalar_one())
 
 
-def _copied(store: Store, settings: Settings, done: Rotated) -> Rotated:
-    copies = Copies(store.blobs, settings.data, done.turn.new)
-    copies.keep_rotated(done.note)
+def _copied(store: Store, settings: Settings, done: HandedOver) -> HandedOver:
+    copies = Copies(store.blobs, settings.data, done.hand_over.new)
+    copies.keep_hand_over(done.note)
     copies.keep(done.note)
     return done

@@ -25,7 +25,7 @@ _MARK = f'"type":"{TYPE}"'.encode()
 
 
 @dataclass(frozen=True)
-class Turn:
+class HandOver:
     """One hand-over.
 
     Attributes:
@@ -47,28 +47,28 @@ class Chain:
 
     Attributes:
         first: the key that the log began with, as far as is known.
-        turns: the hand-overs from there on, in order.
+        hand_overs: the hand-overs from there on, in order.
     """
 
     first: Verifier
-    turns: tuple[Turn, ...] = ()
+    hand_overs: tuple[HandOver, ...] = ()
 
     @property
     def last(self) -> Verifier:
         """The key in force at the end."""
-        return self.turns[-1].new if self.turns else self.first
+        return self.hand_overs[-1].new if self.hand_overs else self.first
 
     @property
     def keys(self) -> tuple[Verifier, ...]:
         """All keys, in order."""
-        return (self.first, *(turn.new for turn in self.turns))
+        return (self.first, *(hand_over.new for hand_over in self.hand_overs))
 
     def signers(self, size: int) -> tuple[Verifier, ...]:
         """The keys that sign a checkpoint of so many entries: one, or two where it is the first that holds a hand-over."""
         found: tuple[Verifier, ...] = (self.first,)
-        for turn in self.turns:
-            if size > turn.index:
-                found = (turn.old, turn.new) if size == turn.index + 1 else (turn.new,)
+        for hand_over in self.hand_overs:
+            if size > hand_over.index:
+                found = (hand_over.old, hand_over.new) if size == hand_over.index + 1 else (hand_over.new,)
         return found
 
     def at(self, size: int) -> Verifier:
@@ -95,12 +95,12 @@ class Chain:
             log.open_checkpoint(note, other)
         return log.open_checkpoint(note, newest, witnesses)
 
-    def between(self, known: str, wanted: str) -> tuple[Turn, ...] | None:
+    def between(self, known: str, wanted: str) -> tuple[HandOver, ...] | None:
         """The hand-overs that lead from one key to a later one; none where they are the same, None where they don't lead there."""
         texts = [key.text() for key in self.keys]
         if known not in texts or wanted not in texts or texts.index(known) > texts.index(wanted):
             return None
-        return self.turns[texts.index(known) : texts.index(wanted)]
+        return self.hand_overs[texts.index(known) : texts.index(wanted)]
 
 
 def request(old: Signer, new: Signer, *, reason: str) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def request(old: Signer, new: Signer, *, reason: str) -> dict[str, Any]:
     return records.sign(TYPE, "", {**fields, "approvals": [approval]}, key=old.key)
 
 
-def check(record: Record, *, index: int) -> Turn:
+def check(record: Record, *, index: int) -> HandOver:
     """The hand-over of a record.
 
     1. Both keys are Ed25519 keys of one origin, and not the same.
@@ -148,10 +148,10 @@ def check(record: Record, *, index: int) -> Turn:
         if refusal.code != "signature_invalid":
             raise
         raise _invalid(index, refusal.sentence) from refusal
-    return Turn(index, old, new, str(record["reason"]))
+    return HandOver(index, old, new, str(record["reason"]))
 
 
-def check_entry(entry: bytes, *, index: int) -> Turn:
+def check_entry(entry: bytes, *, index: int) -> HandOver:
     """The hand-over of a log entry's bytes.
 
     Raises:
@@ -173,8 +173,8 @@ def chain(entries: Iterable[bytes], known: Verifier) -> Chain:
     """
     # The mark may stand in a text, too: only the record's own type counts.
     marked = ((index, records.parse(entry)) for index, entry in enumerate(entries) if _MARK in entry)
-    turns = [check(record, index=index) for index, record in marked if record.type == TYPE]
-    found = _linked(Chain(turns[0].old if turns else known), turns)
+    hand_overs = [check(record, index=index) for index, record in marked if record.type == TYPE]
+    found = _linked(Chain(hand_overs[0].old if hand_overs else known), hand_overs)
     if known not in found.keys:
         have = ", ".join(key.text() for key in found.keys)
         raise Refusal("proof_invalid", f"the log's keys were {have}, among them is not {known.text()}")
@@ -197,17 +197,17 @@ def follow(receipts: Iterable[str], known: Verifier) -> Chain:
     found, reached = Chain(known), False
     parsed = [Receipt.parse(text) for text in receipts]
     for receipt in parsed:
-        turn = check_entry(receipt.entry, index=receipt.index)
-        if not reached and turn.old != known:
+        hand_over = check_entry(receipt.entry, index=receipt.index)
+        if not reached and hand_over.old != known:
             continue
         reached = True
         # 1
-        signed = receipt.open(turn.old)[1]
+        signed = receipt.open(hand_over.old)[1]
         if signed.checkpoint.size != receipt.index + 1:
             raise _invalid(receipt.index, f"its checkpoint is of {signed.checkpoint.size} entries, expected the next")
         # 2
-        log.open_checkpoint(receipt.checkpoint, turn.new)
-        found = _linked(found, [turn])
+        log.open_checkpoint(receipt.checkpoint, hand_over.new)
+        found = _linked(found, [hand_over])
     return found
 
 
@@ -215,15 +215,15 @@ def _public(key: Verifier) -> str:
     return base64.b64encode(key.public).decode()
 
 
-def _linked(found: Chain, turns: Iterable[Turn]) -> Chain:
-    for turn in turns:
-        if turn.old != found.last:
+def _linked(found: Chain, hand_overs: Iterable[HandOver]) -> Chain:
+    for hand_over in hand_overs:
+        if hand_over.old != found.last:
             raise _invalid(
-                turn.index, f"it hands over from {turn.old.text()}, the key before it is {found.last.text()}"
+                hand_over.index, f"it hands over from {hand_over.old.text()}, the key before it is {found.last.text()}"
             )
-        if turn.new in found.keys:
-            raise _invalid(turn.index, f"it hands back to {turn.new.text()}, a key that was given up")
-        found = Chain(found.first, (*found.turns, turn))
+        if hand_over.new in found.keys:
+            raise _invalid(hand_over.index, f"it hands back to {hand_over.new.text()}, a key that was given up")
+        found = Chain(found.first, (*found.hand_overs, hand_over))
     return found
 
 
