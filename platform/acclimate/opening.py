@@ -1,46 +1,50 @@
-"""Opening holdouts in a thread: a large one takes long, and its dispatcher goes on leading meanwhile."""
+"""Opening holdouts and publishing rankings in a thread: large ones take long, and their dispatcher goes on leading meanwhile."""
 
 import queue
 import threading
+import time
 
 from acclimate.config import Settings
-from acclimate.service import clockwork, release
+from acclimate.service import clockwork
 from acclimate.store import Store
 from acclimate_competitions.errors import Refusal
 
 PATIENCE = 5.0
-"""Seconds for which a dispatcher that is stopped waits for an opening; then the next one opens."""
+"""Seconds for which a dispatcher that is stopped waits for what is under way; then the next one does it."""
+AGAIN_AFTER = (1.0, 300.0)
+"""Seconds before what was hindered is tried again: twice as long each time, up to a bound."""
 _WHOLE = frozenset({"lease_lost", "database_unreachable"})
 
 
 class Opener:
-    """Opens holdouts one at a time, in a thread that does not outlive the process.
+    """Opens holdouts and publishes rankings one at a time, in a thread that does not outlive the process.
 
     Args:
-        store: the leader's; what is opened once its term is over is refused there.
+        store: the leader's; what is done once its term is over is refused there.
         settings: of the installation.
     """
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store, self._settings = store, settings
         self._asked: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[tuple[str, bool | Exception]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[str, str | None | Exception]] = queue.SimpleQueue()
         self._under_way: set[str] = set()
+        # Of rounds that something hindered: how often, and before when, by the monotonic clock, they are left alone.
+        self._hindered: dict[str, tuple[int, float]] = {}
         self._thread: threading.Thread | None = None
 
-    def begin(self, round_id: str) -> bool:
-        """Begin to open a round's holdout unless that is under way; for clockwork.tick: False, as it isn't open yet."""
-        if round_id not in self._under_way:
+    def begin(self, round_id: str) -> None:
+        """Begin what is due of a round unless that is under way; for clockwork.tick: it isn't done yet."""
+        if round_id not in self._under_way and time.monotonic() >= self._hindered.get(round_id, (0, 0.0))[1]:
             self._under_way.add(round_id)
             self._asked.put(round_id)
         if self._thread is None:
             # A daemon: concurrent.futures would keep a process that is stopped until a holdout is open.
             self._thread = threading.Thread(target=self._work, name="opening", daemon=True)
             self._thread.start()
-        return False
 
     def made(self) -> list[str]:
-        """A line, as tick's, for each holdout that was opened since this was last asked; what hindered one is logged.
+        """A line, as tick's, for each record that was logged since this was last asked; what hindered one is logged.
 
         Raises:
             Refusal: lease_lost, database_unreachable.
@@ -53,8 +57,12 @@ class Opener:
                 outage = end
             elif isinstance(end, Exception):
                 clockwork.tell(round_id, end)
+                count = self._hindered.get(round_id, (0, 0.0))[0] + 1
+                wait = min(AGAIN_AFTER[1], AGAIN_AFTER[0] * 2.0 ** min(count - 1, 16))
+                self._hindered[round_id] = (count, time.monotonic() + wait)
             elif end:
-                made.append(f"{round_id}: HoldoutOpened")
+                self._hindered.pop(round_id, None)
+                made.append(f"{round_id}: {end}")
         if outage is not None:
             raise outage
         return made
@@ -68,7 +76,7 @@ class Opener:
     def _work(self) -> None:
         while (round_id := self._asked.get()) is not None:
             try:
-                end: bool | Exception = release.open_holdout(self._store, self._settings, round_id)
+                end: str | None | Exception = clockwork.carry_out(self._store, self._settings, round_id)
             except Exception as error:
                 end = error
             self._ended.put((round_id, end))

@@ -329,10 +329,10 @@ def test_what_a_round_definition_is_refused_for(served, tmp_path):
         assert tx.size() == 0
 
 
-def test_an_automatic_publication_is_not_carried_by_this_version(served, tmp_path):
+def test_a_definition_that_nobody_can_follow_is_refused_with_its_line(served, tmp_path):
     staged, _ = live.defined(served, tmp_path)
     toml = staged.folder / "competition.toml"
-    toml.write_text(toml.read_text("utf-8").replace('"manual"', '"auto"'), "utf-8")
+    toml.write_text(toml.read_text("utf-8").replace('"manual"', '"never"'), "utf-8")
     digest = staged.upload(toml)
     organizer = served.organizer()
     request = organizer.sign("RoundDefined", "", **{**staged.fields, "definition": digest})
@@ -542,8 +542,15 @@ def test_a_submission_repeated_is_the_same_and_changed_is_a_conflict(staged, ada
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json() == again.json()
     assert set(first.json()["missing"]) == {digests.of_file(path) for path in files.values()}
-    changed = {**body, "manifest": {**document, "title": "Another"}}
-    refused(ada.post(f"{staged.path}/submissions", changed), "manifest_invalid", 422)
+    # The commitment is the key: another body under it contradicts what is in the log (decision 0019).
+    nonce = base64.b64encode(b"\x08" * 32).decode()
+    for changed in (
+        {"manifest": {**document, "title": "Another"}},
+        {"manifest": {**document, "v": True}},
+        {"nonce": nonce},
+    ):
+        problem = refused(ada.post(f"{staged.path}/submissions", {**body, **changed}), "conflict", 409)
+        assert first.json()["submission"] in problem["detail"]
     live.send_files(ada, first.json(), files)
     done = ada.post(f"/v1/submissions/{first.json()['submission']}/complete").json()
     assert done == ada.post(f"/v1/submissions/{first.json()['submission']}/complete").json()
@@ -565,6 +572,15 @@ def test_a_copied_commitment_is_refused(staged, ada):
         "accepted": bea.sign("SubmissionAccepted", staged.round, entrant="bea", commitment=commitment),
     }
     refused(bea.post(f"{staged.path}/submissions", copied), "conflict", 409)
+
+
+def test_a_commitment_that_its_manifest_does_not_give_is_no_submission(staged, ada):
+    document = live.manifest(staged, "ada", live.model(staged, seed=1))
+    body = {**live.submission(staged, ada, document), "manifest": {**document, "title": "Another"}}
+    problem = refused(ada.post(f"{staged.path}/submissions", body), "manifest_invalid", 422)
+    assert "committed was" in problem["detail"]
+    # Nothing of it is there: the right manifest is a new submission.
+    assert ada.post(f"{staged.path}/submissions", {**body, "manifest": document}).status_code == 201
 
 
 def test_all_problems_of_a_manifest_are_told_at_once(staged, ada):

@@ -267,12 +267,6 @@ def _checked(folder: Path) -> Competition:
 
     competition = definition.load(folder)
     splits.check(folder, competition)
-    if competition.round.publish != "manual":
-        raise Refusal(
-            "definition_invalid",
-            f"[round] publish = {competition.round.publish!r}: this version publishes manually",
-            hint='write publish = "manual", and publish with: acclimate round publish ROUND',
-        )
     return competition
 
 

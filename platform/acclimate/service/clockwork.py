@@ -1,4 +1,4 @@
-"""The transitions that RoundDefined authorizes in advance: open, close, finish preparation, open the holdout, finish evaluation.
+"""The transitions that RoundDefined authorizes in advance: open, close, finish preparation, open the holdout, finish evaluation, publish.
 
 Each is decided again inside its own transaction, by the database's clock and the round as it stands there; so any number of
 processes may tick at once, and a tick that finds nothing due costs two small queries a round.
@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from acclimate import publication
 from acclimate.config import Settings
 from acclimate.service import release, submit
 from acclimate.store import Store, Tx, rounds, seals, submissions, unsigned
@@ -26,18 +27,18 @@ TERMINAL = frozenset({Phase.PUBLISHED, Phase.VOIDED})
 _WHOLE = frozenset({"busy", "lease_lost", "database_unreachable"})
 
 
-def tick(store: Store, settings: Settings, *, opening: Callable[[str], bool] | None = None) -> list[str]:
+def tick(store: Store, settings: Settings, *, opening: Callable[[str], str | None] | None = None) -> list[str]:
     """Make all transitions that are due, of every round; one line for each that was made.
 
     Args:
         store: the store.
         settings: of the installation.
-        opening: opens the holdout of a round, and says whether it has; as release.open_holdout does, which takes its time.
+        opening: does, of a round, what takes its time, and says whether it has; as carry_out does.
 
     Raises:
         Refusal: busy, lease_lost, database_unreachable.
     """
-    opening = opening or partial(release.open_holdout, store, settings)
+    opening = opening or partial(carry_out, store, settings)
     done: list[str] = []
     with store.snapshot() as tx:
         names = tx.execute(select(rounds.c.id).order_by(rounds.c.created, rounds.c.id)).scalars().all()
@@ -65,13 +66,25 @@ def tell(name: str, error: Exception) -> None:
         _log.warning("round %s waits: %s", name, words, exc_info=None if isinstance(error, Refusal) else error)
 
 
-def _advance(store: Store, round_id: str, opening: Callable[[str], bool]) -> str | None:
+def carry_out(store: Store, settings: Settings, round_id: str) -> str | None:
+    """Do what takes its time where it is due: open the holdout, or publish the ranking; the type of the record that was logged, or None.
+
+    Raises:
+        Refusal: what hinders it; it is tried again.
+    """
+    if release.open_holdout(store, settings, round_id):
+        return "HoldoutOpened"
+    return "RankingPublished" if publication.publish_itself(store, settings, round_id) else None
+
+
+def _advance(store: Store, round_id: str, opening: Callable[[str], str | None]) -> str | None:
     with store.snapshot() as tx:
         state = tx.round(round_id)
-        if state.phase is not Phase.RELEASED and _due(tx, state) is None:
+        long = state.phase is Phase.RELEASED or publication.is_due(tx, round_id)
+        if not long and _due(tx, state) is None:
             return None
-    if state.phase is Phase.RELEASED:
-        return "HoldoutOpened" if opening(round_id) else None
+    if long:
+        return opening(round_id)
     with store.transaction() as tx:
         state = tx.round(round_id)
         due = _due(tx, state)

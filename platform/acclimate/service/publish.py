@@ -267,7 +267,9 @@ def require_results(tx: Tx, state: Round, account: Account | None) -> None:
     if state.rankings or (state.phase is Phase.EVALUATED and finding.is_owner(tx, state.id, account)):
         return
     hint = "custodians release first; publish once the round is evaluated"
-    if state.phase is Phase.EVALUATED:
+    if state.phase is Phase.EVALUATED and state.competition.round.publish == "auto":
+        hint = "it publishes itself as soon as a second process has computed the same ranking"
+    elif state.phase is Phase.EVALUATED:
         hint = f"its organizer publishes it next: acclimate round publish {state.id} --keys DIR"
     elif state.phase in (Phase.RELEASED, Phase.OPENED):
         hint = f"the evaluation is under way: acclimate status {state.id} --keys DIR shows how far it is"

@@ -212,8 +212,7 @@ def _upcoming(tx: Tx, state: Round) -> dict[str, Any]:
             done, plan = len(state.evaluated), len(state.models)
             return found | {"text": f"entries are evaluated: {done} of {plan} evaluations have an outcome"}
         case Phase.EVALUATED:
-            text = f"the organizer publishes the ranking: acclimate round publish {state.id} --keys DIR"
-            return found | {"text": text, "waiting_for": ["the published ranking"]}
+            return found | _before_publication(tx, state, now)
         case Phase.PUBLISHED:
             if state.private and not any(report["ranking"] == state.rankings[-1][0] for report in state.reports):
                 assert state.auditor is not None, "a private holdout needs an auditor"
@@ -286,6 +285,24 @@ def _before_release(state: Round, now: datetime) -> dict[str, Any]:
         "waiting_for": [f"the share of {who}"],
         "problem": problem,
     }
+
+
+def _before_publication(tx: Tx, state: Round, now: datetime) -> dict[str, Any]:
+    text = f"the organizer publishes the ranking: acclimate round publish {state.id} --keys DIR"
+    moment = state.publishes_itself
+    if moment is None:
+        return {"text": text, "waiting_for": ["the published ranking"]}
+    if now < moment:
+        at = format_time(moment)
+        return {
+            "text": f"{text}; it publishes itself at {at}",
+            "at": at,
+            "waiting_for": ["the published ranking"],
+        }
+    problem = release.opening_problem(tx, state.id)
+    if problem is not None:
+        return {"text": text, "problem": {"code": problem[0], "sentence": problem[1]}}
+    return {"text": "the ranking publishes itself as soon as a second process has computed the same"}
 
 
 def records(store: Store, given: str, *, start: int = 0, limit: int | None = None) -> list[dict[str, Any]]:

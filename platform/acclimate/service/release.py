@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # Faults of the machine: the opening is tried again.
 _PASSING = frozenset({"no_space", "busy", "blobs_unreachable", "file_unreadable"})
 _OPENING = "opening-"
+PUBLISHING = "publishing-"
 DAMAGED = frozenset({"blob_corrupt", "blob_unknown"})
 """This server's copy of the ciphertext is not what was sealed: tried again once it is uploaded again. Any other refusal stands."""
 
@@ -160,7 +161,7 @@ def holdout_files(tx: Tx, round_id: str) -> dict[str, str]:
 
 
 def opening_problem(tx: Tx, round_id: str) -> tuple[str, str] | None:
-    """Why the holdout did not open with k released shares: (code, sentence), or None."""
+    """Why the holdout did not open with k released shares, or why the ranking does not publish itself: (code, sentence), or None."""
     row = tx.execute(select(openings).where(openings.c.round == round_id, openings.c.problem != "")).one_or_none()
     return None if row is None else (row.code, row.problem)
 
@@ -311,6 +312,7 @@ def _work(settings: Settings) -> Path:
 
 
 def clear(settings: Settings) -> None:
-    """Remove what a killed process left of an opening; for the only process that opens."""
-    for path in settings.work.glob(f"{_OPENING}*"):
-        shutil.rmtree(path, ignore_errors=True)
+    """Remove what a killed process left of an opening or a publication; for the only process that opens and publishes."""
+    for prefix in (_OPENING, PUBLISHING):
+        for path in settings.work.glob(f"{prefix}*"):
+            shutil.rmtree(path, ignore_errors=True)

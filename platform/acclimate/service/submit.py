@@ -66,8 +66,8 @@ def create(
 
     In one transaction:
     1. both requests are of this round, say the same, and the caller signed them (or is the organizer, for a baseline);
-    2. the commitment opens with the nonce and the manifest;
-    3. a submission that is there already is answered as it stands;
+    2. a submission that is there already is answered as it stands, if nonce and manifest are those that it came with (decision 0019);
+    3. the commitment opens with the nonce and the manifest;
     4. the manifest is one that the round takes;
     5. the quota is debited, and the commitment logged before the round closes, by the database's clock.
 
@@ -88,9 +88,9 @@ def create(
     nonce, manifest = opening
     with store.transaction() as tx:
         state = finding.find(tx, given)
-        # 1, 2
-        fields = _committed(tx, state, account, (committed, accepted), opening=opening)
-        # 3
+        # 1
+        fields = _committed(tx, state, account, (committed, accepted))
+        # 2
         query = select(submissions).where(
             submissions.c.round == state.id, submissions.c.commitment == fields["commitment"]
         )
@@ -98,7 +98,10 @@ def create(
         if known is not None:
             if known.entrant != fields["entrant"]:
                 raise Refusal("conflict", "another entrant committed to the same before")
+            _require_same(known, nonce, manifest)
             return {**_created(tx, known), "new": False}
+        # 3
+        _require_opening(fields["commitment"], nonce, manifest)
         # 4
         manifests.check(manifest, state=state, entrant=fields["entrant"])
         # 5
@@ -129,12 +132,9 @@ def _committed(
     state: Round,
     account: Account,
     requests: tuple[Mapping[str, Any], Mapping[str, Any]],
-    *,
-    opening: tuple[str, Mapping[str, Any]],
 ) -> Mapping[str, Any]:
-    """The fields that both requests sign, once steps 1 and 2 of `create` have passed."""
+    """The fields that both requests sign, once step 1 of `create` has passed."""
     committed, accepted = requests
-    # 1
     finding.require_kind(committed, "SubmissionCommitted", state)
     finding.require_kind(accepted, "SubmissionAccepted", state)
     fields: Mapping[str, Any] = committed["fields"]
@@ -143,16 +143,29 @@ def _committed(
     _require_entrant(tx, state, account, committed)
     covered = records.statement("SubmissionAccepted", state.id, fields, by=accepted["by"])
     records.check_signature(accepted["by"], accepted["sig"], covered, what="SubmissionAccepted")
-    # 2
-    nonce, manifest = opening
+    return fields
+
+
+def _require_same(known: Row[Any], nonce: str, manifest: Mapping[str, Any]) -> None:
+    """Refuse (conflict) another body for a commitment that is in the log."""
+    # Python takes true for 1 and 1.0; JSON does not.
+    if known.nonce != nonce or digests.canonical(dict(known.manifest)) != digests.canonical(dict(manifest)):
+        raise Refusal(
+            "conflict",
+            f"commitment {known.commitment} came before, with another nonce or manifest, as submission {known.id}",
+            hint="another manifest is another submission, with a commitment of its own",
+        )
+
+
+def _require_opening(commitment: str, nonce: str, manifest: Mapping[str, Any]) -> None:
+    """Refuse (manifest_invalid) a nonce and a manifest that are not what was committed to."""
     found = digests.of_bytes(decode(nonce, what="nonce", length=32) + digests.canonical(dict(manifest)))
-    if found != fields["commitment"]:
+    if found != commitment:
         raise Refusal(
             "manifest_invalid",
-            f"nonce and manifest give {found}, committed was {fields['commitment']}",
+            f"nonce and manifest give {found}, committed was {commitment}",
             hint="the commitment is sha256(nonce ‖ canonical JSON of the manifest)",
         )
-    return fields
 
 
 def _require_entrant(tx: Tx, state: Round, account: Account, request: Mapping[str, Any]) -> None:

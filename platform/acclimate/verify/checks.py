@@ -234,7 +234,13 @@ _SCORES = (
         ("scores", "majority"),
         scores.rank,
     ),
-    Rule("published", "scores", "the organizer signed this ranking", ("rules",), scores.published),
+    Rule(
+        "published",
+        "scores",
+        "this ranking is signed by the organizer, or, where the definition lets the round publish itself, by its evaluator",
+        ("rules",),
+        scores.published,
+    ),
     Rule(
         "auditor's report",
         "scores",

@@ -27,6 +27,7 @@ from acclimate_competitions.recipe import Recipe
 from acclimate_competitions.records import Record
 
 _NEARLY = 0.01
+_RANKINGS = frozenset({"RankingPublished", "RankingRevised"})
 """How far, relative to 1 or to the value, two log-likelihoods of one model may be apart: it may have run on two machines."""
 
 # ---- what was prepared ---------------------------------------------------------------------------------------------
@@ -333,10 +334,13 @@ def _differing(here: Any, there: Any, path: str) -> tuple[str, Any, Any]:
 
 
 def published(audit: Audit) -> str:
-    """The last RankingPublished or RankingRevised, signed by the organizer, names the digest of ranking.json."""
+    """The last RankingPublished or RankingRevised names the digest of ranking.json; that its signer might sign it, the rules have shown."""
     if not audit.round.rankings:
         raise NotChecked("the round is evaluated, not published yet: nobody has signed a ranking")
     named, found = audit.round.rankings[-1][0], digests.of_json(audit.bundle.json("ranking.json"))
     if named != found:
         raise Failed("the log's last ranking record", f"it names {named}, ranking.json has {found}")
-    return f"version {len(audit.round.rankings)}"
+    last = next(r for r in reversed(audit.records) if r.round == audit.round.id and r.type in _RANKINGS)
+    organizer = last.by == audit.round.defined["organizer"]["ed25519"]
+    by = "signed by the organizer" if organizer else "by the round itself: an evaluator signed it"
+    return f"version {len(audit.round.rankings)}, {by}"
