@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from acclimate import log
 from acclimate.console import say
-from acclimate.store import Store, log_checkpoints
+from acclimate.store import Store, Tx, log_checkpoints
 from acclimate_competitions.errors import Refusal
 from acclimate_runners.blobs import Blobs, FolderBlobs
 
@@ -53,6 +53,22 @@ class Copies:
                 "for good, tell everybody which entries, then `acclimate db accept-loss` with the same settings and data folder",
             )
 
+    def check_signed(self, tx: Tx) -> None:
+        """The same for the log of a transaction.
+
+        Raises:
+            Refusal: log_inconsistent, blobs_unreachable.
+        """
+        self.check(_tree(tx))
+
+    def lost(self, tx: Tx) -> list[tuple[str, log.Checkpoint]]:
+        """Where a copy is that the log of a transaction does not hold, and what it says; none where nothing is lost.
+
+        Raises:
+            Refusal: blobs_unreachable.
+        """
+        return [(where, signed) for where, _, signed in self._lost(_tree(tx))]
+
     def keep(self, note: str) -> None:
         """Write both copies, where the checkpoint is another than that written last; what fails is said, and tried the next time."""
         if note in ("", self._kept):
@@ -80,12 +96,9 @@ class Copies:
         Raises:
             Refusal: blobs_unreachable, no_space, busy.
         """
-        tree, done = log.Tree(), []
+        done = []
         with store.snapshot() as tx:
-            size = tx.size()
-            for start in range(0, size, _PAGE):
-                for entry in tx.entries(start, min(start + _PAGE, size)):
-                    tree.append(log.leaf_hash(entry))
+            tree, size = _tree(tx), tx.size()
             newest = tx.execute(
                 select(log_checkpoints.c.note).order_by(log_checkpoints.c.size.desc()).limit(1)
             ).scalar()
@@ -113,3 +126,11 @@ class Copies:
                 continue
             if note and signed and (signed.size > len(tree) or tree.root(signed.size) != signed.root):
                 yield where, note, signed
+
+
+def _tree(tx: Tx) -> log.Tree:
+    tree, size = log.Tree(), tx.size()
+    for start in range(0, size, _PAGE):
+        for entry in tx.entries(start, min(start + _PAGE, size)):
+            tree.append(log.leaf_hash(entry))
+    return tree

@@ -10,6 +10,7 @@ import typer
 
 from acclimate.cli import (
     audit,
+    blobs,
     competition,
     custodian,
     database,
@@ -80,6 +81,7 @@ app.command("mlflow", short_help="Run MLflow's own pages on the results.")(serve
 app.command("doctor", short_help="Say what this machine has and lacks for a server.")(doctor.doctor)
 app.command("config")(settings.config)
 app.add_typer(database.app, name="db")
+app.add_typer(blobs.app, name="blobs")
 app.add_typer(logs.app, name="log")
 app.add_typer(competition.app, name="competition", short_help="Build, check and show competitions.")
 app.add_typer(witness.app, name="witness")

@@ -45,6 +45,12 @@ def define(store: Store, identity: Identity, account: Account, request: Mapping[
             hint="the organizer's acclimate is older than the server's: update it, and create the round again",
         )
     # 2
+    if not store.blobs.keep(fields["definition"]):
+        raise Refusal(
+            "blob_unknown",
+            f"the definition {fields['definition']} was not uploaded",
+            hint="PUT /v1/blobs/{digest} first",
+        )
     competition = store.competition(fields["definition"])
     _check_files(store, fields["files"], competition)
     # 3
@@ -99,7 +105,7 @@ def _check_files(store: Store, files: Mapping[str, str], competition: Competitio
         f"{name!r} is not a public file of this competition" for name in sorted(set(files) - required - optional)
     ]
     problems += [
-        f"{name}: blob {digest} was not uploaded" for name, digest in files.items() if not store.blobs.has(digest)
+        f"{name}: blob {digest} was not uploaded" for name, digest in files.items() if not store.blobs.keep(digest)
     ]
     if problems:
         raise Refusal(
@@ -204,7 +210,7 @@ def _require_rehearsing(state: Round) -> None:
 
 def _check_seal(store: Store, state: Round, fields: Mapping[str, Any], envelopes: Sequence[Mapping[str, Any]]) -> None:
     digest = fields["ciphertext"]
-    if not store.blobs.has(digest):
+    if not store.blobs.keep(digest):
         raise Refusal("blob_unknown", f"the ciphertext {digest} was not uploaded", hint="PUT /v1/blobs/{digest} first")
     try:
         with store.blobs.local(digest) as ciphertext:
@@ -299,5 +305,7 @@ def _end_all(tx: Tx, round_id: str) -> None:
     query = select(submissions).where(submissions.c.round == round_id, waiting).order_by(submissions.c.committed_index)
     for row in tx.execute(query).all():
         submit.forfeit(tx, row, reason=reason, ours=True)
-    open_ones = (stages.c.round == round_id) & stages.c.state.in_(("pending", "running", "blocked"))
-    tx.execute(update(stages).where(open_ones).values(state="failed", reason=reason))
+    open_ones = (stages.c.round == round_id) & stages.c.state.in_(
+        ("pending", "starting", "running", "verifying", "blocked")
+    )
+    tx.execute(update(stages).where(open_ones).values(state="cancelled", reason=reason))
