@@ -61,6 +61,17 @@ def test_a_module_is_a_noun_and_never_a_drawer(path: Path) -> None:
     assert path.stem not in {"utils", "util", "helpers", "common", "core", "manager", "base", "misc"}
 
 
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_tests_share_is_in_modules_that_hold_no_tests(path: Path) -> None:
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    imported = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    imported += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert [name for name in imported if name.rpartition(".")[2].startswith("test_")] == []
+
+
 @pytest.mark.parametrize(
     "module",
     [

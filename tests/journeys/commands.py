@@ -42,3 +42,18 @@ def acclimate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
         return Ran(end.value.code if isinstance(end.value.code, int) else 0, out, err)
 
     return run
+
+
+def done(ran: Ran) -> Ran:
+    assert ran.code == 0, ran.err
+    return ran
+
+
+def refused(ran: Ran, code: str) -> str:
+    """A refusal for people on stderr, and for programs on stdout; its sentence."""
+    assert ran.code == 1, ran
+    assert "Traceback" not in ran.err
+    document = ran.json["error"]
+    assert document["code"] == code, document
+    assert f"error: {document['sentence']}\n" in ran.err
+    return str(document["sentence"])

@@ -3,6 +3,8 @@
 They know addresses and invitations, nothing of the inside: whatever serves them may be killed, started again or moved between two calls.
 """
 
+import json
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 import tiny
 
-from acclimate import keys
+from acclimate import demo_servers, keys
 from acclimate.client import connection, custodian, entrant, folder, organizer
 from acclimate_competitions import definition, rounds
 from acclimate_competitions.errors import Refusal
@@ -184,3 +186,13 @@ class Players:
         with connection.Client(url) as visitor:
             account = folder.register_account(visitor, own, name=name, role=role, invitation=code)
         return self.connections.enter_context(account.connect()), own
+
+
+def invitations(data: Path) -> Callable[[str], str]:
+    """Makes invitations as the operator of a data folder does, by role."""
+
+    def invite(role: str) -> str:
+        command = demo_servers.command("invite", "--data", str(data), "--role", role, "--json")
+        return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["invitation"]
+
+    return invite

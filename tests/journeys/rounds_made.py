@@ -7,16 +7,17 @@ Everything is drawn from a seed, except for the age envelopes.
 
 import base64
 import hashlib
-import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import made_bundles
 import pyarrow as pa
 import pyrage
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from marbles import DEFINITION
 
 from acclimate import custody, log, notes, sealing
 from acclimate_competitions import definition, digests, metrics, ranking, records, rounds, tables
@@ -38,88 +39,6 @@ OLDER = False
 """Whether the round is as rounds were made once: an id of 12 digits, share documents of version 1."""
 DEAL: Callable[[custody.Share], custody.Share] | None = None
 """What a dealer with a program of its own makes of each share."""
-
-DEFINITION = """\
-schema = 1
-slug = "marbles"
-title = "Marbles in two respects"
-licence = "CC0-1.0"
-contact = "organizers@example.org"
-data_is_public = true
-
-[round]
-name = "2027-1"
-grace = "60s"
-objection_window = "0s"
-publish = "manual"
-holdout_after = "public"
-audits = 0
-
-[custody]
-threshold = 2
-custodians = ["custodian-a", "custodian-b", "custodian-c"]
-
-[submission]
-kinds = ["hf-causal-lm"]
-architectures = ["llama"]
-max_parameters = 1_000_000
-max_bytes = 20_000_000
-per_entrant = { total = 5, per_day = 5, day = "UTC" }
-weights_after = ["publish", "auditor", "delete"]
-
-[[tasks]]
-name = "tint"
-kind = "choice"
-prompt = "{{ input }}"
-choices = ["red", "green", "blue"]
-metric = "accuracy"
-chance = 0.333
-
-[[tasks]]
-name = "size"
-kind = "choice"
-prompt = "{{ input }}"
-choices = ["small", "large"]
-metric = "accuracy"
-chance = 0.5
-
-[preparation]
-method = "full"
-epochs = 6
-global_batch = 32
-max_length = 32
-optimizer = { name = "adamw", beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01 }
-schedule = { name = "linear", warmup_steps = 10, final = 0.1 }
-clip = 1.0
-lr_grid = [2e-3, 5e-3]
-selection = { metric = "nll", seed = 0, candidates = ["base", "last"] }
-seeds = [11, 12, 13]
-loss = "completion"
-dtype = "float32"
-determinism = "D1"
-threads = 1
-diverged = "base"
-
-[ranking]
-aggregate = "mean"
-missing = "worst"
-ties = { method = "shared", tolerance = 0.0 }
-interval = { kind = "simultaneous", level = 0.95, draws = 100, seed = 1 }
-cluster = "cluster"
-baselines = ["majority", "untrained"]
-
-[compute]
-hardware = "cpu"
-max_gpu_hours = 0
-order_seed = "from-log"
-
-[isolation]
-memory = "2GiB"
-wall = "30m"
-
-[logs]
-entrants_see = "tail:200"
-"""
 
 
 def key(name: str) -> Ed25519PrivateKey:
@@ -202,7 +121,7 @@ class Made:
 
     def write(self, folder: Path) -> Path:
         """Write the bundle after the table of protocol.md."""
-        write_bundle(self, folder)
+        made_bundles.write(self, folder, definition=DEFINITION, defined=defined_fields(self), public=public_files(self))
         return folder
 
 
@@ -517,51 +436,6 @@ def rank(made: Made) -> dict:
         unranked=CONFLICTS,
     )
     return made_ranking.document()
-
-
-def write_bundle(made: Made, folder: Path) -> None:
-    def put(name: str, data: bytes) -> None:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-
-    defined = defined_fields(made)
-    put("definition.toml", DEFINITION.encode())
-    for name, path in public_files(made).items():
-        put(f"public/{name}", path.read_bytes())
-    keys = {"origin": ORIGIN, "threshold": defined["k"]}
-    keys |= {name: defined[name] for name in ("log", "witnesses", "quorum", "organizer", "custodians")}
-    put("keys.json", digests.canonical(keys))
-    size = len(made.entries)
-    put("checkpoint", made.notes[size].encode())
-    for kept in made.kept:
-        put(f"checkpoints/{kept}", made.notes[kept].encode())
-    put("entries.jsonl", b"".join(entry + b"\n" for entry in made.entries))
-    for index, text in made.receipts.items():
-        put(f"receipts/{index}.tlog-proof", text.encode())
-    lines = [{name: row[name] for name in ("entrant", "index", "manifest", "nonce")} for row in made.submissions]
-    put("submissions.jsonl", b"".join(digests.canonical(line) + b"\n" for line in lines))
-    put("holdout.sealed", (made.folder / "holdout.sealed").read_bytes())
-    shares = [{"index": index, "document": json.loads(made.documents[index])} for index in (1, 3)]
-    put("shares.json", digests.canonical(shares))
-    opened = made.folder / "opened"
-    for path in [path for path in opened.rglob("*") if path.is_file()]:
-        put(f"holdout/{path.relative_to(opened).as_posix()}", path.read_bytes())
-    for name in made.predictions:
-        put(name, (made.folder / name).read_bytes())
-    (folder / "scores").mkdir(exist_ok=True)
-    for entrant, table in made.scores.items():
-        tables.write(table, folder / "scores" / f"{entrant}.parquet")
-    put("prepared.json", digests.canonical(made.prepared))
-    put("ranking.json", digests.canonical(made.ranking))
-    mend(folder)
-
-
-def mend(folder: Path) -> None:
-    """Write MANIFEST anew, as whoever changes a bundle would."""
-    names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
-    lines = [f"{digests.of_file(folder / name)[7:]}  {name}\n" for name in names if name != "MANIFEST"]
-    (folder / "MANIFEST").write_text("".join(lines), "utf-8")
 
 
 def request(blobs, folder: Path):

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import rounds_made
-from rounds_made import DEFINITION, START, public
+from marbles import DEFINITION
+from rounds_made import START, public
 
 from acclimate_competitions import definition, digests, records, rounds
 from acclimate_competitions.phases import Phase, Round, entries_root

@@ -5,7 +5,6 @@ database and its journal, blobs, work folders, keys, reports, MLflow. After the 
 """
 
 import contextlib
-import io
 import sqlite3
 from collections.abc import Iterator
 from functools import partial
@@ -13,11 +12,11 @@ from pathlib import Path
 
 import live as staging
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tiny
 from dispatching import give_shares, send, state_of, step_until
 from live import Live, Staged
+from unpacked import dump, parquet
 
 from acclimate import publisher
 from acclimate.dispatch import Dispatcher
@@ -66,23 +65,6 @@ def traces(data: Path) -> dict[str, set[str]]:
         if words:
             found[path.relative_to(data).as_posix()] = words
     return found
-
-
-def parquet(raw: bytes) -> list[pa.Table]:
-    return [pq.read_table(io.BytesIO(raw))] if raw[:4] == raw[-4:] == b"PAR1" else []
-
-
-def dump(path: Path, raw: bytes) -> list[str]:
-    """A database's rows, its journal's included: as text, and blobs decoded."""
-    if not raw.startswith(b"SQLite format 3\0"):
-        return []
-    rows: list[str] = []
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        for name in names:
-            for row in connection.execute(f'SELECT * FROM "{name}"'):
-                rows += [cell.decode("latin-1") if isinstance(cell, bytes) else str(cell) for cell in row]
-    return rows
 
 
 def words_in(found: dict[str, set[str]], *folders: str) -> set[str]:

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import made_bundles
 import pytest
 import rounds_made
+from recosigning import CLOSES, NAMES, recosign, then
 from rounds_made import Made, cosigned, public
-from test_verify import Change, change_cell, change_json, change_record, flip_ciphertext, receipt_of_another_entry, set_
-from test_verify_witnesses import CLOSES, NAMES, recosign, then
+from tampering import Change, change_cell, change_json, change_record, flip_ciphertext, receipt_of_another_entry, set_
 
 from acclimate import verify
 from acclimate.verify import Check
@@ -67,12 +68,12 @@ def whole(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = made.write(tmp_path_factory.mktemp("bundle"))
     early = CLOSES - timedelta(hours=1)
     recosign(path, lambda size, note: cosigned(note, at=then(made, size, early), by=NAMES))
-    rounds_made.mend(path)
+    made_bundles.mend(path)
     return path
 
 
 def checks(path: Path, made: Made, **given: object) -> dict[str, Check]:
-    rounds_made.mend(path)
+    made_bundles.mend(path)
     options = {"log_key": made.signer.vkey, "witnesses": [rounds_made.witness(NAMES[0])], **given}
     options = {"rerun": lambda audit: "ada: 6 preparations, 8 evaluations", **options}
     return {check.name: check for check in verify.verify(path, **options).checks}  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The client and the command line as people use them: over real HTTP, with what goes wrong on the way."""
+"""The command line where no server is needed, or none answers: key folders, accounts, receipts, bundles, and how it ends."""
 
 import base64
 import importlib.util
@@ -7,295 +7,22 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
-from commands import Ran
+from commands import Run
+from scripted import BUSY, SERVER, scripted
 
 from acclimate import keys, log
-from acclimate.cli import moments, output, status
-from acclimate.client import Client
-from acclimate.client.connection import CHUNK
 from acclimate_competitions import digests, records
-from acclimate_competitions.errors import Refusal
-
-# ---- the command line in this process ------------------------------------------------------------------------------
-
-
-# ---- a server that misbehaves --------------------------------------------------------------------------------------
-
-
-class Script(BaseHTTPRequestHandler):
-    """Answers from a list of (status, headers, body), and remembers what came."""
-
-    answers: list[tuple[int, dict[str, str], bytes]]
-    seen: list[tuple[str, str, dict[str, str], int]]
-    protocol_version = "HTTP/1.1"
-
-    def answer(self) -> None:
-        length = int(self.headers.get("Content-Length", 0))
-        got = 0
-        while got < length:
-            piece = self.rfile.read(min(CHUNK, length - got))
-            if not piece:
-                break
-            got += len(piece)
-        self.seen.append((self.command, self.path, dict(self.headers), got))
-        status_code, headers, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        self.send_response(status_code)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_GET = do_POST = do_PUT = answer
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the library's name)
-        pass
-
-
-@contextmanager
-def scripted(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str, type[Script]]]:
-    handler = type("Handler", (Script,), {"answers": list(answers), "seen": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", handler
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def as_json(value: Any) -> bytes:
-    return json.dumps(value).encode()
-
-
-BUSY = (503, {"Content-Type": "application/problem+json"}, as_json({"status": 503, "code": "busy", "detail": "taken"}))
-SERVER = (200, {}, as_json({"version": "1", "now": "2027-03-01T00:00:00.000000Z"}))
-
-
-def test_a_busy_server_is_asked_again() -> None:
-    with scripted(BUSY, BUSY, SERVER) as (url, script), Client(url) as client:
-        assert client.server()["version"] == "1"
-    assert len(script.seen) == 3
-
-
-def test_patience_ends_with_the_servers_own_refusal() -> None:
-    with scripted(BUSY) as (url, script), Client(url, patience=0.5) as client:
-        with pytest.raises(Refusal) as caught:
-            client.server()
-    assert (caught.value.code, caught.value.sentence) == ("busy", "taken")
-    assert len(script.seen) >= 2
-
-
-def test_a_refusal_arrives_as_it_was_sent() -> None:
-    body = {
-        "type": "urn:x", "title": "t", "status": 422, "detail": "two things", "code": "manifest_invalid", "hint": "mend",
-        "problems": ["a", "b"], "request_id": "r",
-    }  # fmt: skip
-    with scripted((422, {}, as_json(body))) as (url, script), Client(url) as client:
-        with pytest.raises(Refusal) as caught:
-            client.round("x")
-    refusal = caught.value
-    assert (refusal.code, refusal.sentence, refusal.hint) == ("manifest_invalid", "two things", "mend")
-    assert refusal.problems == ("a", "b")
-    assert len(script.seen) == 1
-
-
-@pytest.mark.parametrize(
-    ("answer", "code"),
-    [
-        ((502, {}, b"<html>bad gateway"), "server_unreachable"),
-        ((404, {}, b"not here"), "not_found"),
-        ((409, {}, as_json({"code": "of_a_newer_server", "detail": "new"})), "conflict"),
-        ((200, {}, b"<html>welcome to my blog"), "server_unreachable"),
-        ((200, {}, b"[1]"), "server_unreachable"),
-    ],
-)
-def test_an_answer_that_is_not_ours_is_a_refusal(answer: tuple[int, dict[str, str], bytes], code: str) -> None:
-    with scripted(answer) as (url, _), Client(url) as client:
-        with pytest.raises(Refusal) as caught:
-            client.server()
-    assert caught.value.code == code
-    assert caught.value.sentence
-
-
-def test_nobody_there_is_server_unreachable_with_a_hint() -> None:
-    with Client("http://127.0.0.1:9", patience=0.3) as client:
-        with pytest.raises(Refusal) as caught:
-            client.server()
-    assert caught.value.code == "server_unreachable"
-    assert "http://127.0.0.1:9" in caught.value.sentence
-    assert caught.value.hint
-
-
-@pytest.mark.parametrize("url", ["rounds.example.org", "ftp://x", "", "http://", "http://[::1"])
-def test_an_address_that_is_none_is_refused_before_anything_is_sent(url: str) -> None:
-    with pytest.raises(Refusal) as caught:
-        Client(url)
-    assert caught.value.code == "config_invalid"
-
-
-def test_a_large_upload_is_streamed_and_repeated_whole(tmp_path: Path) -> None:
-    import tracemalloc
-
-    path = tmp_path / "sealed"
-    with path.open("wb") as stream:
-        stream.truncate(48 * CHUNK)
-    told: list[int] = []
-    with scripted(BUSY, (200, {}, b"{}")) as (url, script), Client(url, token="acc_x") as client:
-        tracemalloc.start()
-        try:
-            digest = client.put_blob(path, progress=lambda done, total: told.append(done * 100 // total))
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-    assert digest == digests.of_file(path)
-    assert [(method, got) for method, _, _, got in script.seen] == [("PUT", 48 * CHUNK)] * 2
-    headers = script.seen[1][2]
-    assert headers["Content-Length"] == str(48 * CHUNK)
-    assert headers["Authorization"] == "Bearer acc_x"
-    assert told[-1] == 100
-    assert peak < 16 * CHUNK
-
-
-def test_a_download_that_fails_leaves_no_file(tmp_path: Path) -> None:
-    cut = (200, {"Content-Length": "1000", "Connection": "close"}, b"short")
-    with scripted(cut) as (url, _), Client(url, patience=0.3) as client:
-        with pytest.raises(Refusal) as caught:
-            client.bundle("r", tmp_path / "bundle.zip")
-    assert caught.value.code == "server_unreachable"
-    assert list(tmp_path.iterdir()) == []
-
-
-# ---- words and dates -----------------------------------------------------------------------------------------------
 
 NOW = datetime(2027, 3, 1, 12, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
-    ("text", "after"),
-    [
-        ("now", timedelta(0)),
-        ("+30s", timedelta(seconds=30)),
-        ("+2h", timedelta(hours=2)),
-        ("+1d12h", timedelta(hours=36)),
-        ("+90m", timedelta(minutes=90)),
-        ("2027-03-01T12:00:00Z", timedelta(0)),
-        ("2027-03-01T14:00:00+01:00", timedelta(hours=1)),
-        ("2027-03-01t12:00:00.5z", timedelta(seconds=0.5)),
-        ("2027-03-01 12:01Z", timedelta(minutes=1)),
-    ],
-)
-def test_dates_are_read(text: str, after: timedelta) -> None:
-    assert moments.parse(text, now=NOW) == NOW + after
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "2027-03-01",
-        "2027-03-01T12:00:00",
-        "2027-02-30T00:00:00Z",
-        "+",
-        "+2w",
-        "-2h",
-        "2 h",
-        "tomorrow",
-        "",
-        "+999999d" * 2,
-    ],
-)
-def test_dates_that_could_mean_several_moments_or_none_are_refused(text: str) -> None:
-    with pytest.raises(Refusal) as caught:
-        moments.parse(text, now=NOW)
-    assert caught.value.code == "time_invalid"
-
-
-def test_a_naive_date_is_refused_with_suggestions_that_are_accepted() -> None:
-    with pytest.raises(Refusal) as caught:
-        moments.parse("2027-03-01T12:00:00", now=NOW)
-    suggestions = [word.rstrip(";,") for word in caught.value.hint.split() if word.startswith("2027")]
-    assert len(suggestions) == 2
-    assert moments.parse(suggestions[0], now=NOW) == NOW
-    moments.parse(suggestions[1], now=NOW)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "now"), (1, "in 1 s"), (-1, "1 s ago"), (3_660, "in 1 h 1 min"), (86_400, "in 1 d"), (-90_061, "1 d 1 h ago"),
-        (59.6, "in 1 min"), (3_601, "in 1 h"),
-    ],
-)  # fmt: skip
-def test_distances_for_people(seconds: float, text: str) -> None:
-    assert moments.distance(timedelta(seconds=seconds)) == text
-
-
-def test_a_table_lines_up() -> None:
-    assert output.table(("rank", "entrant"), [(1, "ada"), (12, "b")], right=("rank",)) == [
-        "rank  entrant",
-        "   1  ada",
-        "  12  b",
-    ]
-
-
-def test_the_present_phase_stands_in_brackets() -> None:
-    assert "sealed→[open]→closed" in status.phase_line("open")
-    assert "[voided]" in status.phase_line("voided")
-
-
-HOSTILE = "a\x1b]0;owned\x07\x9b2J\x7f\r\u202eb\nhint: run this\ud800"
-"""What a server may write to steer a terminal: title, screen, line, direction, a hint of its own, half a character."""
-
-
-def tame(text: str) -> bool:
-    return all(c.isprintable() for c in text.replace("\n", ""))
-
-
-def test_what_a_server_writes_does_not_steer_the_terminal(acclimate: Callable[..., Ran]) -> None:
-    state = {
-        "round": HOSTILE, "title": HOSTILE, "phase": "voided", "next": HOSTILE, "data_is_public": False, "entrants": 0,
-        "submissions": 0, "now": "2027-03-01T12:00:00.000000Z", "closes": "2027-03-01T12:00:00.000000Z",
-        "waiting_for": [HOSTILE], "custodians": [{"name": HOSTILE, "acknowledged": True, "released": False}],
-        "threshold": 1,
-    }  # fmt: skip
-    problem = {"code": "conflict", "detail": HOSTILE, "hint": HOSTILE, "problems": [HOSTILE]}
-    json_headers = {"Content-Type": "application/json"}
-    answers: dict[tuple[str, ...], list[tuple[int, dict[str, str], bytes]]] = {
-        ("status", "x"): [(200, json_headers, as_json(state)), (200, json_headers, b"[]")],
-        ("status", "x", "--watch"): [(200, json_headers, as_json(state)), (200, json_headers, b"[]")],
-        ("round", "list"): [(200, json_headers, as_json([state]))],
-        ("ranking", "x"): [(409, json_headers, as_json(problem))],
-    }
-    for command, given in answers.items():
-        for more in ((), ("--json",)):
-            with scripted(*given) as (url, _):
-                ran = acclimate(*command, "--server", url, *more)
-            assert tame(ran.out) and tame(ran.err), (command, more)
-            assert "owned" in ran.out + ran.err
-            assert "\nhint: run this" not in ran.out + ran.err
-            if more:
-                # Nothing is lost for a program.
-                value = ran.json[0] if isinstance(ran.json, list) else ran.json
-                said = value["error"]["sentence"] if "error" in value else value["next"]
-                assert said == HOSTILE
-
-
-# ---- without a server ----------------------------------------------------------------------------------------------
-
-
-def test_a_custodians_keys_are_safe_and_its_document_is_complete(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_custodians_keys_are_safe_and_its_document_is_complete(acclimate: Run, tmp_path: Path) -> None:
     folder, backup = tmp_path / "a", tmp_path / "stick" / "backup.txt"
     backup.parent.mkdir()
     ran = acclimate("custodian", "keygen", "--name", "custodian-a", "--keys", folder, "--make-backup", backup, "--json")
@@ -316,13 +43,13 @@ def test_a_custodians_keys_are_safe_and_its_document_is_complete(acclimate: Call
     assert json.loads((folder / "custodian.json").read_text()) == document
 
 
-def test_a_custodian_is_told_what_comes_next(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_custodian_is_told_what_comes_next(acclimate: Run, tmp_path: Path) -> None:
     ran = acclimate("custodian", "keygen", "--name", "custodian-a", "--keys", tmp_path / "a")
     assert "invitation" in ran.err
     assert "acclimate register --role custodian --name custodian-a --invitation CODE" in ran.err
 
 
-def test_no_backup_is_made_for_a_folder_that_is_refused(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+def test_no_backup_is_made_for_a_folder_that_is_refused(acclimate: Run, tmp_path: Path) -> None:
     taken, shared, plain = tmp_path / "taken", tmp_path / "shared", tmp_path / "plain"
     keys.create(taken, age=False)
     shared.mkdir()
@@ -337,7 +64,7 @@ def test_no_backup_is_made_for_a_folder_that_is_refused(acclimate: Callable[...,
     assert not (taken / "custodian.json").exists()
 
 
-def test_a_custodians_folder_registers_as_that_custodian_only(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_custodians_folder_registers_as_that_custodian_only(acclimate: Run, tmp_path: Path) -> None:
     folder = tmp_path / "a"
     assert acclimate("custodian", "keygen", "--name", "custodian-a", "--keys", folder).code == 0
     with scripted(SERVER) as (url, script):
@@ -349,16 +76,14 @@ def test_a_custodians_folder_registers_as_that_custodian_only(acclimate: Callabl
     assert script.seen == []
 
 
-def test_no_key_is_made_where_no_acclimate_server_answers(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+def test_no_key_is_made_where_no_acclimate_server_answers(acclimate: Run, tmp_path: Path) -> None:
     for answer in ((404, {}, b"not here"), SERVER):
         with scripted(answer) as (url, _):
             assert acclimate("register", "--server", url, "--name", "ada", "--keys", tmp_path / "ada").code == 1
         assert not (tmp_path / "ada").exists()
 
 
-def test_a_command_without_a_server_or_an_account_says_what_to_do(
-    acclimate: Callable[..., Ran], tmp_path: Path
-) -> None:
+def test_a_command_without_a_server_or_an_account_says_what_to_do(acclimate: Run, tmp_path: Path) -> None:
     ran = acclimate("status", "x")
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.startswith("error: ")
@@ -369,14 +94,14 @@ def test_a_command_without_a_server_or_an_account_says_what_to_do(
     assert "acclimate register" in ran.err
 
 
-def test_json_says_a_refusal_on_stdout_too(acclimate: Callable[..., Ran]) -> None:
+def test_json_says_a_refusal_on_stdout_too(acclimate: Run) -> None:
     ran = acclimate("status", "x", "--json")
     assert ran.code == 1
     assert ran.json["error"]["code"] == "config_invalid"
     assert ran.err.startswith("error: ")
 
 
-def test_a_token_that_others_may_read_is_not_used(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_token_that_others_may_read_is_not_used(acclimate: Run, tmp_path: Path) -> None:
     keys.create(tmp_path / "ada", age=False)
     account = tmp_path / "ada" / "account.json"
     account.write_text(json.dumps({"server": "http://127.0.0.1:9", "id": "ada", "role": "entrant", "token": "acc_x"}))
@@ -388,7 +113,7 @@ def test_a_token_that_others_may_read_is_not_used(acclimate: Callable[..., Ran],
 
 
 @pytest.mark.parametrize("changes", [{"token": "acc_é"}, {"token": 5}, {"more": "x"}, {"id": "ada\n"}])
-def test_a_broken_account_is_refused(acclimate: Callable[..., Ran], tmp_path: Path, changes: dict) -> None:
+def test_a_broken_account_is_refused(acclimate: Run, tmp_path: Path, changes: dict) -> None:
     keys.create(tmp_path / "ada", age=False)
     account = tmp_path / "ada" / "account.json"
     sound = {"server": "http://127.0.0.1:9", "id": "ada", "role": "entrant", "token": "acc_x"}
@@ -400,7 +125,7 @@ def test_a_broken_account_is_refused(acclimate: Callable[..., Ran], tmp_path: Pa
     assert "hint: " in ran.err
 
 
-def test_a_token_goes_to_no_other_server(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_token_goes_to_no_other_server(acclimate: Run, tmp_path: Path) -> None:
     keys.create(tmp_path / "ada", age=False)
     account = tmp_path / "ada" / "account.json"
     account.write_text(json.dumps({"server": "http://127.0.0.1:9", "id": "ada", "role": "entrant", "token": "acc_x"}))
@@ -426,7 +151,7 @@ def receipt_of(tmp_path: Path, count: int = 5) -> tuple[Path, log.Signer]:
     return path, signer
 
 
-def test_a_receipt_verifies_with_the_logs_key_only(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_receipt_verifies_with_the_logs_key_only(acclimate: Run, tmp_path: Path) -> None:
     path, signer = receipt_of(tmp_path)
     ran = acclimate("receipt", "verify", path, "--log-key", signer.vkey, "--json")
     assert ran.code == 0, ran.err
@@ -441,7 +166,7 @@ def test_a_receipt_verifies_with_the_logs_key_only(acclimate: Callable[..., Ran]
     assert acclimate("receipt", "verify", tmp_path / "none", "--log-key", signer.vkey).code == 1
 
 
-def test_a_key_folder_that_keeps_the_logs_key_names_it(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_key_folder_that_keeps_the_logs_key_names_it(acclimate: Run, tmp_path: Path) -> None:
     path, signer = receipt_of(tmp_path)
     other = log.Signer("example.org/other", keys.create(tmp_path / "other", age=False).ed25519)
     folder = tmp_path / "me"
@@ -464,7 +189,7 @@ def test_a_key_folder_that_keeps_the_logs_key_names_it(acclimate: Callable[..., 
 
 @pytest.mark.parametrize("name", ["missing", "./a+missing", "no/such.vkey"])
 def test_a_log_key_that_looks_like_a_path_and_is_not_there_is_no_such_file(
-    acclimate: Callable[..., Ran], tmp_path: Path, name: str
+    acclimate: Run, tmp_path: Path, name: str
 ) -> None:
     path, _ = receipt_of(tmp_path)
     bundle = tmp_path / "bundle"
@@ -477,7 +202,7 @@ def test_a_log_key_that_looks_like_a_path_and_is_not_there_is_no_such_file(
 
 
 @pytest.mark.parametrize("kind", ["folder", "text", "zip"])
-def test_what_is_no_bundle_is_one_refusal(acclimate: Callable[..., Ran], tmp_path: Path, kind: str) -> None:
+def test_what_is_no_bundle_is_one_refusal(acclimate: Run, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "thing"
     if kind == "folder":
         path.mkdir()
@@ -494,7 +219,7 @@ def test_what_is_no_bundle_is_one_refusal(acclimate: Callable[..., Ran], tmp_pat
     assert acclimate("verify", path).out == ""
 
 
-def test_a_damaged_bundle_still_gets_the_whole_report(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_damaged_bundle_still_gets_the_whole_report(acclimate: Run, tmp_path: Path) -> None:
     (tmp_path / "entries.jsonl").write_text("")
     (tmp_path / "cut.zip").write_bytes(b"PK\x03\x04 and no more")
     for path in (tmp_path, tmp_path / "cut.zip"):
@@ -503,7 +228,7 @@ def test_a_damaged_bundle_still_gets_the_whole_report(acclimate: Callable[..., R
         assert "FAILED" in ran.out
 
 
-def test_a_model_to_try_with_is_trained_from_public_rows_alone(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_model_to_try_with_is_trained_from_public_rows_alone(acclimate: Run, tmp_path: Path) -> None:
     for package in ("torch", "transformers"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
@@ -527,9 +252,7 @@ def test_a_model_to_try_with_is_trained_from_public_rows_alone(acclimate: Callab
 
 
 @pytest.mark.parametrize("command", [("invite", "--role", "organizer"), ("dispatch", "--runner", "local"), ("mlflow",)])
-def test_only_the_api_makes_a_data_folder(
-    acclimate: Callable[..., Ran], tmp_path: Path, command: tuple[str, ...]
-) -> None:
+def test_only_the_api_makes_a_data_folder(acclimate: Run, tmp_path: Path, command: tuple[str, ...]) -> None:
     for package in ("sqlalchemy", "torch", "transformers", "mlflow"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
@@ -540,7 +263,7 @@ def test_only_the_api_makes_a_data_folder(
     assert not (tmp_path / "typo").exists()
 
 
-def test_the_dispatchers_settings_are_options(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+def test_the_dispatchers_settings_are_options(acclimate: Run, tmp_path: Path) -> None:
     for package in ("sqlalchemy", "torch", "transformers", "mlflow"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
@@ -550,7 +273,7 @@ def test_the_dispatchers_settings_are_options(acclimate: Callable[..., Ran], tmp
     assert "  slots (argument): -1 must be" in ran.err
 
 
-def test_a_changed_receipt_is_refused(acclimate: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_changed_receipt_is_refused(acclimate: Run, tmp_path: Path) -> None:
     path, signer = receipt_of(tmp_path)
     text = path.read_text()
     entry = base64.b64encode(

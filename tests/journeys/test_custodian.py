@@ -1,6 +1,6 @@
 """A custodian's release from one mailed file: what its own machine demands, and each false, missing or early piece of evidence refused by name.
 
-Online the same functions check what a server sends (test_cli_over_http.py, test_custodian_live.py).
+Online the same functions check what a server sends (test_cli_custody.py, test_custodian_live.py).
 """
 
 import base64

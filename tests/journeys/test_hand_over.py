@@ -10,6 +10,7 @@ from pathlib import Path
 
 import handing_over
 import live
+import made_bundles
 import pytest
 import rounds_made
 import tiny
@@ -470,7 +471,7 @@ def changed(later, tmp_path, *, entry=None, note=None):
         file.write_text(log.sign_checkpoint(later.signer, size, tree.root(size)))
     if note is not None:
         (path / "checkpoints" / "1").write_text(note(tree))
-    rounds_made.mend(path)
+    made_bundles.mend(path)
     return path
 
 
@@ -491,7 +492,7 @@ def test_a_hand_over_that_the_old_key_never_saw_in_its_log_fails(later, tmp_path
     assert {"whose log", "earlier checkpoints"} <= failed(report)
     assert OLD.split("+")[0] in statuses(report)["whose log"].meaning
     (path / "checkpoints" / "1").unlink()
-    rounds_made.mend(path)
+    made_bundles.mend(path)
     report = verify.verify(path, log_key=OLD)
     assert {"whose log", "earlier checkpoints"} <= failed(report)
     assert statuses(report)["whose log"].where == "checkpoints/1"
@@ -503,7 +504,7 @@ def test_the_old_key_signs_nothing_after_the_hand_over(later, tmp_path):
     size = len(later.entries)
     tree = log.Tree(map(log.leaf_hash, later.entries))
     (path / "checkpoint").write_text(log.sign_checkpoint(old, size, tree.root()))
-    rounds_made.mend(path)
+    made_bundles.mend(path)
     assert "checkpoint" in failed(verify.verify(path, log_key=OLD))
 
 

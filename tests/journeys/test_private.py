@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import made_bundles
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -86,7 +87,7 @@ def by_status(report: Report, status: str) -> dict[str, str]:
 
 def failed(path: Path) -> dict[str, str]:
     """What FAILED in a changed bundle whose MANIFEST agrees."""
-    rounds_made.mend(path)
+    made_bundles.mend(path)
     return by_status(verify.verify(path), "FAILED")
 
 
@@ -310,7 +311,7 @@ def reported(tmp_path: Path, *, revised: bool = False, **counts: int) -> dict[st
         made.write(path)
         for name in [name for name in names(path) if name.startswith(SECRETS)]:
             (path / name).unlink()
-        rounds_made.mend(path)
+        made_bundles.mend(path)
     else:
         path = written(made, tmp_path / "second") / "public"
     report = verify.verify(path, log_key=made.signer.vkey)

@@ -17,9 +17,9 @@ import live as staging
 import pyarrow as pa
 import pytest
 import tiny
+from by_hand import evaluate_all, prepare_all, refused, register_baseline, release_share
 from live import Actor, Live, Staged
-from test_api import evaluate_all, prepare_all, refused, register_baseline, release_share
-from test_canary import parquet
+from unpacked import parquet
 
 from acclimate import publisher, tracking, verify
 from acclimate.api.access import ACCESS

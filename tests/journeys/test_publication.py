@@ -11,10 +11,10 @@ import dispatching
 import live as staging
 import pytest
 import tiny
+from by_hand import evaluate_all, prepare_all, refused, register_baseline, release_share
 from dispatching import give_shares, send, state_of, step_until, wait
 from live import Live, Staged
 from sqlalchemy import select
-from test_api import evaluate_all, prepare_all, refused, register_baseline, release_share
 
 from acclimate import publication, recomputing, verify
 from acclimate.service import identity, publish

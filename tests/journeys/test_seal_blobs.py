@@ -7,13 +7,13 @@ import subprocess
 import zipfile
 from pathlib import Path
 
+import made_bundles
 import pyarrow as pa
 import pytest
 import rounds_made
 import tiny
-from players import Players
+from players import Players, invitations
 from stored import fill
-from test_whole_round import invitations
 
 from acclimate import bundle, config, demo_servers, verify
 from acclimate.service import release
@@ -128,7 +128,7 @@ def test_a_picture_other_than_sealed_is_named(
         path.write_bytes(b"a picture that nobody sealed")
     else:
         path.unlink()
-    rounds_made.mend(folder)
+    made_bundles.mend(folder)
     report = verify.verify(folder, log_key=made.signer.vkey)
     failed = next(check for check in report.checks if check.status == "FAILED")
     assert (failed.name, failed.where) == ("holdout", f"holdout/blobs/{path.name}")

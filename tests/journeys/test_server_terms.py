@@ -7,9 +7,8 @@ import live
 import pytest
 import rounds_made
 import tiny
-from commands import Run
+from commands import Run, refused
 from partners import partners, server
-from test_voiding import refusal
 from witnessed_rounds import NAMES, write_folder
 
 from acclimate import files, log
@@ -61,16 +60,16 @@ def test_a_server_that_lost_its_witnesses_gets_no_signature(tmp_path: Path, buil
             assert f"2 of {', '.join(texts)} must see the log before a share is released" in err
             assert files.read_json(mine / SERVER_FILE)["quorum"] == 2
             wrong = acclimate(*create(tmp_path, "r2", *named[:4], "--quorum", "2"))
-            assert texts[2] in refusal(wrong, "guard_failed")
+            assert texts[2] in refused(wrong, "guard_failed")
             wrong = acclimate(*create(tmp_path, "r2", *named, "--quorum", "3"))
-            assert "a quorum of 2" in refusal(wrong, "guard_failed")
+            assert "a quorum of 2" in refused(wrong, "guard_failed")
             assert acclimate(*create(tmp_path, "r2", *named))[0] == 2
             assert acclimate(*create(tmp_path, "r2", "--quorum", "1"))[0] == 2
             assert rounds_of(running) == 1
         # Stolen in between: no witnesses, then other ones.
         with live.serve(tmp_path) as running:
             moved(mine, running.url)
-            said = refusal(acclimate(*create(tmp_path, "r2")), "guard_failed")
+            said = refused(acclimate(*create(tmp_path, "r2")), "guard_failed")
             assert "names no witnesses" in said and "your last round had a quorum of 2" in said
             assert rounds_of(running) == 1
             # The organizer may want it so, and says it.
@@ -79,7 +78,7 @@ def test_a_server_that_lost_its_witnesses_gets_no_signature(tmp_path: Path, buil
             assert code == 0 and "witnesses:  none" in err and "note:" not in err
         with server(tmp_path, made[:1], quorum=1) as running:
             moved(mine, running.url)
-            assert "your last round had no witnesses" in refusal(acclimate(*create(tmp_path, "r4")), "guard_failed")
+            assert "your last round had no witnesses" in refused(acclimate(*create(tmp_path, "r4")), "guard_failed")
             assert rounds_of(running) == 3
 
 
@@ -94,7 +93,7 @@ def test_the_first_time_the_servers_own_are_shown_and_kept(tmp_path: Path, built
         code, out, err = acclimate(*create(tmp_path, "r2"))
         assert code == 0 and "the evaluators were another: ask the operator why" in err
         (mine / SERVER_FILE).write_text('{"witnesses": 1}')
-        refusal(acclimate(*create(tmp_path, "r3")), "file_unreadable")
+        refused(acclimate(*create(tmp_path, "r3")), "file_unreadable")
 
 
 def test_another_log_than_the_one_kept_is_signed_for_by_nobody(tmp_path: Path, built: Path, acclimate: Run) -> None:
@@ -102,5 +101,5 @@ def test_another_log_than_the_one_kept_is_signed_for_by_nobody(tmp_path: Path, b
         mine = organizer(running, tmp_path)
         mine_log = log.Signer("log.example.org", rounds_made.key("another log")).vkey
         (mine / folder.LOG_KEY_FILE).write_text(f"{mine_log}\n")
-        said = refusal(acclimate(*create(tmp_path, "r1")), "log_inconsistent")
+        said = refused(acclimate(*create(tmp_path, "r1")), "log_inconsistent")
         assert mine_log in said and rounds_of(running) == 0

@@ -8,10 +8,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import live
+import made_bundles
 import pyarrow as pa
 import pytest
 import rounds_made
-from test_api import prepare_all, refused, release_share
+from by_hand import prepare_all, refused, release_share
 
 from acclimate import custody, log, sealing, verify
 from acclimate_competitions import digests, records, rounds, tables
@@ -44,7 +45,7 @@ def bundle(made, tmp_path):
 
 def named(bundle: Path, check: str) -> verify.Check:
     """The first thing that an audit finds wrong is this check, and it says where."""
-    rounds_made.mend(bundle)
+    made_bundles.mend(bundle)
     failed = verify.verify(bundle).failed
     assert failed, "nothing FAILED"
     assert failed[0].name == check, failed

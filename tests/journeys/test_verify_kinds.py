@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import made_bundles
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -96,10 +97,10 @@ def refuses_all(bundle: Path, name: str, contents: dict[Any, bytes], *, most: in
     for what, data in [(what, contents[what]) for what in drawn]:
         assert data != original, what
         (bundle / name).write_bytes(data)
-        rounds_made.mend(bundle)
+        made_bundles.mend(bundle)
         assert set(failed_checks(bundle, **options)) - {"manifest"}, f"{name}: {what}"
     (bundle / name).write_bytes(original)
-    rounds_made.mend(bundle)
+    made_bundles.mend(bundle)
     assert failed_checks(bundle) == {}
 
 
@@ -148,7 +149,7 @@ def rewrite(made: rounds_made.Made, bundle: Path, rows: list[Any]) -> None:
         index = int(path.name.partition(".")[0])
         proof = tuple(log.inclusion_proof(hashes[: index + 1], index, index + 1))
         path.write_text(log.Receipt(index, leaves[index], proof, note(index + 1)).text(), "utf-8")
-    rounds_made.mend(bundle)
+    made_bundles.mend(bundle)
 
 
 def test_a_server_that_signs_another_kind_of_value_is_named(made: rounds_made.Made, bundle: Path) -> None:
@@ -307,7 +308,7 @@ def test_no_file_more_passes_under_whatever_name(name: str, bundle: Path) -> Non
     source, check = MORE[name]
     (bundle / name).parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(bundle / source, bundle / name)
-    rounds_made.mend(bundle)
+    made_bundles.mend(bundle)
     assert failed_checks(bundle)[check] == name
 
 
@@ -322,7 +323,7 @@ def test_scores_of_a_baseline_that_nobody_scored_do_not_pass(
     bundle = rounds_made.make(tmp_path / "round").write(tmp_path / "bundle")
     assert failed_checks(bundle) == {}
     shutil.copy(bundle / "scores" / "ada.parquet", bundle / "scores" / f"{name}.parquet")
-    rounds_made.mend(bundle)
+    made_bundles.mend(bundle)
     assert failed_checks(bundle) == {"scores": f"scores/{name}.parquet"}
 
 

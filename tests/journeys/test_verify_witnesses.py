@@ -1,21 +1,19 @@
 """What witnesses show of a bundle: with their cosignatures ok, without NOT CHECKED, with false ones FAILED, and never anything else."""
 
 import shutil
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import made_bundles
 import pytest
 import rounds_made
-from rounds_made import START, Made, cosigned, witness
+from recosigning import CLOSES, NAMES, plain, recosign, then
+from rounds_made import Made, cosigned, witness
 
-from acclimate import log, notes, verify
+from acclimate import log, verify
 from acclimate.verify.report import Check
-from acclimate_competitions import digests, records
+from acclimate_competitions import digests
 from acclimate_competitions.records import format_time
-
-NAMES = ("w1.example.org", "w2.example.org", "w3.example.org")
-CLOSES = START + timedelta(days=30)
 
 
 @pytest.fixture(scope="module")
@@ -41,34 +39,9 @@ def bundle(whole: Path, tmp_path: Path) -> Path:
 
 
 def checks(path: Path, made: Made, **given: object) -> dict[str, Check]:
-    rounds_made.mend(path)
+    made_bundles.mend(path)
     report = verify.verify(path, **{"log_key": made.signer.vkey, "levels": ["log"], **given})  # type: ignore[arg-type]
     return {check.name: check for check in report.checks}
-
-
-def plain(note: str) -> str:
-    """A checkpoint as its log alone signed it."""
-    parsed = notes.parse_note(note)
-    return notes.Note(parsed.text, parsed.signatures[:1]).encode()
-
-
-def files(path: Path) -> list[Path]:
-    """All files with a checkpoint in them."""
-    return [path / "checkpoint", *(path / "checkpoints").iterdir(), *(path / "receipts").iterdir()]
-
-
-def recosign(path: Path, change: Callable[[int, str], str]) -> None:
-    """Put another checkpoint in the place of each in a bundle: change(size, the note as its log alone signed it)."""
-    for file in files(path):
-        text = file.read_text("utf-8")
-        note = log.Receipt.parse(text).checkpoint if file.suffix else text
-        size = log.parse_checkpoint(notes.parse_note(note).text).size
-        file.write_text(text.removesuffix(note) + change(size, plain(note)), "utf-8")
-
-
-def then(made: Made, size: int, at: datetime) -> datetime:
-    """This time, or that of the last of so many entries: no witness sees an entry before it is there."""
-    return max(at, records.parse(made.entries[size - 1]).at)
 
 
 def commitment(made: Made, entrant: str) -> int:

@@ -1,18 +1,17 @@
 """The end of a round without its organizer, or against one who keeps approvals for later: at the command lines of real custodians."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands import Run, refused
 from live import CUSTODIANS
 from witnessed_rounds import Stage, acknowledged, closed, yesterdays
 
 from acclimate.client import organizer
 
 REASON = "the organizer does not answer any more"
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -38,27 +37,20 @@ def approved(stage: Stage, acclimate: Run, name: str, *more: object) -> Path:
     return path
 
 
-def refusal(ran: tuple[int, str, str], code: str) -> str:
-    assert ran[0] == 1, ran
-    error: dict[str, Any] = json.loads(ran[1])["error"]
-    assert error["code"] == code, error
-    return str(error["sentence"])
-
-
 def test_custodians_end_a_round_whose_organizer_is_gone(stage: Stage, acclimate: Run) -> None:
     closed(stage)
     stage.stop(0, 1, 2)  # a voiding must be possible while witnesses are down
     first = ("custodian", "void", stage.staged.round, "--reason", REASON, "--keys", folder(stage, CUSTODIANS[0]))
-    assert "2 custodians must agree to a voiding, 1 did" in refusal(acclimate(*first, "--json"), "guard_failed")
+    assert "2 custodians must agree to a voiding, 1 did" in refused(acclimate(*first, "--json"), "guard_failed")
     # What is approved for the organizer's signature is of no use to another custodian.
     for_organizer = approved(stage, acclimate, CUSTODIANS[1])
-    sentence = refusal(acclimate(*first, "--approval", for_organizer, "--json"), "signature_invalid")
+    sentence = refused(acclimate(*first, "--approval", for_organizer, "--json"), "signature_invalid")
     assert "for the signer" in sentence and stage.running.organizer().public in sentence
     stray = ("custodian", "approve-void", stage.staged.round, "--reason", REASON, "--signer", "ada", "--keys")
     assert acclimate(*stray, folder(stage, CUSTODIANS[1]))[0] == 1
     given = approved(stage, acclimate, CUSTODIANS[1], "--signer", CUSTODIANS[0])
     other = ("custodian", "void", stage.staged.round, "--reason", "I lost", "--keys", folder(stage, CUSTODIANS[0]))
-    assert "'I lost'" in refusal(acclimate(*other, "--approval", given, "--json"), "signature_invalid")
+    assert "'I lost'" in refused(acclimate(*other, "--approval", given, "--json"), "signature_invalid")
     assert stage.running.phase(stage.staged.round) == "prepared"
 
     code, out, err = acclimate(*first, "--approval", given, "--json")
@@ -67,7 +59,7 @@ def test_custodians_end_a_round_whose_organizer_is_gone(stage: Stage, acclimate:
     assert record["by"] == stage.running.actors[CUSTODIANS[0]].public and record["phase"] == "prepared"
     assert stage.running.phase(stage.staged.round) == "voided"
     # Sent again it is the same record, or the end of the round.
-    assert "voided" in refusal(acclimate(*first, "--approval", given, "--json"), "phase_wrong")
+    assert "voided" in refused(acclimate(*first, "--approval", given, "--json"), "phase_wrong")
 
 
 def test_an_approval_of_before_the_close_voids_nothing_after_it(stage: Stage, acclimate: Run) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from players import ENTRANTS, Players
+from players import ENTRANTS, Players, invitations
 
 from acclimate import config, demo_servers, log, tracking
 from acclimate.client import custodian, entrant
@@ -34,14 +34,6 @@ class Played:
     receipts: list[Path]
     log_key: str
     refused: dict[str, Refusal] = field(default_factory=dict)
-
-
-def invitations(data: Path):
-    def invite(role: str) -> str:
-        command = demo_servers.command("invite", "--data", str(data), "--role", role, "--json")
-        return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["invitation"]
-
-    return invite
 
 
 def play(where: Path, runner: str) -> Played:

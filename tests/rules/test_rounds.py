@@ -12,7 +12,8 @@ from datetime import timedelta
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rounds_made import DEFINITION, START, public
+from marbles import DEFINITION
+from rounds_made import START, public
 from stories import (
     CLOSES,
     CUSTODIANS,

@@ -1,0 +1,168 @@
+"""Submissions at the command line, over real HTTP: checked before they are sent, killed on the way, waited for, too late."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+from cli_world import FILLER, World, build_model, cheating, in_json, kinds, new_round, person, world
+from commands import Run, done, refused
+
+from acclimate import client as actors
+
+__all__ = ["world"]
+
+
+def test_a_submission_is_checked_before_it_is_sent(acclimate: Run, world: World, tmp_path: Path) -> None:
+    round_id = new_round(acclimate, world)
+    me = person(acclimate, world, "dora")
+    done(acclimate("enter", round_id, "--keys", me, "--conflict", "works with the organizer"))
+    empty = build_model(tmp_path / "empty")
+    (empty / "model.safetensors").write_bytes(b"")
+    pickled = build_model(tmp_path / "pickled")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    garbled = build_model(tmp_path / "garbled")
+    (garbled / "model.safetensors").write_bytes(b"\x80\x04 a pickle by another name")
+    for model in (empty, pickled, garbled, tmp_path):
+        ran = acclimate("submit", model, "--round", round_id, "--keys", me, "--json")
+        refused(ran, "model_invalid")
+        assert "model.safetensors" in ran.err
+    refused(acclimate("submit", tmp_path / "none", "--round", round_id, "--keys", me, "--json"), "file_unreadable")
+    model = build_model(tmp_path / "fine")
+    options = ("--round", round_id, "--keys", me, "--json")
+    refused(acclimate("submit", model, *options, "--weights-after", "sell"), "manifest_invalid")
+    assert "SubmissionCommitted" not in kinds(world, round_id)
+    assert not (me / "submissions").exists()
+    stranger = person(acclimate, world, "eve")
+    ran = acclimate("submit", model, "--round", round_id, "--keys", stranger, "--json")
+    refused(ran, "entrant_unknown")
+    assert "acclimate enter" in ran.err
+    assert not (stranger / "submissions").exists()
+
+
+def test_an_upload_that_was_killed_goes_on_as_the_same_submission(acclimate: Run, world: World, tmp_path: Path) -> None:
+    round_id = new_round(acclimate, world)
+    me = person(acclimate, world, "fay")
+    done(acclimate("enter", round_id, "--keys", me))
+    model = build_model(tmp_path / "model", filler=FILLER)
+    command = ("submit", model, "--round", round_id, "--title", "Tiny", "--weights-after", "publish", "--keys", me)
+    world.proxy.stall_after = FILLER // 2
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "acclimate", *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert world.proxy.stalled.wait(30)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=30)
+    finally:
+        world.proxy.stall_after = None
+    kept = [json.loads(path.read_text()) for path in (me / "submissions").iterdir()]
+    assert [item["state"] for item in kept] == ["uploading"]
+    assert (me / "receipts" / f"{round_id}-{kept[0]['commitment'][7:15]}.committed.tlog-proof").exists()
+
+    # The same command again: it goes on, and waits for the check.
+    ran = done(acclimate(*command, "--no-wait", "--json"))
+    assert "going on with submission" in ran.err
+    value = ran.json
+    assert (value["commitment"], value["state"]) == (kept[0]["commitment"], "checking")
+    assert "nonce" not in value
+    assert kinds(world, round_id).count("SubmissionCommitted") == 1
+    world.accept_checked()
+    value = done(acclimate(*command, "--json")).json
+    assert value["state"] == "accepted"
+    receipt = Path(value["receipt"])
+    assert receipt.name == f"{round_id}-{value['commitment'][7:15]}.tlog-proof"
+
+    # The receipt stands on its own.
+    with actors.Client(world.url) as client:
+        vkey = client.server()["log"]
+    shown = done(acclimate("receipt", "verify", receipt, "--log-key", vkey, "--json")).json
+    assert shown["index"] == value["accepted"]
+    assert shown["record"]["type"] == "SubmissionAccepted"
+    assert shown["record"]["commitment"] == value["commitment"]
+
+    # Once accepted, the same command changes nothing.
+    assert done(acclimate(*command, "--json")).json == value
+    listed = done(acclimate("submission", "status", "--keys", me, "--json")).json
+    assert [item["state"] for item in listed] == ["accepted"]
+    assert kinds(world, round_id).count("SubmissionCommitted") == 1
+
+
+def test_waiting_ends_when_the_server_has_decided(acclimate: Run, world: World, tmp_path: Path) -> None:
+    round_id = new_round(acclimate, world)
+    me = person(acclimate, world, "gwen")
+    done(acclimate("enter", round_id, "--keys", me))
+    model = build_model(tmp_path / "model", seed=1)
+    stop = threading.Event()
+
+    def dispatcher() -> None:
+        while not stop.wait(0.05):
+            world.accept_checked()
+
+    thread = threading.Thread(target=dispatcher)
+    thread.start()
+    try:
+        ran = done(acclimate("submit", model, "--round", round_id, "--keys", me))
+    finally:
+        stop.set()
+        thread.join()
+    assert ran.out.startswith("accepted: ")
+    short = ran.out.split()[1].rstrip(",")
+    done(acclimate("submission", "withdraw", short, "--keys", me))
+    assert kinds(world, round_id)[-1] == "SubmissionWithdrawn"
+    # Withdrawn is withdrawn; anew needs to be said.
+    assert "withdrawn" in done(acclimate("submit", model, "--round", round_id, "--keys", me)).out
+    value = done(acclimate("submit", model, "--round", round_id, "--keys", me, "--again", "--no-wait", "--json")).json
+    assert value["state"] == "checking"
+    assert value["commitment"][7:15] not in short
+
+
+def test_nothing_is_uploaded_without_a_logged_commitment_nor_accepted_without_a_receipt(
+    acclimate: Run, world: World, tmp_path: Path
+) -> None:
+    round_id = new_round(acclimate, world)
+    me = person(acclimate, world, "ines")
+    done(acclimate("enter", round_id, "--keys", me))
+    model = build_model(tmp_path / "model", seed=5)
+    wrong = [None, "7", True]
+    with cheating(world, {"/submissions$": lambda content: in_json(index=wrong.pop())(content)}) as cheat:
+        mine = cheat.folder(me, tmp_path / "committed")
+        while wrong:
+            ran = acclimate("submit", model, "--round", round_id, "--keys", mine, "--json")
+            assert "is committed, and names no log entry" in refused(ran, "proof_invalid")
+        assert set(cheat.written) == {f"/v1/rounds/{round_id}/submissions"}
+    # The same with the acceptance, which the commitment's receipt does not stand in for.
+    with cheating(world, {"^/v1/submissions/[^/]*$": in_json(state="accepted", accepted_index=None)}) as cheat:
+        mine = cheat.folder(mine, tmp_path / "accepted")
+        for command in (("submit", model, "--round", round_id), ("submission", "status")):
+            ran = acclimate(*command, "--keys", mine, "--json")
+            if command[0] == "submit":
+                assert "is accepted, and names no log entry" in refused(ran, "proof_invalid")
+        assert any(path.endswith("/complete") for path in cheat.written)
+
+
+def test_the_organizer_submits_for_a_baseline(acclimate: Run, world: World, tmp_path: Path) -> None:
+    round_id = new_round(acclimate, world)
+    me = world.root / "people" / "organizer"
+    done(acclimate("enter", round_id, "--baseline", "untrained", "--keys", me))
+    model = build_model(tmp_path / "untrained", seed=2)
+    options = ("--round", round_id, "--baseline", "untrained", "--no-wait", "--keys", me, "--json")
+    value = done(acclimate("submit", model, *options)).json
+    assert (value["entrant"], value["state"]) == ("untrained", "checking")
+    world.accept_checked()
+    assert done(acclimate("submit", model, *options)).json["state"] == "accepted"
+
+
+def test_nothing_is_taken_after_the_close(acclimate: Run, world: World, tmp_path: Path) -> None:
+    round_id = new_round(acclimate, world)
+    me = person(acclimate, world, "hal")
+    done(acclimate("enter", round_id, "--keys", me))
+    model = build_model(tmp_path / "model", seed=3)
+    world.now += timedelta(hours=1)
+    ran = acclimate("submit", model, "--round", round_id, "--keys", me, "--json")
+    sentence = refused(ran, "round_closed")
+    assert "closed" in sentence
+    assert "received" in sentence
