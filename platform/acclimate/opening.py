@@ -11,7 +11,7 @@ from acclimate_competitions.errors import Refusal
 
 PATIENCE = 5.0
 """Seconds for which a dispatcher that is stopped waits for what is under way; then the next one does it."""
-AGAIN_AFTER = (1.0, 300.0)
+AGAIN_AFTER = (1.0, 60.0)
 """Seconds before what was hindered is tried again: twice as long each time, up to a bound."""
 _WHOLE = frozenset({"lease_lost", "database_unreachable"})
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import dispatching
 import live as staging
 import pytest
+import rounds_made
 import tiny
 from by_hand import evaluate_all, prepare_all, refused, register_baseline, release_share
 from dispatching import give_shares, send, state_of, step_until, wait
@@ -224,3 +225,59 @@ def test_a_second_process_that_does_not_answer_is_said_so(tmp_path: Path) -> Non
     with pytest.raises(Refusal, match="ended with status 1") as caught:
         recomputing.ranking(tmp_path / "none", log_key="no key")
     assert caught.value.code == "runner_failed"
+
+
+# ---- what an auditor finds, without any server ---------------------------------------------------------------------
+
+
+def told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, publishing: str, *, by: str, **changes: object
+) -> verify.Report:
+    """The audit of a round of these words, whose ranking this key signs."""
+    text = rounds_made.DEFINITION.replace('publish = "manual"', publishing)
+    monkeypatch.setattr(rounds_made, "DEFINITION", text)
+    made = rounds_made.make(folder, publish=False)
+    fields = {"ranking": digests.of_json(made.ranking), "policy": made.competition.ranking.digest, "reason": ""}
+    made.signed("RankingPublished", {**fields, **changes}, by=by, keep=True)
+    return verify.verify(made.write(folder / "bundle"), log_key=made.signer.vkey)
+
+
+@pytest.mark.parametrize(("publishing", "by"), [(AUTO, "evaluator"), (AUTO, "organizer"), (WITHIN, "organizer")])
+def test_an_auditor_takes_either_signature_where_the_definition_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, publishing: str, by: str
+) -> None:
+    report = told(tmp_path, monkeypatch, publishing, by=by)
+    assert not report.failed and check(report, "published").status == "ok"
+    assert ("an evaluator signed it" in check(report, "published").where) == (by == "evaluator")
+
+
+@pytest.mark.parametrize(
+    ("publishing", "changes", "name", "why"),
+    [
+        ('publish = "manual"', {}, "rules", "a key that may not sign it in this round"),
+        (WITHIN, {}, "rules", "the ranking is its organizer's to publish until"),
+        (AUTO, {"reason": "the better one"}, "rules", "gives no reason"),
+        (AUTO, {"ranking": digests.of_bytes(b"another")}, "published", "it names sha256:"),
+    ],
+)
+def test_an_auditor_names_a_ranking_that_the_server_published_falsely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, publishing: str, changes: dict, name: str, why: str
+) -> None:
+    report = told(tmp_path, monkeypatch, publishing, by="evaluator", **changes)
+    assert report.failed[0].name == name and why in report.failed[0].meaning
+
+
+@pytest.mark.slow
+def test_a_private_holdout_publishes_itself_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = f'{AUTO}\nauditor = "lab"'
+    monkeypatch.setattr(tiny, "DEFINITION", tiny.DEFINITION.replace('"public"', '"private"'))
+    with serve(tmp_path, monkeypatch, words) as server:
+        lab = server.actor("lab", "auditor")
+        auditor = {"name": "lab", "ed25519": lab.public, "draw": digests.of_bytes(b"")}
+        staged = staging.open_round(server, tmp_path, auditor=auditor)
+        play(server, staged, until="published")
+        assert server.anyone().get(staged.path).json()["waiting_for"] == ["the report of lab"]
+        report = audited(staged, tmp_path)
+        # The public bundle shows who signed; what it can't show, the second process has seen in the whole one.
+        assert not report.failed and check(report, "published").status == "ok"
+        assert check(report, "ranking").status == "NOT CHECKED"
