@@ -2,7 +2,9 @@
 
 import base64
 
+from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Round
 from acclimate_competitions.records import Record
 
 
@@ -58,3 +60,14 @@ def check_audit(audited: Record, first: Record, *, declared: float) -> None:
         here == there or audited["hardware"] != first["hardware"],
         f"on the same hardware class, {first['hardware']}, only equal bytes agree: here {here}, first {there}",
     )
+
+
+def agreed_to_void(state: Round, record: Record) -> set[int]:
+    """The shares whose custodians signed a RoundVoided, or approved it over the same bytes."""
+    assert record.by is not None
+    covered = records.statement(record.type, record.round, record.fields, by=record.by)
+    agreed = {state.custodian_index(record.by)}
+    for approval in record.fields.get("approvals", []):
+        records.check_signature(approval["by"], approval["sig"], covered, what="an approval of RoundVoided")
+        agreed.add(state.custodian_index(approval["by"]))
+    return {index for index in agreed if index is not None}

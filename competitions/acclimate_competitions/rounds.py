@@ -10,18 +10,22 @@ Rules that no reader may break:
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from acclimate_competitions import digests, drawing, records
 from acclimate_competitions.defining import begin, scorer_digest
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.guards import check_audit, require, secret_of
+from acclimate_competitions.guards import agreed_to_void, check_audit, require, secret_of
 from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.phases import Phase, Round, Submission, entries_root
 from acclimate_competitions.records import Record, parse_time
 
-__all__ = ["TABLE", "allowed", "apply", "audits_missing", "begin", "fold", "scorer_digest"]
+__all__ = ["LAPSE", "TABLE", "allowed", "apply", "audits_missing", "begin", "fold", "scorer_digest"]
+
+LAPSE = timedelta(days=30)
+"""How long after `release_by` a round has lapsed: any custodian may void it alone, as long as fewer than k shares are released."""
 
 
 def fold(numbered: Iterable[tuple[int, Record]], competition: Competition) -> Round:
@@ -31,8 +35,12 @@ def fold(numbered: Iterable[tuple[int, Record]], competition: Competition) -> Ro
         Refusal: of the first record that the rules do not allow, with its log index in the sentence.
     """
     state: Round | None = None
+    before = datetime.min.replace(tzinfo=UTC)
     for index, record in numbered:
         try:
+            # Else a record dated ahead, to end a window early, hides behind a later one dated honestly.
+            require(record.at >= before, f"{record.type} is dated before its predecessor", "log_inconsistent")
+            before = record.at
             state = begin(record, competition) if state is None else apply(state, record, index=index)
         except Refusal as refusal:
             raise Refusal(refusal.code, f"log entry {index}: {refusal.sentence}", hint=refusal.hint) from refusal
@@ -341,25 +349,18 @@ def _void(state: Round, record: Record, index: int) -> Round:
     custody_failure = state.phase is Phase.PREPARED and record.at >= parse_time(state.defined["release_by"])
     # The close counts, not RoundClosed: between the two stands the grace, and the organizer may know who submitted.
     closed = state.closed is not None or (state.phase is Phase.OPEN and record.at >= state.closes)
-    if by_custodian or (closed and not custody_failure):
-        count = len(_agreed_to_void(state, record))
+    # Fewer than k may be left. Never so once k shares are out: scores may be known then, and `at` is the server's word.
+    unread = len(state.released) < state.threshold
+    lapsed = by_custodian and unread and record.at >= parse_time(state.defined["release_by"]) + LAPSE
+    if not lapsed and (by_custodian or (closed and not custody_failure)):
+        count = len(agreed_to_void(state, record))
         which = "without the organizer" if by_custodian else "after the close"
+        alone = f"; {LAPSE.days} days after release_by, {state.defined['release_by']}, any custodian may void it alone"
         require(
             count >= state.threshold,
-            f"{which} {state.threshold} custodians must agree to a voiding, {count} did",
+            f"{which} {state.threshold} custodians must agree to a voiding, {count} did{alone if unread else ''}",
         )
     return replace(state, phase=Phase.VOIDED)
-
-
-def _agreed_to_void(state: Round, record: Record) -> set[int]:
-    """The shares whose custodians signed a RoundVoided, or approved it over the same bytes."""
-    assert record.by is not None
-    covered = records.statement(record.type, record.round, record.fields, by=record.by)
-    agreed = {state.custodian_index(record.by)}
-    for approval in record.fields.get("approvals", []):
-        records.check_signature(approval["by"], approval["sig"], covered, what="an approval of RoundVoided")
-        agreed.add(state.custodian_index(approval["by"]))
-    return {index for index in agreed if index is not None}
 
 
 def audits_missing(state: Round) -> str:

@@ -110,7 +110,7 @@ class Story:
 
     def tell(self, kind: str, fields: dict, *, by: str | None = None, at: datetime | None = None) -> "Story":
         """One more record, or the refusal."""
-        at = at or self.now
+        at = max(at or self.now, self.log[-1][1].at) if self.log else at or self.now  # a server's clock never runs back
         plain = Record(kind, self.state.id, at, fields)
         record = plain if by is None else signed(kind, fields, at=at, by=by, round_id=self.state.id)
         index = len(self.log)

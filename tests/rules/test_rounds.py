@@ -654,23 +654,49 @@ def test_failed_custody_lets_the_organizer_void_alone():
 
 
 def test_whoever_is_left_ends_a_round_that_has_lapsed():
-    """Fewer than k custodians can't agree to anything: 30 days after the shares were due one of them, or the organizer, is enough."""
+    """Fewer than k custodians can't agree to anything: 30 days after the shares were due one of them is enough."""
     lapse = RELEASE_BY + rounds.LAPSE
-    for phase in set(Phase) - {Phase.DRAFT, Phase.PUBLISHED, Phase.VOIDED}:
-        for by in ("organizer", "custodian-b"):
-            if by == "custodian-b" or phase in (Phase.CLOSED, Phase.RELEASED, Phase.OPENED, Phase.EVALUATED):
-                refusal = refuses("guard_failed", until(phase).void, by=by, phase=phase, at=lapse - TICK)
-                assert "30 days after release_by" in refusal.sentence
-            ended = until(phase).void(by=by, phase=phase, at=lapse)
-            assert ended.state.phase is Phase.VOIDED
-            assert rounds.fold(ended.log, competition()) == ended.state
+    for phase in (Phase.SEALED, Phase.OPEN, Phase.CLOSED, Phase.PREPARED):
+        refusal = refuses("guard_failed", until(phase).void, by="custodian-b", phase=phase, at=lapse - TICK)
+        assert "30 days after release_by" in refusal.sentence
+        ended = until(phase).void(by="custodian-b", phase=phase, at=lapse)
+        assert ended.state.phase is Phase.VOIDED
+        assert rounds.fold(ended.log, competition()) == ended.state
         # Nobody else, and not in another phase than it stands in, nor without saying so.
         story = until(phase)
         refuses("signature_invalid", story.void, by="evaluator", phase=phase, at=lapse)
         refuses("guard_failed", story.void, by="custodian-b", phase="draft", at=lapse)
         refuses("guard_failed", story.void, by="custodian-b", at=lapse)
+
+
+def test_who_may_know_the_ranking_never_voids_it_by_waiting():
+    """`at` is the server's word: with k shares out, organizer and server know the scores, and could date a voiding ahead."""
+    late = RELEASE_BY + rounds.LAPSE + timedelta(days=1000)
+    for phase in (Phase.RELEASED, Phase.OPENED, Phase.EVALUATED):
+        for by in ("organizer", "custodian-b"):
+            refusal = refuses("guard_failed", until(phase).void, by=by, phase=phase, at=late)
+            assert "30 days" not in refusal.sentence
+    # The organizer gains nothing by waiting in any other phase, either, but what failed custody gives.
+    refuses("guard_failed", until(Phase.CLOSED).void, phase=Phase.CLOSED, at=late)
     # A published round stays published.
-    refuses("phase_wrong", until(Phase.PUBLISHED).void, phase="published", at=lapse)
+    for by in ("organizer", "custodian-b"):
+        refuses("phase_wrong", until(Phase.PUBLISHED).void, by=by, phase="published", at=late)
+
+
+def test_a_record_dated_before_its_predecessor_is_not_folded():
+    """Else one dated ahead, so that a window counts as over, hides behind a later one dated honestly."""
+    log = until(Phase.PUBLISHED).log
+    assert rounds.fold(log, competition()).phase is Phase.PUBLISHED
+    named = set()
+    for place, (index, record) in enumerate(log[:-1]):
+        ahead = dataclasses.replace(record, at=log[-1][1].at + TICK)
+        with pytest.raises(Refusal) as caught:
+            rounds.fold([*log[:place], (index, ahead), *log[place + 1 :]], competition())
+        if not caught.value.sentence.startswith(f"log entry {index}:"):  # no guard of its own speaks against the date
+            assert caught.value.code == "log_inconsistent"
+            assert caught.value.sentence.startswith(f"log entry {log[place + 1][0]}:")
+            named.add(record.type)
+    assert {"ModelPrepared", "PreparationFinished", "ShareReleased", "EvaluationFinished"} <= named
 
 
 # ---- size ----------------------------------------------------------------------------------------------------------
