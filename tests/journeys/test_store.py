@@ -1,193 +1,27 @@
-"""Settings, the store and the sequencer: what a data folder promises, whatever happens to it; on SQLite and on PostgreSQL."""
+"""The store: what a transaction promises, whatever happens to it; on SQLite and on PostgreSQL."""
 
-import base64
 import os
-import resource
 import sqlite3
-import stat
 import threading
 import time
 from contextlib import closing
 from datetime import timedelta
-from pathlib import Path
 
-import engines
 import psycopg
-import pyarrow as pa
 import pytest
 import rounds_made
-from live import START, Clock
-from sqlalchemy import delete, insert, select, text, update
+from clocked_stores import clock, embedded, refused, request_, settings, store
+from live import START
+from sqlalchemy import insert, select, text
 from sqlalchemy.exc import IntegrityError
 
-from acclimate import config, database, log
 from acclimate.clocks import Clocks
-from acclimate.sequencer import Sequencer
 from acclimate.service import identity
 from acclimate.store import Store, log_checkpoints, log_entries, results, rounds, stages, submissions, unsigned
-from acclimate_competitions import digests, records, tables
+from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
 
-
-@pytest.fixture
-def embedded(tmp_path):
-    """The settings of a data folder with its own SQLite database."""
-    return config.load(tmp_path / "data", environ={})
-
-
-@pytest.fixture(params=engines.ENGINES)
-def settings(request, tmp_path):
-    """The settings of a data folder, with a database of each engine."""
-    given = {"database": request.getfixturevalue("postgresql_url")} if request.param == "postgresql" else {}
-    return config.load(tmp_path / "data", environ={}, given=given)
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def store(settings, clock):
-    opened = Store.open(settings, clock=clock)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def signer(settings, store):
-    return identity.begin(settings, store).signer
-
-
-@pytest.fixture
-def request_(store, tmp_path):
-    """A signed RoundDefined, its definition in the blobs."""
-    return rounds_made.request(store.blobs, tmp_path / "made")
-
-
-def refused(code, call, *arguments, **named):
-    with pytest.raises(Refusal) as caught:
-        call(*arguments, **named)
-    assert caught.value.code == code, caught.value
-    return caught.value
-
-
-# ---- settings ------------------------------------------------------------------------------------------------------
-
-
-def test_every_setting_says_where_it_came_from(tmp_path):
-    file = tmp_path / "acclimate.toml"
-    file.write_text('port = 9000\nrunner = "local"\nhost = "0.0.0.0"\n', "utf-8")
-    environ = {"ACCLIMATE_CONFIG": str(file), "ACCLIMATE_PORT": "9001", "ACCLIMATE_TOKEN": "acc_x", "HOME": "/"}
-    found = config.load(tmp_path / "d", environ=environ, given={"host": "::1", "slots": None})
-    assert (found.port, found.runner, found.host, found.slots) == (9001, "local", "::1", 0)
-    assert found.database == f"sqlite:///{tmp_path / 'd' / 'acclimate.db'}"
-    assert {name: found.origins[name].split()[0] for name in ("port", "runner", "host", "slots")} == {
-        "port": "environment",
-        "runner": "file",
-        "host": "argument",
-        "slots": "default",
-    }
-
-
-def test_all_problems_of_the_settings_are_told_at_once(tmp_path):
-    file = tmp_path / "acclimate.toml"
-    file.write_text('colour = "red"\nslots = -1\n', "utf-8")
-    environ = {"ACCLIMATE_PORTT": "1", "ACCLIMATE_PORT": "eighty", "ACCLIMATE_ORIGIN": "two words"}
-    refusal = refused("config_invalid", config.load, tmp_path, file=file, environ=environ)
-    assert len(refusal.problems) == 5
-    for word in ("ACCLIMATE_PORTT", "colour", "slots", "'eighty'", "'two words'"):
-        assert any(word in problem for problem in refusal.problems), word
-
-
-def test_the_environment_may_name_the_data_folder(tmp_path):
-    assert config.load(environ={"ACCLIMATE_DATA": str(tmp_path / "x")}).data == tmp_path / "x"
-
-
-@pytest.mark.parametrize("url", ["mysql://x/y", "sqlite:///:memory:", "sqlite://", "acclimate.db"])
-def test_a_database_this_version_does_not_speak_is_refused(tmp_path, url):
-    refused("config_invalid", config.load, tmp_path, environ={"ACCLIMATE_DATABASE": url})
-    if url.startswith(("mysql", "sqlite:///")):
-        refused("config_invalid", database.connect, url)
-
-
-@pytest.mark.parametrize("other", [b"0\n", b"\xff\x00", b""])
-def test_a_folder_of_another_version_is_refused_and_left_alone(embedded, other):
-    Store.open(embedded).close()
-    (embedded.data / "VERSION").write_bytes(other)
-    refused("data_version", Store.open, embedded)
-    assert (embedded.data / "VERSION").read_bytes() == other
-
-
-def test_a_database_without_a_version_file_is_refused(embedded):
-    embedded.data.mkdir()
-    (embedded.data / "acclimate.db").touch()
-    refused("data_version", Store.open, embedded)
-
-
-def test_a_database_of_another_schema_is_refused(embedded):
-    Store.open(embedded).close()
-    with sqlite3.connect(embedded.data / "acclimate.db") as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    refused("data_version", Store.open, embedded)
-
-
-def test_a_data_folder_that_is_a_file_is_refused(tmp_path):
-    (tmp_path / "file").touch()
-    refused("config_invalid", Store.open, config.load(tmp_path / "file", environ={}))
-
-
-def test_server_keys_are_made_once_and_only_their_owner_reads_them(embedded):
-    opened = Store.open(embedded)
-    first, second = identity.begin(embedded, opened), identity.begin(embedded, opened)
-    assert (first.vkey, first.evaluator) == (second.vkey, second.evaluator)
-    for name in ("log.pem", "evaluator.pem"):
-        assert stat.S_IMODE((embedded.keys / name).stat().st_mode) == 0o600
-    (embedded.keys / "log.pem").chmod(0o644)
-    refused("key_refused", identity.begin, embedded, opened)
-    opened.close()
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_only_the_owner_reads_what_a_server_keeps(tmp_path, apart):
-    given = {"blobs": str(tmp_path / "elsewhere/blobs"), "database": f"sqlite:///{tmp_path}/a.db"} if apart else {}
-    found = config.load(tmp_path / "new/data", environ={}, given=given)
-    before = os.umask(0o022)
-    try:
-        opened = Store.open(found)
-        opened.blobs.put_bytes(b"weights")
-        with opened.transaction() as tx:
-            tx.execute(insert(log_checkpoints), {"size": 1, "note": "", "at": ""})
-        file = Path(found.database.removeprefix("sqlite:///"))
-        modes = {path: stat.S_IMODE(path.stat().st_mode) for path in file.parent.glob(f"{file.name}*")}
-        opened.close()
-    finally:
-        os.umask(before)
-    assert len(modes) == 3 and set(modes.values()) == {0o600}
-    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (found.data, Path(found.blobs))] == [0o700, 0o700]
-
-
-def test_a_folder_that_exists_keeps_its_mode(tmp_path):
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o750)
-    Store.open(config.load(shared, environ={})).close()
-    assert stat.S_IMODE(shared.stat().st_mode) == 0o750
-
-
-def test_a_table_for_which_there_is_no_room_is_a_refusal(tmp_path):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    table = pa.table({"example": [str(n) for n in range(10_000)]})
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    try:
-        refused("no_space", tables.write, table, tmp_path / "table.parquet")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    tables.write(table, tmp_path / "table.parquet")
-
-
-# ---- transactions and triggers -------------------------------------------------------------------------------------
+__all__ = ["clock", "embedded", "request_", "settings", "store"]
 
 
 def test_a_transaction_that_fails_leaves_nothing(store, request_):
@@ -409,112 +243,6 @@ def test_many_threads_append_without_gaps(store, request_, clock):
         assert {records.parse(entry)["name"] for entry in tx.entries(0, 24)} == set(names)
 
 
-# ---- the sequencer -------------------------------------------------------------------------------------------------
-
-
-def test_each_entry_has_a_receipt_and_the_log_only_grows(store, signer, request_):
-    sequencer = Sequencer(store, signer)
-    sequencer.start()
-    empty = log.open_checkpoint(sequencer.checkpoint(), signer.verifier).checkpoint
-    key = rounds_made.key("organizer")
-    for index, name in enumerate(("a", "b", "c")):
-        with store.transaction() as tx:
-            tx.append(records.sign("RoundDefined", "", {**request_["fields"], "name": name}, key=key))
-        record, signed = log.Receipt.parse(sequencer.receipt(index)).open(signer.verifier)
-        assert (record["name"], signed.checkpoint.size) == (name, index + 1)
-    last = signed.checkpoint
-    proof = [base64.b64decode(line) for line in sequencer.consistency(1, 3)]
-    with store.snapshot() as tx:
-        first_root = digests.root_of_hashes([digests.leaf_hash(tx.entry(0))])
-    log.verify_consistency(proof, first=1, first_root=first_root, second=3, second_root=last.root)
-    assert empty.size == 0
-    refused("entry_unknown", sequencer.receipt, 3)
-    refused("entry_unknown", sequencer.consistency, 1, 4)
-    sequencer.close()
-
-
-def test_entries_left_without_a_checkpoint_by_a_crash_get_one_at_the_start(store, signer, request_):
-    with store.transaction() as tx:
-        tx.append(request_)
-    sequencer = Sequencer(store, signer)
-    sequencer.start()
-    with store.snapshot() as tx:
-        notes = tx.execute(select(log_checkpoints.c.note)).scalars().all()
-    assert [log.open_checkpoint(note, signer.verifier).checkpoint.size for note in notes] == [1]
-    sequencer.close()
-    again = Sequencer(store, signer)
-    again.start()
-    assert again.checkpoint() == notes[0]
-    again.close()
-
-
-@pytest.mark.parametrize("change", ["other", "cut"])
-def test_a_log_that_was_changed_is_never_signed(store, signer, request_, change):
-    with store.transaction() as tx:
-        tx.append(request_)
-    first = Sequencer(store, signer)
-    first.start()
-    first.close()
-    with store.transaction() as tx:
-        table = " ON log_entries" if store.engine.dialect.name == "postgresql" else ""
-        tx.execute(text(f"DROP TRIGGER log_entries_no_update{table}"))
-        tx.execute(text(f"DROP TRIGGER log_entries_no_delete{table}"))
-        tx.execute(delete(log_entries) if change == "cut" else update(log_entries).values(data=b"{}"))
-    refused("log_inconsistent", Sequencer(store, signer).start)
-
-
-def test_a_log_keeps_its_key_and_origin(store, settings, signer, request_):
-    with store.transaction() as tx:
-        tx.append(request_)
-    first = Sequencer(store, signer)
-    first.start()
-    first.close()
-    other = log.Signer("other.example.org/log", signer.key)
-    assert "origin" in refused("log_inconsistent", Sequencer(store, other).start).hint
-
-
-def test_the_sequencer_signs_by_itself(store, signer, request_):
-    sequencer = Sequencer(store, signer)
-    sequencer.start()
-    with store.transaction() as tx:
-        tx.append(request_)
-    deadline = threading.Event()
-    for _ in range(100):
-        with store.snapshot() as tx:
-            if tx.execute(select(log_checkpoints).where(log_checkpoints.c.size == 1)).first() is not None:
-                break
-        deadline.wait(0.05)
-    else:
-        pytest.fail("no checkpoint within 5 s")
-    sequencer.close()
-
-
-def test_the_sequencer_goes_on_after_what_nobody_foresaw(store, signer, request_, caplog):
-    sequencer = Sequencer(store, signer)
-    sequencer.start()
-    with store.transaction() as tx:
-        tx.execute(text("ALTER TABLE log_entries RENAME TO gone"))
-    wait_until(lambda: "no checkpoint could be signed" in caplog.text)
-    assert "no such table" in caplog.text or "does not exist" in caplog.text
-    with store.transaction() as tx:
-        tx.execute(text("ALTER TABLE gone RENAME TO log_entries"))
-        tx.append(request_)
-
-    def signed():
-        with store.snapshot() as tx:
-            return tx.execute(select(log_checkpoints).where(log_checkpoints.c.size == 1)).first() is not None
-
-    wait_until(signed)
-    sequencer.close()
-
-
-def wait_until(condition):
-    until = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
 def test_a_clock_that_jumps_back_does_not_reopen_a_closed_round(store, clock, request_):
     # The close is decided by max(now, the last entry's time): once logged, later records can't be earlier.
     clock.forward(days=40)
@@ -525,13 +253,3 @@ def test_a_clock_that_jumps_back_does_not_reopen_a_closed_round(store, clock, re
     with store.transaction() as tx:
         _, record = tx.append(records.sign("RoundDefined", "", fields, key=rounds_made.key("organizer")))
     assert record.at == START + timedelta(days=40)
-
-
-def test_every_setting_is_documented_with_its_default():
-    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text("utf-8")
-    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
-    assert set(rows) == {"data", *config.SETTINGS}
-    for name, setting in config.SETTINGS.items():
-        default = setting.default(Path("DATA"))
-        shown = "(empty)" if default in ("", None, ()) else f"`{default}`"
-        assert f"| {shown} |" in rows[name] and setting.meaning.split(":")[0] in rows[name].replace("`", ""), name

@@ -207,7 +207,6 @@ def test_an_evaluator_who_signs_another_form_is_named(what: str, made: rounds_ma
 
 
 # ---- Parquet -------------------------------------------------------------------------------------------------------
-
 OTHER_TYPES: dict[str, tuple[pa.DataType, ...]] = {
     "string": (pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())),
     "int64": (pa.int32(), pa.float64(), pa.string()),
@@ -280,7 +279,6 @@ def test_an_evaluator_whose_predictions_have_other_types_is_named(
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
-
 MORE = {
     # name of the file more: (what it is a copy of, the check that names it)
     "scores/eve.parquet": ("scores/ada.parquet", "scores"),
@@ -400,126 +398,6 @@ def test_a_target_that_is_no_choice_is_named(monkeypatch: pytest.MonkeyPatch, tm
 
     monkeypatch.setattr(rounds_made, "rows_of", rows_of)
     assert sealed_with(monkeypatch, tmp_path, shown("target", "purple"))["unseen"] == "holdout/tint.parquet"
-
-
-# ---- what the evaluator prepares -----------------------------------------------------------------------------------
-
-SUBMITTED = digests.of_bytes(b"the weights as submitted")
-NO_COST = {"tokens": 0, "steps": 0, "seconds": 0, "flops": 0}
-
-
-def fit_as_submitted(entrant: str, task: str, seed: int) -> dict[str, Any]:
-    fit = honest_fit(entrant, task, seed)
-    if entrant != "untrained":
-        return fit
-    candidates = [{**c, "validation": 0.25} if c["lr"] is None else c for c in fit["candidates"]]
-    chosen = {"candidates": candidates, "selected": {"lr": None, "epoch": 0}}
-    return {**fit, **chosen, "prepared": SUBMITTED, "cost": NO_COST}
-
-
-def fit_diverged(entrant: str, task: str, seed: int) -> dict[str, Any]:
-    """One reporting seed of tint diverged; all candidates of size did."""
-    fit = honest_fit(entrant, task, seed)
-    if entrant != "untrained" or (task, seed) in (("tint", 11), ("tint", 12)):
-        return fit
-    fit |= {"diverged": "the loss is not a number", "prepared": SUBMITTED}
-    if task == "size":
-        fit |= {"candidates": [{**c, "validation": None} for c in fit["candidates"]], "selected": None}
-    return fit
-
-
-honest_fit = rounds_made.fit_of
-honest_predict = rounds_made.predict
-
-
-def predict_as_submitted(made: rounds_made.Made, entrant: str, task: str, seed: Any, protocol: str) -> pa.Table:
-    if entrant != "untrained" or protocol == "direct":
-        return honest_predict(made, entrant, task, seed, protocol)
-    table = made.predictions[f"predictions/{entrant}/direct-{task}-none.parquet"]
-    table = table.set_column(1, "protocol", pa.array([protocol] * table.num_rows))
-    table = table.set_column(3, "seed", pa.array([seed] * table.num_rows, pa.int64()))
-    return table.cast(rounds_made.tables.PREDICTIONS)
-
-
-@pytest.mark.parametrize(("fit", "count"), [(fit_as_submitted, 6), (fit_diverged, 4)])
-def test_a_model_that_counts_as_submitted_passes_where_it_predicts_the_same(
-    fit: Callable[..., dict], count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(rounds_made, "fit_of", fit)
-    monkeypatch.setattr(rounds_made, "predict", predict_as_submitted)
-    report = verify.verify(rounds_made.make(tmp_path / "round").write(tmp_path / "bundle"))
-    assert [check for check in report.checks if check.status == "FAILED"] == []
-    found = next(check for check in report.checks if check.name == "as submitted")
-    assert (found.status, found.where) == ("ok", f"{count} of 17 preparations count the model as submitted")
-
-
-@pytest.mark.parametrize("fit", [fit_as_submitted, fit_diverged])
-def test_a_better_model_under_the_name_of_the_submitted_one_is_named(
-    fit: Callable[..., dict], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(rounds_made, "fit_of", fit)
-    failed = failed_checks(rounds_made.make(tmp_path / "round").write(tmp_path / "bundle"))
-    assert set(failed) == {"as submitted"}
-    assert "predictions/untrained/prepared-" in failed["as submitted"]
-
-
-def test_where_the_submitted_model_gave_no_predictions_it_is_not_checked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def silent(made: rounds_made.Made, *key: Any) -> pa.Table:
-        table = predict_as_submitted(made, *key)
-        nothing = pa.array([None] * table.num_rows, pa.list_(pa.float64()))
-        return table.set_column(5, "loglikelihoods", nothing) if key[0] == "untrained" else table
-
-    monkeypatch.setattr(rounds_made, "fit_of", fit_as_submitted)
-    monkeypatch.setattr(rounds_made, "predict", silent)
-    report = verify.verify(rounds_made.make(tmp_path / "round").write(tmp_path / "bundle"))
-    found = next(check for check in report.checks if check.name == "as submitted")
-    assert found.status == "NOT CHECKED"
-    assert "untrained, tint, seed 11" in found.meaning
-    assert report.failed == ()
-
-
-def other_model(fit: dict[str, Any], task: str, seed: int) -> dict[str, Any]:
-    return {**fit, "prepared": digests.of_bytes(f"{task} {seed}".encode())} if (task, seed) == ("size", 12) else fit
-
-
-def says_nothing(fit: dict[str, Any], task: str, seed: int) -> dict[str, Any]:
-    candidates = [{**c, "validation": None} for c in fit["candidates"]]
-    return {**fit, "candidates": candidates, "selected": None} if task == "size" else fit
-
-
-def diverged_untrained(fit: dict[str, Any], task: str, seed: int) -> dict[str, Any]:
-    return {**fit, "diverged": "it did"} if (task, seed) == ("size", 12) else fit
-
-
-@pytest.mark.parametrize(
-    ("edit", "seed"),
-    [(other_model, 12), (says_nothing, 11), (diverged_untrained, 12)],
-    ids=lambda v: getattr(v, "__name__", str(v)),
-)
-def test_a_model_that_can_not_be_the_submitted_one_is_named(
-    edit: Callable[..., dict], seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fit(entrant: str, task: str, seed: int) -> dict[str, Any]:
-        fit = fit_as_submitted(entrant, task, seed)
-        return edit(fit, task, seed) if entrant == "untrained" else fit
-
-    monkeypatch.setattr(rounds_made, "fit_of", fit)
-    monkeypatch.setattr(rounds_made, "predict", predict_as_submitted)
-    failed = failed_checks(rounds_made.make(tmp_path / "round").write(tmp_path / "bundle"))
-    assert failed == {"selection": f"ModelPrepared of untrained, size, seed {seed}"}
-
-
-def test_an_evaluator_that_puts_the_base_where_the_recipe_says_missing_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    other = rounds_made.DEFINITION.replace('diverged = "base"', 'diverged = "missing"')
-    monkeypatch.setattr(rounds_made, "DEFINITION", other)
-    monkeypatch.setattr(rounds_made, "fit_of", fit_diverged)
-    monkeypatch.setattr(rounds_made, "predict", predict_as_submitted)
-    failed = failed_checks(rounds_made.make(tmp_path / "round").write(tmp_path / "bundle"))
-    assert failed == {"selection": "ModelPrepared of untrained, tint, seed 13"}
 
 
 # ---- who is ranked -------------------------------------------------------------------------------------------------
