@@ -21,7 +21,7 @@ from commands import Run, done, refused
 
 from acclimate import client as actors
 from acclimate import custody, keys, log, sealing
-from acclimate.client.entrant import definition_of
+from acclimate.client.definitions import definition_of
 from acclimate.service import identity
 from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal

@@ -11,7 +11,7 @@ from commands import Run, done, refused
 
 from acclimate import client as actors
 from acclimate import keys
-from acclimate.client.entrant import definition_of
+from acclimate.client.definitions import definition_of
 from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
 

@@ -20,7 +20,7 @@ from stored import fill
 from witnessed_rounds import write_folder
 
 from acclimate import bundle, config, facts, hand_overs, keys, log, log_key, verify
-from acclimate.client import Client, entrant, evidence
+from acclimate.client import Client, definitions, entrant, evidence
 from acclimate.client.evidence import Online, read_history
 from acclimate.client.folder import lacks_quorum, save_receipt
 from acclimate.client.key_chain import chain_to
@@ -580,7 +580,7 @@ def test_an_entrant_s_receipts_are_looked_after_as_before_once_the_log_was_hande
         before = path.read_bytes()
         assert entrant.submission_status(client, own) == [mine] and path.read_bytes() == before
         # Where the round asks for witnesses, it is one without their cosignatures, and no fault of the receipt.
-        defined, _ = entrant.definition_of(client, staged.round)
+        defined, _ = definitions.definition_of(client, staged.round)
         asked = {**defined.fields, "witnesses": [rounds_made.witness("w1.example.org")], "quorum": 1}
         assert lacks_quorum(client, path, replace(defined, fields=asked))
         assert not lacks_quorum(client, path, defined)

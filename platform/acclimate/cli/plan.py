@@ -71,7 +71,7 @@ def _asked(what: str, *, server: str | None, keys: Path | None, local: bool) -> 
         return definition.load(path), 0
     if local or (server is None and keys is None):
         return definition.load(definition.shipped(what)), 0
-    from acclimate.client.entrant import definition_of
+    from acclimate.client.definitions import definition_of
 
     with reader(keys, server) as client:
         try:

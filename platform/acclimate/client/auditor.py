@@ -16,7 +16,7 @@ from typing import Any
 from acclimate import files
 from acclimate import keys as key_files
 from acclimate.client.connection import Client, Progress
-from acclimate.client.entrant import definition_of
+from acclimate.client.definitions import definition_of
 from acclimate.client.evidence import History, Online, behind, read_history, require_kept_log, require_quorum
 from acclimate.client.folder import ACCOUNT_FILE, DOCUMENT_FILE, load_account
 from acclimate.keys import Keys

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from acclimate import hand_overs, log
 from acclimate.client.connection import Client, Progress
-from acclimate.client.entrant import definition_of
+from acclimate.client.definitions import definition_of
 from acclimate.client.folder import kept_log_keys
 from acclimate.client.pins import Pin, other_rounds_seal
 from acclimate.hand_overs import Chain

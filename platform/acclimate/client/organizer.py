@@ -18,7 +18,8 @@ from typing import Any
 from acclimate import files
 from acclimate.client import servers
 from acclimate.client.connection import Client, Progress, require_round
-from acclimate.client.entrant import Say, baseline_keys, definition_of
+from acclimate.client.definitions import definition_of
+from acclimate.client.entrant import Say, baseline_keys
 from acclimate.client.folder import load_account
 from acclimate.client.servers import Witnesses
 from acclimate.client.voiding import approvals_of

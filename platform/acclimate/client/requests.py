@@ -25,7 +25,7 @@ from typing import Any
 from acclimate import files
 from acclimate.client import evidence
 from acclimate.client.connection import Client, Progress
-from acclimate.client.entrant import check_definition
+from acclimate.client.definitions import check_definition
 from acclimate.verify import files as bundles
 from acclimate.verify.report import Failed
 from acclimate_competitions import digests, reading, records, rounds
