@@ -250,6 +250,12 @@ def statement(kind: str, round_id: str, fields: Mapping[str, Any], *, by: str) -
     return f"acclimate/{kind}/v1\n".encode() + digests.canonical(covered)
 
 
+def request_statement(path: str, query: str, *, by: str, log: str, challenge: str) -> bytes:
+    """The bytes that the signature of a GET request covers; path without escapes, query as it is sent, without its question mark."""
+    covered = {"method": "GET", "path": path, "query": query, "ed25519": by, "log": log, "challenge": challenge}
+    return b"acclimate/request/v1\n" + digests.canonical(covered)
+
+
 def sign(kind: str, round_id: str, fields: Mapping[str, Any], *, key: Ed25519PrivateKey) -> dict[str, Any]:
     """A signed request: {type, round, fields, by, sig}; the server adds `at` and appends it as a record.
 

@@ -67,7 +67,7 @@ class Actor:
             with connection.Client(url) as visitor:
                 code = None if role == "entrant" else invite(role)
                 folder.register_account(visitor, self.keys, name=self.name, role=role, invitation=code)
-        self.client = folder.load_account(where).connect()
+        self.client = folder.load_account(where).connect(where)
 
 
 class Play:

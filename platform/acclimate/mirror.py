@@ -20,6 +20,7 @@ from pathlib import Path
 from acclimate import files, hand_overs, locks, log, notes
 from acclimate.client import key_chain
 from acclimate.client.connection import Client
+from acclimate.client.history import opened as opened_checkpoint
 from acclimate.hand_overs import Chain
 from acclimate_competitions import reading
 from acclimate_competitions.errors import Refusal
@@ -146,7 +147,7 @@ def follow(client: Client, kept: Kept, *, progress: Progress = lambda done, tota
     # 1
     note = client.checkpoint()
     receipts = key_chain.receipts(client)
-    shown = hand_overs.follow(receipts, kept.known).open(note).checkpoint
+    shown = opened_checkpoint(hand_overs.follow(receipts, kept.known), note)
     # 2
     _check_growth(client, kept, note, shown)
     # 3

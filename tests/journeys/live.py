@@ -69,6 +69,20 @@ class Actor:
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.http.get(path, **options)
 
+    def proof(
+        self, path: str, *, about: dict[str, Any] | None = None, key: Ed25519PrivateKey | None = None
+    ) -> dict[str, str]:
+        """The header that signs a GET request; `about` is what the server said of itself, asked for now where it is None."""
+        about = about or self.http.get("/v1/server").json()
+        address, _, query = path.partition("?")
+        covers = {"by": self.public, "log": about["log"], "challenge": about["challenge"]}
+        signed = (key or self.key).sign(records.request_statement(address, query, **covers))
+        return {"Acclimate-Proof": f"{about['challenge']} {base64.b64encode(signed).decode()}"}
+
+    def secret(self, path: str) -> httpx.Response:
+        """A signed request."""
+        return self.get(path, headers=self.proof(path))
+
     def post(self, path: str, body: Any = None) -> httpx.Response:
         return self.http.post(path, json=body)
 

@@ -185,7 +185,7 @@ class Players:
         url = self.urls[len(list(self.where.glob("*/account.json"))) % len(self.urls)]
         with connection.Client(url) as visitor:
             account = folder.register_account(visitor, own, name=name, role=role, invitation=code)
-        return self.connections.enter_context(account.connect()), own
+        return self.connections.enter_context(account.connect(own.folder)), own
 
 
 def invitations(data: Path) -> Callable[[str], str]:

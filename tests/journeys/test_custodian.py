@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from rounds_made import START, Made, cosigned
 
 from acclimate import custody, files, keys, log
-from acclimate.client import Client, custodian, evidence, pins, requests
+from acclimate.client import Client, custodian, history, pins, requests
 from acclimate.client.pins import Pin
 from acclimate.client.requests import Mailed
 from acclimate_competitions import digests, records
@@ -356,7 +356,7 @@ def test_another_round_defined_of_the_same_id_is_refused(pinned: str, given: Mai
         path.write_text(json.dumps(stored))
         bare.refuses("log_inconsistent", "that was shown is", digests.of_bytes(own), "sign nothing")
         with pytest.raises(Refusal) as caught:
-            evidence.read_history(bare.mailed, shown)
+            history.read_history(bare.mailed, shown)
         assert caught.value.code == "log_inconsistent"
     else:
         bare.refuses("log_inconsistent", "pinned is", digests.of_bytes(own))
@@ -504,6 +504,9 @@ class Growing:
     def definition(self, round_id: str) -> Any:
         return self.mail.mailed.definition(round_id)
 
+    def chain(self, known: log.Verifier) -> Any:
+        return self.mail.mailed.chain(known)
+
     def checkpoint(self, defined: records.Record) -> str:
         return self.mail.until(self.sizes.pop(0)).mailed.note
 
@@ -522,17 +525,17 @@ def test_the_log_is_read_again_only_where_it_has_grown(given: Mail) -> None:
     whole = len(given.made.entries)
     source = Growing(given, whole - 1, whole - 1, whole - 1, whole)
     defined, _ = source.definition(given.made.round)
-    history = evidence.read_history(source, defined, holding="PreparationFinished")
+    found = history.read_history(source, defined, holding="PreparationFinished")
     assert source.read == [whole - 1, whole] and source.sizes == []
     # A request is written from what was hashed.
-    assert history.entries == given.made.entries
+    assert found.entries == given.made.entries
 
 
 def test_a_log_whose_entry_is_no_record_is_refused_by_the_entrys_number(given: Mail) -> None:
     for odd in (b"", b"<html>", b"[" * 60_000):
         lines = [*given.mailed.lines[:-1], odd]
         with pytest.raises(Refusal) as caught:
-            evidence.read_history(given.with_entries(lines).mailed, given.mailed.definition(given.made.round)[0])
+            history.read_history(given.with_entries(lines).mailed, given.mailed.definition(given.made.round)[0])
         assert f"log entry {len(lines) - 1}, as it was shown" in caught.value.sentence and caught.value.hint
 
 
@@ -540,12 +543,12 @@ def test_what_was_just_logged_is_waited_for(given: Mail, monkeypatch: pytest.Mon
     whole = len(given.made.entries)
     source = Growing(given, whole - 1, whole - 1, whole)
     defined, _ = source.definition(given.made.round)
-    assert len(evidence.read_history(source, defined, size=whole).entries) == whole
+    assert len(history.read_history(source, defined, size=whole).entries) == whole
     assert source.sizes == []
-    monkeypatch.setattr(evidence, "CHECKPOINT_PATIENCE", 0)
+    monkeypatch.setattr(history, "CHECKPOINT_PATIENCE", 0)
     source = Growing(given, whole - 1, whole - 1)
     with pytest.raises(Refusal) as caught:
-        evidence.read_history(source, defined, size=whole)
+        history.read_history(source, defined, size=whole)
     assert caught.value.code == "phase_wrong"
     assert f"has {whole - 1} entries, and not log entry {whole - 1} yet" in caught.value.sentence
 

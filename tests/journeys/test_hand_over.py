@@ -21,8 +21,8 @@ from witnessed_rounds import write_folder
 
 from acclimate import bundle, config, facts, hand_overs, keys, log, log_key, verify
 from acclimate.client import Client, definitions, entrant, evidence
-from acclimate.client.evidence import Online, read_history
 from acclimate.client.folder import lacks_quorum, save_receipt
+from acclimate.client.history import Online, read_history
 from acclimate.client.key_chain import chain_to
 from acclimate.finishing import Finisher
 from acclimate.service import hand_over, identity, submit

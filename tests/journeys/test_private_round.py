@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 import tiny
 from by_hand import evaluate_all, prepare_all, refused, register_baseline, release_share
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from live import Actor, Live, Staged
 from unpacked import parquet
 
@@ -143,8 +144,8 @@ def test_nothing_of_a_private_holdout_is_shown_but_the_drawn_rows(
     staged = played(server, tmp_path)
     # 1. Evaluated: the organizer has it all; nobody else, not even the auditor, has anything yet.
     assert shown(staged) == {}
-    assert found_in(server.organizer().get(f"{staged.path}/bundle?whole=true").content) == ALL
-    refused(server.actors["lab"].get(f"{staged.path}/bundle?whole=true"), "phase_wrong", 409)
+    assert found_in(server.organizer().secret(f"{staged.path}/bundle?whole=true").content) == ALL
+    refused(server.actors["lab"].secret(f"{staged.path}/bundle?whole=true"), "phase_wrong", 409)
     # 2. Published: the drawn rows, in the bundle, and nothing else anywhere.
     document = publish(staged)
     public = server.anyone().get(f"{staged.path}/bundle").content
@@ -158,7 +159,8 @@ def test_nothing_of_a_private_holdout_is_shown_but_the_drawn_rows(
     # 3. Organizer and auditor get the whole; without being asked for, it is the public one for them, too.
     for name in ("organizer", "lab"):
         own = server.actors[name]
-        assert found_in(own.get(f"{staged.path}/bundle?whole=true").content) == ALL
+        assert found_in(own.secret(f"{staged.path}/bundle?whole=true").content) == ALL
+        check_token_alone(own, f"{staged.path}/bundle?whole=true")
         assert own.get(f"{staged.path}/bundle").content == public
     report = server.anyone().get(f"{staged.path}/report").text
     assert "It stays private." in report
@@ -169,6 +171,24 @@ def test_nothing_of_a_private_holdout_is_shown_but_the_drawn_rows(
     check_report(staged, server.actors["lab"])
     said = "".join(capfd.readouterr()).encode()
     assert found_in(said) == set()
+
+
+def check_token_alone(own: Actor, address: str) -> None:
+    """Who has the token and not the key gets nothing, with whatever they saw of others' signatures."""
+    assert "not signed by its key" in refused(own.get(address), "signature_invalid", 403)["detail"]
+    thief = Ed25519PrivateKey.generate()
+    other = address.replace("whole=true", "whole=1")
+    for headers, code in (
+        (own.proof(address, key=thief), "signature_invalid"),
+        (own.proof(other), "signature_invalid"),
+        (own.proof(address.partition("?")[0]), "signature_invalid"),
+        ({"Acclimate-Proof": "nothing"}, "signature_invalid"),
+        (own.proof(address, about=own.get("/v1/server").json() | {"log": "log.example.org+00000000+AAAA"}), "signature_invalid"),
+        (own.proof(address, about=own.get("/v1/server").json() | {"challenge": "2027-01-01T00:00:00.000000Z.AAAA"}), "challenge_invalid"),
+    ):  # fmt: skip
+        answer = own.get(address, headers=headers)
+        refused(answer, code, 403)
+        assert found_in(answer.content) == set()
 
 
 def check_mlflow(server: Live, staged: Staged, document: dict) -> None:
@@ -196,7 +216,7 @@ def check_mlflow(server: Live, staged: Staged, document: dict) -> None:
 
 def check_report(staged: Staged, lab: Actor) -> None:
     fields = {"ranking": staged.live.anyone().get(staged.path).json()["ranking"]}
-    whole = lab.get(f"{staged.path}/bundle?whole=true").content
+    whole = lab.secret(f"{staged.path}/bundle?whole=true").content
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
         fields["bundle"] = digests.of_bytes(archive.read("MANIFEST"))
     fields["checks"] = {"ok": 31, "failed": 0, "not_checked": 4}

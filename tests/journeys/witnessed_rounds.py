@@ -61,7 +61,7 @@ class Stage:
         path = self.where / "people" / name
         if not path.exists():
             write_folder(actor, path, url=self.running.url)
-        return self.running.stack.enter_context(folder.load_account(path).connect()), keys.load(path)
+        return self.running.stack.enter_context(folder.load_account(path).connect(path)), keys.load(path)
 
     def cosigned(self) -> None:
         """Wait until a quorum has cosigned the log as it is."""

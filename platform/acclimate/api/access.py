@@ -15,11 +15,13 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Message, Receive
 
-from acclimate.api.state import services_of
+from acclimate.api.state import Services, services_of
 from acclimate.service import accounts
 from acclimate.service.accounts import Account
 from acclimate_competitions.errors import Refusal
 
+PROOF = "Acclimate-Proof"
+"""The header of a signed request: a challenge of `GET /v1/server`, a blank, the signature."""
 LARGEST_JSON = 16 << 20
 """Bytes of a JSON body; uploads have limits of their own."""
 
@@ -72,6 +74,7 @@ ACCESS: dict[tuple[str, str], Access] = {
     ("GET", "/v1/rounds/{round_id}/files/{name:path}"): _all("public files only", blobs=True),
     ("GET", "/v1/rounds/{round_id}/records"): _all(),
     ("GET", "/v1/rounds/{round_id}/stages"): _all("whose a stage is: hidden until the close, except from its entrant"),
+    ("POST", "/v1/rounds/{round_id}/retries"): _only("organizer", note=_OWN_ROUND),
     ("POST", "/v1/rounds/{round_id}/seal"): _only("organizer", note=_OWN_ROUND, blobs=True),
     ("POST", "/v1/rounds/{round_id}/rehearsal"): _only("organizer", note=_OWN_ROUND, blobs=True),
     ("GET", "/v1/rounds/{round_id}/envelopes"): _only(
@@ -93,17 +96,21 @@ ACCESS: dict[tuple[str, str], Access] = {
     ("POST", "/v1/rounds/{round_id}/shares"): _only("custodian", note="a custodian of the round", blobs=True),
     ("POST", "/v1/rounds/{round_id}/ranking"): _only("organizer", note=_OWN_ROUND, blobs=True),
     ("POST", "/v1/rounds/{round_id}/draw"): _only("auditor", note="the round's own auditor"),
-    ("GET", "/v1/rounds/{round_id}/audits"): _only("auditor", note="the round's own auditor, of drawn jobs"),
+    ("GET", "/v1/rounds/{round_id}/audits"): _only(
+        "auditor", note="the round's own auditor, of drawn jobs; signed by its key"
+    ),
     ("POST", "/v1/rounds/{round_id}/audits"): _only("auditor", note="the round's own auditor, of drawn jobs"),
     ("GET", "/v1/rounds/{round_id}/audits/files/{digest}"): _only(
-        "auditor", note="the round's own auditor, files of drawn jobs", blobs=True
+        "auditor", note="the round's own auditor, files of drawn jobs; signed by its key", blobs=True
     ),
     ("POST", "/v1/rounds/{round_id}/reports"): _only("auditor", note="the round's own auditor"),
     ("POST", "/v1/rounds/{round_id}/void"): _only(
         "custodian", "organizer", note="the round's own organizer; a custodian of the round, for k of them"
     ),
     ("GET", "/v1/rounds/{round_id}/ranking"): _all(_RESULTS, blobs=True),
-    ("GET", "/v1/rounds/{round_id}/bundle"): _all(_RESULTS, blobs=True),
+    ("GET", "/v1/rounds/{round_id}/bundle"): _all(
+        f"{_RESULTS}; the whole one of a private holdout is signed for", blobs=True
+    ),
     ("GET", "/v1/rounds/{round_id}/report"): _all(_RESULTS, blobs=True),
     ("GET", "/v1/log/checkpoint"): _all(),
     ("GET", "/v1/log/entries"): _all(),
@@ -167,6 +174,30 @@ async def _admit(request: Request, access: Access) -> Account | None:
         allowed = ", ".join(sorted(access.roles - {"anonymous"}))
         raise Refusal("role_missing", f"the account {account.id} has role {account.role}, this needs {allowed}")
     return account
+
+
+def challenges_of(here: Services) -> accounts.Challenges:
+    """What registrations and requests for secrets sign."""
+    return accounts.Challenges(here.identity.vkey, here.identity.signer.key.private_bytes_raw())
+
+
+def require_proof(request: Request, account: Account) -> None:
+    """Refuse a request for what is secret that the account's key has not signed.
+
+    Raises:
+        Refusal: signature_invalid, challenge_invalid.
+    """
+    here = services_of(request)
+    with here.store.snapshot() as tx:
+        now = tx.now()
+    accounts.require_proof(
+        request.headers.get(PROOF),
+        account,
+        path=request.scope["path"],
+        query=request.scope["query_string"].decode("latin-1"),
+        challenges=challenges_of(here),
+        now=now,
+    )
 
 
 def _missing() -> Refusal:

@@ -6,9 +6,8 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse
 
 from acclimate.api import bodies, uploads
-from acclimate.api.access import Guarded
+from acclimate.api.access import Guarded, challenges_of
 from acclimate.api.answers import Caller, Here, answers
-from acclimate.api.state import Services
 from acclimate.service import accounts
 from acclimate_competitions.records import format_time
 
@@ -35,10 +34,10 @@ Digest = Annotated[str, Path(max_length=80, description="sha256: and 64 lower-ca
     ),
 )
 def server(here: Here) -> dict[str, Any]:
-    """What RoundDefined must name: the log's verifier key, the evaluators' keys, the digest of the code, witnesses and quorum; and the database's clock. `challenge` is for a registration, and holds for five minutes."""
+    """What RoundDefined must name: the log's verifier key, the evaluators' keys, the digest of the code, witnesses and quorum; and the database's clock. `challenge` is for a registration, or a signed request, and holds for five minutes."""
     with here.store.snapshot() as tx:
         now = tx.now()
-    return {**here.identity.document(), "now": format_time(now), "challenge": _challenges(here).new(now)}
+    return {**here.identity.document(), "now": format_time(now), "challenge": challenges_of(here).new(now)}
 
 
 @router.post(
@@ -53,14 +52,10 @@ def register(body: bodies.Registration, here: Here) -> JSONResponse:
     made = accounts.register(
         here.store,
         accounts.Registration(**body.model_dump()),
-        challenges=_challenges(here),
+        challenges=challenges_of(here),
         open_roles=accounts.OPEN_ROLES if here.settings.entrants == "open" else (),
     )
     return JSONResponse(made, 201, headers={"Cache-Control": "no-store"})
-
-
-def _challenges(here: Services) -> accounts.Challenges:
-    return accounts.Challenges(here.identity.vkey, here.identity.signer.key.private_bytes_raw())
 
 
 @router.put(

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from acclimate.api import bodies
-from acclimate.api.access import Guarded
+from acclimate.api.access import Guarded, require_proof
 from acclimate.api.accounts import Digest
 from acclimate.api.answers import RECORD, Caller, Here, RoundId, answers, logged
 from acclimate.api.downloads import Download
@@ -36,9 +36,11 @@ def draw(round_id: RoundId, body: bodies.AuditDrawn, here: Here, account: Caller
         ]
     ),
 )
-def jobs(round_id: RoundId, here: Here, account: Caller) -> list[dict[str, Any]]:
-    """With the submitted files of each, and the versions that the first preparation ran with."""
-    return audits.jobs(here.store, account, round_id)
+def jobs(round_id: RoundId, request: Request, here: Here, account: Caller) -> list[dict[str, Any]]:
+    """With the submitted files of each, and the versions that the first preparation ran with. The header `Acclimate-Proof` signs the request."""
+    found = audits.jobs(here.store, account, round_id)
+    require_proof(request, account)
+    return found
 
 
 @router.post("/v1/rounds/{round_id}/audits", summary="Say what came of a re-run", responses=answers(RECORD))
@@ -52,9 +54,10 @@ def audited(round_id: RoundId, body: bodies.PreparationAudited, here: Here, acco
     summary="A file of a drawn job",
     responses=answers("…", media="application/octet-stream", meaning="the bytes with this digest"),
 )
-def file(round_id: RoundId, digest: Digest, here: Here, account: Caller) -> Response:
-    """A submitted file of a drawn entry, or the model that a drawn job prepared from it."""
+def file(round_id: RoundId, digest: Digest, request: Request, here: Here, account: Caller) -> Response:
+    """A submitted file of a drawn entry, or the model that a drawn job prepared from it. The header `Acclimate-Proof` signs the request."""
     found = audits.file_of(here.store, account, round_id, digest)
+    require_proof(request, account)
     stream, size = here.store.blobs.sized(found)
     return Download(stream, size, lane=here.downloads, headers={"ETag": f'"{found}"', "Cache-Control": "no-store"})
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse
 
-from acclimate.api.access import Guarded
+from acclimate.api.access import Guarded, require_proof
 from acclimate.api.answers import RECORD, AnyCaller, Here, RoundId, answers
 from acclimate.api.downloads import Download
 from acclimate.api.state import Services
@@ -130,13 +130,15 @@ def ranking(round_id: RoundId, here: Here, account: AnyCaller) -> Response:
     summary="The bundle that an auditor verifies",
     responses=answers("…", media="application/zip", meaning="a ZIP for `acclimate verify`"),
 )
-def bundle(round_id: RoundId, here: Here, account: AnyCaller, whole: Whole = False) -> FileResponse:
+def bundle(round_id: RoundId, request: Request, here: Here, account: AnyCaller, whole: Whole = False) -> FileResponse:
     """Once published, to all; once evaluated, to the round's organizer.
 
     Where the holdout stays private, the public bundle has neither shares nor holdout, predictions and scores; with `whole` the round's
-    organizer and its auditor get them.
+    organizer and its auditor get them, where the header `Acclimate-Proof` signs the request.
     """
     whole = whole and publish.admit_whole(here.store, account, round_id)
+    if whole and account is not None:
+        require_proof(request, account)
 
     def make(services: Services, name: str, out: Path) -> None:
         from acclimate import bundle as bundles

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from acclimate.cli.output import Progress
     from acclimate.client import Client
     from acclimate.client.custodian import Released
-    from acclimate.client.evidence import Check, Source
+    from acclimate.client.evidence import Check
+    from acclimate.client.history import Source
     from acclimate.client.requests import Answer
     from acclimate.keys import Keys
 
@@ -292,8 +293,8 @@ def _opened(keys: Path, identity: Path | None) -> "Keys":
 def _evidence(keys: Path, round_id: str | None, request: Path | None) -> "Iterator[tuple[Source, str]]":
     """Where the evidence comes from, and which round it is about."""
     from acclimate.client import requests
-    from acclimate.client.evidence import Online
     from acclimate.client.folder import load_account
+    from acclimate.client.history import Online
 
     if request is not None:
         mailed = requests.read(request)

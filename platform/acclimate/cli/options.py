@@ -96,7 +96,7 @@ def connect(folder: Path) -> "tuple[Client, Keys]":
     from acclimate.client.folder import load_account
 
     opened = keys.load(folder)
-    return load_account(folder).connect(), opened
+    return load_account(folder).connect(folder), opened
 
 
 def reader(folder: Path | None, server: str | None) -> "Client":
@@ -107,7 +107,7 @@ def reader(folder: Path | None, server: str | None) -> "Client":
     account = load_account(folder) if folder is not None else None
     # A token goes to the server that gave it, never to another.
     if account is not None and server in (None, account.server):
-        return account.connect()
+        return account.connect(folder)
     if server is not None:
         return Client(server)
     raise Refusal(

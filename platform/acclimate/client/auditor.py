@@ -17,10 +17,12 @@ from acclimate import files
 from acclimate import keys as key_files
 from acclimate.client.connection import Client, Progress
 from acclimate.client.definitions import definition_of
-from acclimate.client.evidence import History, Online, behind, read_history, require_kept_log, require_quorum
+from acclimate.client.evidence import require_quorum, require_seen
 from acclimate.client.folder import ACCOUNT_FILE, DOCUMENT_FILE, load_account
+from acclimate.client.history import History, Known, Online, behind, read_history
 from acclimate.keys import Keys
-from acclimate_competitions import digests, records, rounds
+from acclimate.notes import LARGEST_NOTE
+from acclimate_competitions import digests, reading, records, rounds
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import Record
@@ -99,8 +101,9 @@ def evidence(
     """Where the round stands by the log that this machine has read and hashed itself.
 
     1. RoundDefined and definition agree with the round's id, and name these keys' auditor.
-    2. The log's key is the one kept, the entries hash to its signed checkpoint, which the round's quorum of witnesses cosigned;
-       RoundDefined is among them as it was shown.
+    2. The checkpoint is signed by the log's key, which is the one kept, and is not behind what was seen; only then so many entries are read. They
+       hash to it, in the order of their dates; the round's quorum of witnesses cosigned it, and RoundDefined is among them as it was shown. No
+       record of the round is dated after the quorum saw it.
     3. The log only grew since this folder last looked; what was seen is kept in `checkpoints/`.
     4. The records fold.
 
@@ -131,26 +134,25 @@ def _seen(
             hint="name the key folder whose auditor.json the organizer was sent: --keys DIR",
         )
     # 2
-    history = read_history(Online(client, progress), defined, holding=holding, size=size)
-    require_kept_log(keys, history, defined)
-    require_quorum(history, defined)
+    known = _known(keys, defined)
+    history = read_history(Online(client, progress), defined, known=known, holding=holding, size=size)
+    require_seen(history, require_quorum(history, defined), defined)
     # 3
-    _keep_growth(keys, defined, history)
+    if known.seen:
+        known.require_growth(history)
+    files.write(_checkpoint_file(keys, defined), history.note.encode(), mode=0o644)
     # 4
     return rounds.fold(history.numbered, competition), history
 
 
-def _keep_growth(keys: Keys, defined: Record, history: History) -> None:
-    path = keys.folder / "checkpoints" / f"{defined.round}.txt"
-    if path.exists():
-        seen = history.chain.open(path.read_text("utf-8")).checkpoint
-        if seen.size > len(history.hashes) or digests.root_of_hashes(history.hashes[: seen.size]) != seen.root:
-            raise Refusal(
-                "log_inconsistent",
-                f"the log of {len(history.hashes)} entries does not extend the checkpoint of {seen.size} in {path}",
-                hint="the server shows another history than before: keep that file, and tell the custodians",
-            )
-    files.write(path, history.note.encode(), mode=0o644)
+def _known(keys: Keys, defined: Record) -> Known:
+    """What this folder knows of the log: its key, and the checkpoint at which it looked last."""
+    path = _checkpoint_file(keys, defined)
+    return Known.of(keys, seen=reading.text(path, LARGEST_NOTE) if path.exists() else "", where=str(path))
+
+
+def _checkpoint_file(keys: Keys, defined: Record) -> Path:
+    return keys.folder / "checkpoints" / f"{defined.round}.txt"
 
 
 def draw(client: Client, keys: Keys, round_id: str, *, progress: Progress | None = None) -> Round:

@@ -6,28 +6,29 @@ reached or says 503. Bodies of any size are streamed in pieces of at most 1 MiB.
 """
 
 import base64
-import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import acclimate
+from acclimate.client.problems import refusal_of
 from acclimate.files import is_full
 from acclimate.log import LONGEST_RECEIPT, parse_note
 from acclimate.notes import LARGEST_NOTE
 from acclimate_competitions import digests, records
-from acclimate_competitions.errors import CODES, Refusal
+from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record
 
 CHUNK = 1 << 20
 LARGEST_ANSWER = 1 << 28
-"""Bytes of an answer that is held in memory; a page of the log has at most a quarter of it."""
+"""Bytes of an answer that is held in memory; a page of the log has a limit of its own."""
+_LARGEST_PAGE = 1000 * (records.MAX_BYTES + 1)
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 _OF_THE_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
 _NO_LOG = "no log of Acclimate shows this: check the address, keep the message, and ask the server's operator"
@@ -47,9 +48,17 @@ class Client:
         url: where the server is, such as https://rounds.example.org.
         token: the account's API token; None for what everybody may read.
         patience: seconds for which a repeatable call is tried again while the server can't be reached.
+        key: gives the account's key, where a request must be signed; None: such requests are refused by the server.
     """
 
-    def __init__(self, url: str, *, token: str | None = None, patience: float = 8.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        patience: float = 8.0,
+        key: Callable[[], Ed25519PrivateKey] | None = None,
+    ) -> None:
         try:
             parsed = httpx.URL(url)
         except (httpx.InvalidURL, TypeError) as error:
@@ -59,7 +68,7 @@ class Client:
                 "config_invalid", f"server {url!r} is not an http address", hint="such as https://rounds.example.org"
             )
         self.url = str(parsed).rstrip("/")
-        self._patience = patience
+        self._patience, self._key = patience, key
         headers = {"User-Agent": f"acclimate/{acclimate.__version__}"}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
@@ -180,11 +189,11 @@ class Client:
 
     def audits(self, round_id: str) -> list[dict[str, Any]]:
         """[{submission, entrant, task, seed, files: {name: digest}, versions}] of the drawn jobs, for the round's auditor."""
-        return _list(self._json("GET", f"{_round(round_id)}/audits"), self.url)
+        return _list(self._json("GET", f"{_round(round_id)}/audits", signed=True), self.url)
 
     def audit_file(self, round_id: str, digest: str, to: Path, *, progress: Progress | None = None) -> Path:
         """Download a file of a drawn job."""
-        return self._download(f"{_round(round_id)}/audits/files/{quote(digest)}", to, progress)
+        return self._download(f"{_round(round_id)}/audits/files/{quote(digest)}", to, progress, signed=True)
 
     def publish(self, round_id: str, request: Request, *, ranking: Json) -> dict[str, Any]:
         """{index, record} of a signed RankingPublished with the ranking's document."""
@@ -196,7 +205,7 @@ class Client:
 
     def bundle(self, round_id: str, to: Path, *, whole: bool = False, progress: Progress | None = None) -> Path:
         """Download the bundle as a ZIP; `whole`: with what only organizer and auditor get where the holdout stays private."""
-        return self._download(f"{_round(round_id)}/bundle{'?whole=true' if whole else ''}", to, progress)
+        return self._download(f"{_round(round_id)}/bundle{'?whole=true' if whole else ''}", to, progress, signed=whole)
 
     def report(self, round_id: str, to: Path) -> Path:
         """Download the report (HTML)."""
@@ -244,22 +253,29 @@ class Client:
             raise refusal.of(f"the checkpoint that {self.url} shows", hint=_NO_LOG) from refusal
 
     def entries(self, *, start: int, end: int) -> Iterator[bytes]:
-        """The log's entries start ≤ index < end, asked for in as many pages as the server makes of them.
+        """The log's entries start ≤ index < end, asked for in as many pages as the server makes of them; no more, and none longer than a record.
 
         Raises:
-            Refusal: entry_unknown, where the log ends before.
+            Refusal: entry_unknown, where the log ends before, or more is given than was asked for; record_invalid.
         """
         while start < end:
-            page = self._bytes("/v1/log/entries", params={"start": start, "end": end})
-            lines = page.removesuffix(b"\n").split(b"\n") if page else []
-            if not lines or start + len(lines) > end:
+            page = self._bytes("/v1/log/entries", params={"start": start, "end": end}, most=_LARGEST_PAGE)
+            whole = page.removesuffix(b"\n")
+            count = whole.count(b"\n") + 1 if page else 0
+            if not 0 < count <= end - start:
                 raise Refusal(
                     "entry_unknown",
-                    f"{self.url} gave {len(lines)} log entries from {start} on, not up to {end}",
+                    f"{self.url} gave {count} log entries from {start} on, not up to {end}",
                     hint=_NO_LOG,
                 )
-            yield from lines
-            start += len(lines)
+            for index, entry in enumerate(whole.split(b"\n"), start=start):
+                if len(entry) > records.MAX_BYTES:
+                    sentence = (
+                        f"log entry {index} of {self.url} has {len(entry)} bytes, a record at most {records.MAX_BYTES}"
+                    )
+                    raise Refusal("record_invalid", sentence, hint=_NO_LOG)
+                yield entry
+            start += count
 
     def proof(self, index: int) -> str:
         """The receipt of a log entry, as text."""
@@ -295,9 +311,11 @@ class Client:
             raise _odd_answer(self.url)
         return answer
 
-    def _json(self, method: str, path: str, *, body: Json = None, repeatable: bool = True) -> Json:
+    def _json(
+        self, method: str, path: str, *, body: Json = None, repeatable: bool = True, signed: bool = False
+    ) -> Json:
         def send() -> httpx.Response:
-            return self._ask(method, path, json=body)
+            return self._ask(method, path, json=body, headers=self._proof(path) if signed else None)
 
         response = self._repeat(send, repeatable=repeatable)
         try:
@@ -330,6 +348,17 @@ class Client:
         headers = [pair for pair in response.headers.multi_items() if pair[0].lower() not in _OF_THE_TRANSFER]
         return httpx.Response(response.status_code, headers=headers, content=bytes(held), request=response.request)
 
+    def _proof(self, path: str) -> dict[str, str]:
+        """The header by which the account's key signs a GET request, with a new challenge of the server."""
+        if self._key is None:
+            return {}
+        key, about = self._key(), self.server()
+        log, challenge = str(about.get("log")), str(about.get("challenge"))
+        address, _, query = path.partition("?")
+        by = records.public_text(key.public_key())
+        sig = key.sign(records.request_statement(unquote(address), query, by=by, log=log, challenge=challenge))
+        return {"Acclimate-Proof": f"{challenge} {base64.b64encode(sig).decode()}"}
+
     def _upload(self, path: str, file: Path, progress: Progress | None) -> None:
         try:
             size = file.stat().st_size
@@ -355,11 +384,11 @@ class Client:
 
         self._repeat(send)
 
-    def _download(self, path: str, to: Path, progress: Progress | None = None) -> Path:
+    def _download(self, path: str, to: Path, progress: Progress | None = None, *, signed: bool = False) -> Path:
         part = to.with_name(f"{to.name}.part")
 
         def send() -> httpx.Response:
-            with self._http.stream("GET", path) as response:
+            with self._http.stream("GET", path, headers=self._proof(path) if signed else None) as response:
                 if response.status_code != 200:
                     return self._read(response, LARGEST_NOTE)
                 size = int(response.headers.get("Content-Length", 0))
@@ -398,7 +427,7 @@ class Client:
             else:
                 if response.is_success:
                     return response
-                refusal = _refusal(response)
+                refusal = refusal_of(response)
                 again = repeatable and response.status_code == 503
             if not again or time.monotonic() + pause > until:
                 raise refusal
@@ -450,31 +479,3 @@ def _unreachable(url: str, error: Exception) -> Refusal:
 
 def _odd_answer(url: str) -> Refusal:
     return Refusal("server_unreachable", f"{url} answers, but not as an Acclimate server", hint="check the address")
-
-
-def _refusal(response: httpx.Response) -> Refusal:
-    """The refusal that a problem document (RFC 9457) carries; where there is none, one made from the status alone."""
-    problem: Json = None
-    with contextlib.suppress(ValueError, RecursionError):
-        problem = json.loads(response.content)
-    if not isinstance(problem, dict):
-        problem = {}
-    status = response.status_code
-    code = problem.get("code")
-    sentence = problem.get("detail") or problem.get("title")
-    if code not in CODES or not sentence:
-        where = f"{response.request.method} {response.request.url.path}"
-        request = f" (request {problem['request_id']})" if "request_id" in problem else ""
-        by_status = {
-            401: "token_invalid",
-            403: "role_missing",
-            404: "not_found",
-            409: "conflict",
-            422: "request_invalid",
-        }
-        code = code if code in CODES else by_status.get(status, "server_unreachable")
-        sentence = f"{where} was answered with {status}: {sentence or response.reason_phrase}{request}"
-    elif code == "internal_error":
-        sentence = f"{sentence} (request {problem.get('request_id', 'unknown')})"
-    problems = problem.get("problems") or ()
-    return Refusal(code, str(sentence), hint=str(problem.get("hint") or ""), problems=[str(line) for line in problems])

@@ -15,8 +15,9 @@ from typing import Any
 from acclimate import custody, files
 from acclimate.client import evidence
 from acclimate.client.connection import Client, Progress
-from acclimate.client.evidence import Check, Failed, Online, Source, Status
+from acclimate.client.evidence import Check, Failed, Status
 from acclimate.client.folder import DOCUMENT_FILE
+from acclimate.client.history import Known, Online, Source, definition_digest, of_index, read_history
 from acclimate.client.pins import Pin, keep, kept_envelope, pinned, require_same_seal
 from acclimate.client.requests import Answer
 from acclimate.keys import Keys
@@ -78,8 +79,7 @@ def acknowledge(
     round_id = defined.round
     _require_binding_id(defined)
     # 2
-    history = evidence.read_history(source, defined, holding="HoldoutSealed")
-    evidence.require_kept_log(keys, history, defined)
+    history = read_history(source, defined, known=Known.of(keys), holding="HoldoutSealed")
     evidence.require_quorum(history, defined)
     state = rounds.fold(history.numbered, competition)
     index = _own_index(state, keys)
@@ -92,7 +92,7 @@ def acknowledge(
     # 3
     identity = _identity(keys)
     given = client.envelopes(round_id)
-    real = evidence.of_index(given["real"]["envelopes"], index)
+    real = of_index(given["real"]["envelopes"], index)
     document = _open(real, state.seal.fields, defined, index=index, identity=identity)
     # 4
     if not given.get("rehearsal"):
@@ -101,13 +101,13 @@ def acknowledge(
             f"the organizer of {round_id} has not handed in the rehearsal's seal yet",
             hint="acknowledge again once they have",
         )
-    shown = evidence.of_index(given["rehearsal"]["envelopes"], index)
+    shown = of_index(given["rehearsal"]["envelopes"], index)
     dummy = _open(shown, given["rehearsal"]["fields"], defined, index=index, identity=identity, rehearsal=True)
     client.rehearsal_share(round_id, index=index, document=base64.b64encode(dummy).decode())
     # 5
     pin = Pin(
         round=round_id,
-        defined=evidence.definition_digest(defined),
+        defined=definition_digest(defined),
         log=defined["log"],
         organizer=defined["organizer"]["ed25519"],
         checkpoint=history.note,

@@ -1,31 +1,27 @@
 """What a custodian's own machine checks before a share leaves it, whether the evidence comes from a server or in a mailed file.
 
 A custodian trusts its own machine and its pin, and of the rest only what follows from signatures: the log's, the witnesses', the
-actors'. The checks are the same functions on both ways; a Source only says where bytes come from.
+actors'. The checks are the same functions on both ways (history.py reads the log).
 """
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol
+from typing import Literal
 
-from acclimate import hand_overs, log
-from acclimate.client.connection import Client, Progress
-from acclimate.client.definitions import definition_of
-from acclimate.client.folder import kept_log_keys
+from acclimate import log
+from acclimate.client.folder import PINS_FILE
+from acclimate.client.history import LATE, History, Known, Source, also, behind, definition_digest, read, vouched
 from acclimate.client.pins import Pin, other_rounds_seal
-from acclimate.hand_overs import Chain
 from acclimate.keys import Keys
 from acclimate.quorum import Quorum
-from acclimate_competitions import digests, records, rounds
+from acclimate_competitions import rounds
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import Record, format_time
 
-CHECKPOINT_PATIENCE = 5.0
 AHEAD_OF_CLOCK = timedelta(minutes=10)
 """How far a record's time may be ahead of this machine's clock: people's clocks are off by minutes."""
 AHEAD_OF_WITNESSES = timedelta(minutes=5)
@@ -37,10 +33,6 @@ WAITS = frozenset({*AWAITED, "audits"})
 _CONTRADICTIONS = frozenset(
     "log_inconsistent seal_mismatch share_false proof_invalid signature_invalid record_invalid not_canonical guard_failed".split()
 )
-_LATE = "a witness is late or down: repeat it in some minutes; if it stays so, tell the server's operator which one"
-_COMES = {
-    "HoldoutSealed": "the organizer has not sealed the holdout yet, or the log is not cosigned yet: wait for the organizer's mail, and repeat it"
-}
 _ALARM = "don't release: keep the key folder as it is, and phone the other custodians and the organizer"
 
 
@@ -62,201 +54,6 @@ class Failed(Exception):
     def __init__(self, name: str, refusal: Refusal) -> None:
         super().__init__(f"{name}: {refusal.sentence}")
         self.name, self.refusal = name, refusal
-
-
-class Source(Protocol):
-    """Where the evidence comes from."""
-
-    def definition(self, round_id: str) -> tuple[Record, Competition]:
-        """RoundDefined and definition of a round, checked against each other and the round's id."""
-
-    def checkpoint(self, defined: Record) -> str:
-        """The newest checkpoint, with the cosignatures of the quorum that the round asks for; unverified."""
-
-    def newest(self) -> str | None:
-        """The newest checkpoint, whoever cosigned it; unverified. None where the source has no other."""
-
-    def entries(self, size: int) -> Iterator[bytes]:
-        """The first entries of the log, so many of them."""
-
-    def envelope(self, round_id: str, index: int) -> dict[str, Any] | None:
-        """The envelope of a share, unverified; None where the source has none."""
-
-
-@dataclass(frozen=True)
-class Online:
-    """A server as the source.
-
-    Attributes:
-        client: a connection to it.
-        progress: told (entries read, of how many).
-    """
-
-    client: Client
-    progress: Progress | None = None
-
-    def definition(self, round_id: str) -> tuple[Record, Competition]:
-        """See Source."""
-        return definition_of(self.client, round_id)
-
-    def checkpoint(self, defined: Record) -> str:
-        """See Source."""
-        if defined["quorum"] == 0:
-            return self.client.checkpoint()
-        return self.client.checkpoint(cosigned=True, round_id=defined.round)
-
-    def newest(self) -> str | None:
-        """See Source."""
-        return self.client.checkpoint()
-
-    def entries(self, size: int) -> Iterator[bytes]:
-        """See Source."""
-        for number, entry in enumerate(self.client.entries(start=0, end=size), start=1):
-            if self.progress is not None:
-                self.progress(number, size)
-            yield entry
-
-    def envelope(self, round_id: str, index: int) -> dict[str, Any] | None:
-        """See Source."""
-        return of_index(self.client.envelopes(round_id)["real"]["envelopes"], index)
-
-
-@dataclass(frozen=True)
-class History:
-    """The log up to a checkpoint, read and hashed by the client itself.
-
-    Attributes:
-        note: the signed checkpoint.
-        entries: the log's entries up to it, as they were hashed.
-        hashes: the leaf hash of each entry.
-        numbered: the round's records with their log indices.
-        chain: the log's keys, by the hand-overs among the entries.
-        seals: seal id -> round, of each seal's first HoldoutSealed.
-    """
-
-    note: str
-    entries: list[bytes]
-    hashes: list[bytes]
-    numbered: list[tuple[int, Record]]
-    chain: Chain
-    seals: dict[str, str]
-
-
-def of_index(envelopes: list[dict[str, Any]], index: int) -> dict[str, Any]:
-    """The one envelope of a share.
-
-    Raises:
-        Refusal: share_false.
-    """
-    found = [envelope for envelope in envelopes if envelope["index"] == index]
-    if len(found) != 1:
-        raise Refusal("share_false", f"there are {len(found)} envelopes for share {index}, expected 1")
-    return found[0]
-
-
-def read_history(source: Source, defined: Record, *, holding: str = "", size: int = 0) -> History:
-    """Read the log up to its newest checkpoint, whose signature and root are checked here.
-
-    Args:
-        source: where it is read from.
-        defined: the round's RoundDefined, which names the log's key.
-        holding: a record type of the round that the checkpoint must cover; waited for during CHECKPOINT_PATIENCE seconds.
-        size: how many entries it must cover at least; waited for likewise.
-
-    Raises:
-        Refusal: proof_invalid; log_inconsistent; phase_wrong, where the log has no such record, or not so many entries.
-    """
-    until, history = time.monotonic() + CHECKPOINT_PATIENCE, None
-    while True:
-        note = source.checkpoint(defined)
-        # What was read once is read again only where the log has grown.
-        if history is None or _size(note) != len(history.entries):
-            history = _read(source, defined, note)
-        there = not holding or any(record.type == holding for _, record in history.numbered)
-        if there and len(history.entries) >= size:
-            return history
-        if time.monotonic() > until:
-            seen = f"the newest checkpoint{' that the quorum cosigned' if defined['quorum'] else ''}"
-            late = behind(source, defined, history)
-            lacks = f"not log entry {size - 1}" if there else f"no {holding} of {defined.round}"
-            raise Refusal(
-                "phase_wrong",
-                f"{seen} has {len(history.hashes)} entries, and {lacks} yet" + _also(late),
-                hint=_LATE if late else _COMES.get(holding, f"acclimate status {defined.round} --keys DIR shows when"),
-            )
-        time.sleep(0.2)
-
-
-def behind(source: Source, defined: Record, history: History) -> str:
-    """What the server shows beyond the history that the round's quorum has seen, in words; empty where that is all.
-
-    It explains why the round stands further back here than on the server's own pages. Nothing in it is verified, and nothing is decided by it.
-    """
-    note = source.newest() if defined["quorum"] else None
-    if note is None or (size := _size(note)) <= len(history.hashes):
-        return ""
-    quorum = Quorum.of(defined.fields)
-    at = quorum.at(history.chain.open(history.note, quorum.witnesses))
-    signed = {(signature.name, signature.key_id) for signature in log.parse_note(note).signatures}
-    late = [witness.name for witness in quorum.witnesses if (witness.name, witness.key_id) not in signed]
-    when = f", {format_time(at)} or later" if at is not None else ""
-    return (
-        f"{quorum.needed} of {len(quorum.witnesses)} witnesses must have seen a record, and they have seen {len(history.hashes)} of the"
-        f" {size} log entries that the server shows{when}; not yet the newest: {', '.join(late) or 'none of them'}"
-    )
-
-
-def _also(late: str) -> str:
-    return f"; {late}" if late else ""
-
-
-def _size(note: str) -> int:
-    return log.parse_checkpoint(log.parse_note(note).text).size
-
-
-def _read(source: Source, defined: Record, note: str) -> History:
-    entries = list(source.entries(_size(note)))
-    # The round's own key, or one to which it was handed over once the round was done.
-    chain = hand_overs.chain(entries, log.parse_vkey(defined["log"]))
-    checkpoint = chain.open(note).checkpoint
-    hashes = [digests.leaf_hash(data) for data in entries]
-    parsed = [(index, records.parse_entry(data, index)) for index, data in enumerate(entries)]
-    numbered = [(index, record) for index, record in parsed if record.round == defined.round]
-    seals = {record["seal"]: record.round for _, record in reversed(parsed) if record.type == "HoldoutSealed"}
-    if len(hashes) != checkpoint.size or digests.root_of_hashes(hashes) != checkpoint.root:
-        raise Refusal(
-            "log_inconsistent",
-            f"the log's {len(hashes)} entries do not hash to the root of its checkpoint of {checkpoint.size}",
-        )
-    # Quorum, custodians and dates are read from the RoundDefined that was shown: it must be the log's own.
-    if numbered and numbered[0][1].encode() != defined.encode():
-        raise Refusal(
-            "log_inconsistent",
-            f"the RoundDefined of {defined.round} that was shown is {definition_digest(defined)}, log entry {numbered[0][0]}"
-            f" is {definition_digest(numbered[0][1])}",
-            hint="somebody shows you other terms than everybody else: sign nothing, and phone the others",
-        )
-    return History(note, entries, hashes, numbered, chain, seals)
-
-
-def definition_digest(defined: Record) -> str:
-    """The digest of RoundDefined as it stands in the log: more than the round's id says of it."""
-    return digests.of_bytes(defined.encode())
-
-
-def require_kept_log(keys: Keys, history: History, defined: Record) -> None:
-    """Refuse another log than the one whose key the folder keeps since it registered; a hand-over of the key is followed.
-
-    Raises:
-        Refusal: log_inconsistent.
-    """
-    kept = kept_log_keys(keys.folder)
-    if kept and not {key.text() for key in history.chain.keys} & set(kept):
-        raise Refusal(
-            "log_inconsistent",
-            f"round {defined.round} is of the log {defined['log']}, {keys.folder} keeps {', '.join(kept)}",
-            hint="ask the operator, and the others, before you go on",
-        )
 
 
 def require_own_seal(history: History, state: Round) -> None:
@@ -295,7 +92,8 @@ def examine(source: Source, keys: Keys, pin: Pin, *, now: datetime) -> Iterator[
     """Each check before a release, in order, with the round folded so far as it is known.
 
     1. RoundDefined is the pinned one, to the byte.
-    2. The checkpoint is signed by the pinned log key, the entries hash to its root, and RoundDefined is among them.
+    2. The checkpoint is signed by the pinned log key, and not behind the pinned one; only then so many entries are read. They hash to its root,
+       and RoundDefined is among them.
     3. The log only grew since the pinned checkpoint.
     4. The round's records fold on this machine; organizer and seal are the pinned ones.
     5. The quorum of witnesses that the round asks for cosigned this checkpoint.
@@ -313,13 +111,19 @@ def examine(source: Source, keys: Keys, pin: Pin, *, now: datetime) -> Iterator[
         state = rounds.begin(defined, competition)
     yield Check("round", "ok", f"{pin.round} is the one acknowledged, by the organizer and log key pinned then"), state
     # 2
+    known = pin_of(keys, pin)
     with checking("log"):
-        history = _read(source, defined, source.checkpoint(defined))
+        note = source.checkpoint(defined)
+        shown = vouched(source, defined, note, known=known)
+    with checking("consistency"):
+        known.require_grown(shown)
+    with checking("log"):
+        history = read(source, defined, note)
     count = len(history.hashes)
     yield Check("log", "ok", f"{count} entries hash to the checkpoint that the pinned log key signed"), state
     # 3
     with checking("consistency"):
-        before = require_growth(history, pin)
+        before = known.require_growth(history)
     yield Check("consistency", "ok", f"the log only grew since the pinned checkpoint of {before} entries"), state
     # 4
     with checking("records"):
@@ -382,16 +186,9 @@ def pinned_definition(source: Source, pin: Pin) -> tuple[Record, Competition]:
     return defined, competition
 
 
-def require_growth(history: History, pin: Pin) -> int:
-    """The size of the pinned checkpoint, which the log must extend."""
-    before = history.chain.open(pin.checkpoint).checkpoint
-    if before.size > len(history.hashes) or digests.root_of_hashes(history.hashes[: before.size]) != before.root:
-        raise Refusal(
-            "log_inconsistent",
-            f"the log of {len(history.hashes)} entries does not extend the pinned checkpoint of {before.size}",
-            hint="the server shows another history than before: keep pins.json, and tell the other custodians",
-        )
-    return before.size
+def pin_of(keys: Keys, pin: Pin) -> Known:
+    """What a custodian's folder knows of the log, by the pin of a round."""
+    return Known.of(keys, seen=pin.checkpoint, where=str(keys.folder / PINS_FILE))
 
 
 def _require_one_key(history: History, state: Round) -> None:
@@ -423,8 +220,8 @@ def _included(source: Source, history: History, state: Round, pin: Pin) -> Itera
                 late = behind(source, state.defined, history)
                 raise Refusal(
                     "too_early",
-                    f"the log has no {kind} of {pin.round} yet; the round is {state.phase}" + _also(late),
-                    hint=_LATE if late else f"acclimate status {pin.round} --keys DIR --watch shows when it has",
+                    f"the log has no {kind} of {pin.round} yet; the round is {state.phase}" + also(late),
+                    hint=LATE if late else f"acclimate status {pin.round} --keys DIR --watch shows when it has",
                 )
         index, record = at[kind]
         yield Check(kind, "ok", f"log entry {index}, {format_time(record.at)}, count {record['count']}")
@@ -462,7 +259,7 @@ def _require_audits(state: Round) -> None:
 
 def _dated(history: History, signed: log.SignedCheckpoint, defined: Record, *, now: datetime) -> Check:
     """No record is of the future: neither of this machine's, nor of that of the quorum who had seen all of them."""
-    index, last = history.numbered[-1]  # times only rise
+    index, last = _latest(history)
     what = f"log entry {index}, {last.type}, is dated {format_time(last.at)}"
     if last.at > now + AHEAD_OF_CLOCK:
         raise Refusal(
@@ -471,16 +268,30 @@ def _dated(history: History, signed: log.SignedCheckpoint, defined: Record, *, n
             hint="check this machine's clock; if it is right, the server dates records ahead: release nothing, and phone the"
             " other custodians and the organizer",
         )
-    by = Quorum.of(defined.fields).by(signed)
+    require_seen(history, signed, defined)
+    whose = "this machine's clock or the witnesses'" if Quorum.of(defined.fields).needed else "this machine's clock"
+    return Check("dates", "ok", f"none of the {len(history.numbered)} records is dated ahead of {whose}")
+
+
+def _latest(history: History) -> tuple[int, Record]:
+    """The record of the round with the latest date: not the last one, wherever a log's times might run back."""
+    return max(history.numbered, key=lambda entry: entry[1].at)
+
+
+def require_seen(history: History, signed: log.SignedCheckpoint, defined: Record) -> None:
+    """Refuse a record of the round that is dated after the quorum of witnesses saw it.
+
+    Raises:
+        Refusal: log_inconsistent.
+    """
+    (index, last), by = _latest(history), Quorum.of(defined.fields).by(signed)
     if by is not None and last.at > by + AHEAD_OF_WITNESSES:
         raise Refusal(
             "log_inconsistent",
-            f"{what}, and the witnesses saw it by {format_time(by)}",
-            hint="the server dates records ahead, or the witnesses' clocks are behind: release nothing, and phone the other"
+            f"log entry {index}, {last.type}, is dated {format_time(last.at)}, and the witnesses saw it by {format_time(by)}",
+            hint="the server dates records ahead, or the witnesses' clocks are behind: release and sign nothing, and phone the"
             " custodians and the organizer",
         )
-    whose = "this machine's clock or the witnesses'" if by is not None else "this machine's clock"
-    return Check("dates", "ok", f"none of the {len(history.numbered)} records is dated ahead of {whose}")
 
 
 def _clock(state: Round, signed: log.SignedCheckpoint, *, now: datetime) -> Check:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from acclimate import files, hand_overs, log
+from acclimate import keys as key_files
 from acclimate.client import key_chain
 from acclimate.client.connection import Client, Request
 from acclimate.keys import Keys
@@ -42,9 +43,10 @@ class Account:
     role: str
     token: str = dataclasses.field(repr=False)
 
-    def connect(self) -> Client:
-        """A client that speaks for this account."""
-        return Client(self.server, token=self.token)
+    def connect(self, folder: Path | None = None) -> Client:
+        """A client that speaks for this account; with its key folder it signs requests for secrets, too."""
+        key = (lambda: key_files.load(folder).ed25519) if folder is not None else None
+        return Client(self.server, token=self.token, key=key)
 
 
 def register_account(

@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from acclimate import files
+from acclimate import files, hand_overs, log
 from acclimate.client import evidence
 from acclimate.client.connection import Client, Progress
 from acclimate.client.definitions import check_definition
+from acclimate.client.history import Online, of_index, read_history
+from acclimate.hand_overs import Chain
 from acclimate.verify import files as bundles
 from acclimate.verify.report import Failed
 from acclimate_competitions import digests, reading, records, rounds
@@ -43,7 +45,7 @@ _MAKE = "ask whoever mailed it to make it anew: acclimate round request ROUND --
 
 @dataclass(frozen=True)
 class Mailed:
-    """A mailed request as a source of evidence (evidence.Source); nothing in it is verified yet.
+    """A mailed request as a source of evidence (history.Source); nothing in it is verified yet.
 
     Attributes:
         path: its file, for what is said about it.
@@ -72,6 +74,10 @@ class Mailed:
                 return record, check_definition(record, self.raw, where=str(self.path))
         raise Refusal("log_inconsistent", f"{self.path} has no RoundDefined of {round_id}", hint=_MAKE)
 
+    def chain(self, known: log.Verifier) -> Chain:
+        """See Source."""
+        return hand_overs.chain(self.lines, known)
+
     def checkpoint(self, defined: Record) -> str:
         """See Source."""
         return self.note
@@ -86,7 +92,7 @@ class Mailed:
 
     def envelope(self, round_id: str, index: int) -> dict[str, Any] | None:
         """See Source."""
-        return evidence.of_index(self.envelopes, index) if self.envelopes is not None else None
+        return of_index(self.envelopes, index) if self.envelopes is not None else None
 
 
 def make(client: Client, round_id: str, out: Path, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -101,9 +107,9 @@ def make(client: Client, round_id: str, out: Path, *, progress: Progress | None 
     Raises:
         Refusal: too_early, where the round is not prepared yet; quorum_missing; conflict, where a fuller one is there; proof_invalid, log_inconsistent, no_space, …
     """
-    source = evidence.Online(client, progress)
+    source = Online(client, progress)
     defined, competition = source.definition(round_id)
-    history = evidence.read_history(source, defined)
+    history = read_history(source, defined)
     evidence.require_quorum(history, defined)
     state = rounds.fold(history.numbered, competition)
     if state.finished is None:

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from acclimate import log
 from acclimate.client import evidence
 from acclimate.client.connection import Client
-from acclimate.client.evidence import Online
+from acclimate.client.history import Online, read_history
 from acclimate.client.pins import Pin, pinned
+from acclimate.hand_overs import Chain
 from acclimate.keys import Keys
 from acclimate_competitions import records, rounds
 from acclimate_competitions.definition import Competition
@@ -32,6 +34,10 @@ class Newest:
     def definition(self, round_id: str) -> tuple[Record, Competition]:
         """See Source."""
         return self.online.definition(round_id)
+
+    def chain(self, known: log.Verifier) -> Chain:
+        """See Source."""
+        return self.online.chain(known)
 
     def checkpoint(self, defined: Record) -> str:
         """The newest checkpoint; unverified."""
@@ -79,7 +85,7 @@ def approve_void(
     Raises:
         Refusal: round_unknown, where it acknowledged none; log_inconsistent, signature_invalid, phase_wrong.
     """
-    state = _standing(client, pinned(keys, round_id))
+    state = _standing(client, keys, pinned(keys, round_id))
     _require_custodian(state, keys)
     by = _signer(state, signer)
     fields = _fields(state, reason=reason, predecessor=predecessor)
@@ -110,7 +116,7 @@ def void_together(
     Raises:
         Refusal: round_unknown, log_inconsistent, signature_invalid, guard_failed, phase_wrong.
     """
-    state = _standing(client, pinned(keys, round_id))
+    state = _standing(client, keys, pinned(keys, round_id))
     _require_custodian(state, keys)
     fields = _fields(state, reason=reason, predecessor=predecessor)
     given = approvals_of(approvals, state.id, fields, signer=keys.public)
@@ -143,12 +149,13 @@ def approvals_of(
     return result
 
 
-def _standing(client: Client, pin: Pin) -> Round:
+def _standing(client: Client, keys: Keys, pin: Pin) -> Round:
     """Where the pinned round stands, by this machine's fold of the whole log."""
     source = Newest(Online(client))
     defined, competition = evidence.pinned_definition(source, pin)
-    history = evidence.read_history(source, defined)
-    evidence.require_growth(history, pin)
+    known = evidence.pin_of(keys, pin)
+    history = read_history(source, defined, known=known)
+    known.require_growth(history)
     return rounds.fold(history.numbered, competition)
 
 

@@ -266,6 +266,31 @@ def require_signer(request: dict[str, object], account: Account) -> None:
         )
 
 
+def require_proof(
+    given: str | None, account: Account, *, path: str, query: str, challenges: Challenges, now: datetime
+) -> None:
+    """Refuse a request for what is secret that the account's key did not sign; its token alone is not enough.
+
+    1. The proof is `<challenge> <base64 of a signature>`; the challenge is this server's, and of just now.
+    2. The account's key signed it, with this address and the log's key.
+
+    Raises:
+        Refusal: signature_invalid, challenge_invalid.
+    """
+    # 1
+    challenge, _, sig = (given or "").partition(" ")
+    if not sig:
+        raise Refusal(
+            "signature_invalid",
+            f"{path} is for {account.id} only, and the request is not signed by its key",
+            hint="name the key folder: --keys DIR; a client that can't sign it is too old: install the version that `GET /v1/server` names",
+        )
+    challenges.check(challenge, now)
+    # 2
+    signed = records.request_statement(path, query, by=account.ed25519, log=challenges.log, challenge=challenge)
+    records.check_signature(account.ed25519, sig, signed, what="the request")
+
+
 def decode(text: str, *, what: str, length: int | None = None) -> bytes:
     """The bytes of strict base64.
 
