@@ -11,6 +11,7 @@ Two runs of a preparation are compared so:
 
 import json
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -108,6 +109,10 @@ class RerunFolder:
         if status.state == "failed" and status.code != "limit_exceeded":
             raise Refusal(status.code, f"the re-run failed here: {status.reason}", hint="repeat the command")
         return status
+
+    def forget(self) -> None:
+        """Drop what jobs came to here: with other libraries, limits or memory they may come to something else."""
+        shutil.rmtree(self.folder / "attempts", ignore_errors=True)
 
 
 def require_same_code(state: Round) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import stories
 import tiny
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dispatching import dispatcher, give_shares, send, state_of, step_until
 from live import Live, Staged
 from safetensors.numpy import load_file, save_file
@@ -74,7 +75,7 @@ def lab_of(live: Live, where: Path) -> tuple[Client, keys.Keys]:
         invitation = accounts.invite(live.store, "auditor")
         account = folder.register_account(visitor, own, name="lab", role="auditor", invitation=invitation)
         folder.keep_log_key(where, folder.log_key(visitor, where))
-    return account.connect(), own
+    return account.connect(where), own
 
 
 def audited(patch: pytest.MonkeyPatch, *, audits: int, tolerance: float = TOLERANCE) -> None:
@@ -160,6 +161,13 @@ def test_only_the_rounds_auditor_gets_files_and_only_of_what_was_drawn(honest: L
         assert live.actor(name, role).get(f"{honest.staged.path}/audits").json()["code"] == "role_missing"
     assert live.anyone().get(address + some).json()["code"] == "token_invalid"
     assert digests.of_file(honest.client.audit_file(state.id, some, honest.keys.folder / "got")) == some
+    # With the auditor's token alone nobody gets them; the client signs each request.
+    account = folder.load_account(honest.keys.folder)
+    with account.connect() as thief:
+        refuses("signature_invalid", thief.audits, state.id)
+        refuses("signature_invalid", thief.audit_file, state.id, some, honest.keys.folder / "no")
+    with Client(account.server, token=account.token, key=Ed25519PrivateKey.generate) as thief:
+        refuses("signature_invalid", thief.audit_file, state.id, some, honest.keys.folder / "no")
     drawn = {state.prepared[key]["prepared"] for key in state.drawn or ()}
     others = {record["prepared"] for record in state.prepared.values()} - drawn - files
     assert others
@@ -398,6 +406,54 @@ def test_what_the_evaluator_made_up_is_named_and_only_a_voiding_leads_on(cheated
 
 
 # ---- a dishonest evaluator whom nobody audits ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unlike(honest: Lab, written: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """The same models in another round, all of whose preparations are made again; ada's for tint failed, it says, on other hardware."""
+    live, where = honest.staged.live, tmp_path_factory.mktemp("unlike")
+    made = auditor.keygen(honest.keys, name="lab", again=True)
+    with pytest.MonkeyPatch.context() as patch:
+        audited(patch, audits=100)
+        staged = closed_round(live, where, name="unlike", auditor=made)
+    found = Lab(staged, honest.client, honest.keys)
+
+    def lie(entrant: str, task: str, seed: int, fields: dict[str, Any]) -> dict[str, Any]:
+        if (entrant, task) != ("ada", "tint"):
+            return {}
+        for name in ("prepared", "candidates", "selected", "diverged"):
+            fields.pop(name, None)
+        return {"failed": {"reason": "a full disk", "log": stories.digest("log")}, "hardware": ELSEWHERE}
+
+    log_preparations(found, honest, lie)
+    return found
+
+
+def test_what_a_machine_can_not_decide_keeps_nothing_else_waiting_and_is_made_anew(unlike: Lab) -> None:
+    command = ["audit", "run", unlike.staged.round, "--keys", str(unlike.keys.folder), "--json"]
+    ran = CliRunner().invoke(app, command)
+    assert ran.exit_code == 3, ran.output
+    told = json.loads(ran.stdout)
+    planned = {(key[1], key[2]) for key in unlike.state.preparations}
+    open_jobs = {("ada", "tint", seed) for task, seed in planned if task == "tint"}
+    assert {(job["entrant"], job["task"], job["seed"]) for job in told["undecided"]} == open_jobs
+    for job in told["undecided"]:
+        assert "a full disk" in job["reason"] and ELSEWHERE in job["reason"] and ELSEWHERE in job["hint"]
+    # Everything else is in the log, and agrees; of the open ones nothing is.
+    assert len(unlike.state.audited) == len(unlike.state.preparations) - len(open_jobs)
+    assert all(record["agrees"] for record in unlike.state.audited.values())
+    assert {(job["entrant"], job["task"], job["seed"]) for job in told["jobs"] if job["agrees"] is None} == open_jobs
+    assert f"{len(open_jobs)} of the" in told["missing"]
+    # The models are kept for the next run, which makes the open ones anew, and nothing else.
+    assert unlike.work.is_dir() and not (unlike.work / "attempts").exists()
+    said: list[str] = []
+    again = list(reruns.run(unlike.client, unlike.keys, unlike.staged.round, say=said.append))
+    assert {(job["entrant"], job["task"], job["seed"]) for job in again} == open_jobs
+    assert all(job["agrees"] is None and job["index"] is None for job in again)
+    assert [line for line in said if line.startswith("preparing again")] and not any("bea" in line for line in said)
+    assert not any(line.startswith("downloading") for line in said)
+    text = CliRunner().invoke(app, command[:-1])
+    assert text.exit_code == 3 and text.stdout.count("UNDECIDED") >= len(open_jobs) and "hint: " in text.stdout
 
 
 @pytest.fixture(scope="module")

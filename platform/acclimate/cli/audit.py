@@ -16,6 +16,11 @@ app = typer.Typer(
 )
 
 
+UNDECIDED = 3
+"""Exit code where this machine can't decide some drawn preparation, and none disagrees."""
+_MARKS = {True: "agrees", False: "DOES NOT AGREE", None: "UNDECIDED"}
+
+
 @app.command()
 def keygen(
     name: Annotated[str, typer.Option("--name", help="The auditor's name in the definition.")],
@@ -64,7 +69,7 @@ def draw(round_id: RoundId, keys: KeysFolder, as_json: AsJson = False) -> None:
 def run(round_id: RoundId, keys: KeysFolder, as_json: AsJson = False) -> None:
     """Make the drawn preparations again on this machine, and log what came of each.
 
-    Draws first, if that was not done. Each drawn entry's files are downloaded, prepared again in a confined process by the code that the evaluator ran, and compared: equal bytes on the same hardware class, else the validation nll within the declared tolerance. Interrupted, the same command goes on. Exits 1 unless all agree.
+    Draws first, if that was not done. Each drawn entry's files are downloaded, prepared again in a confined process by the code that the evaluator ran, and compared: equal bytes on the same hardware class, else the validation nll within the declared tolerance. Interrupted, the same command goes on. What this machine can't decide is named at the end with the reason, and made anew by the same command. Exits 0 if all agree, 3 if nothing disagrees and something is undecided, else 1.
 
     Example: acclimate audit run digits-2027-1 --keys ./lab
     """
@@ -72,19 +77,22 @@ def run(round_id: RoundId, keys: KeysFolder, as_json: AsJson = False) -> None:
     from acclimate.client import auditor, reruns
 
     client, opened = connect(keys)
-    size = 0
+    size, undecided = 0, list[dict[str, Any]]()
     with client, named_bar("preparing again") as progress:
         for done in reruns.run(client, opened, round_id, say=say, progress=progress):
-            size = max(size, done["index"] + 1)
-            said = "agrees" if done["agrees"] else "DOES NOT AGREE"
+            size = max(size, (done["index"] or 0) + 1)
+            where = f" (log entry {done['index']})" if done["index"] is not None else ""
             say(
-                f"{said}: {done['entrant']}, {done['task']}, seed {done['seed']}: {done['reason']} (log entry {done['index']})"
+                f"{_MARKS[done['agrees']]}: {done['entrant']}, {done['task']}, seed {done['seed']}: {done['reason']}{where}"
             )
+            if done["agrees"] is None:
+                undecided.append({name: done[name] for name in ("entrant", "task", "seed", "reason", "hint")})
         # What was logged just now is in the summary, too.
         state = auditor.status(client, opened, round_id, size=size)
-    emit(state, as_json=as_json, text=_lines(state))
+    emit({**state, "undecided": undecided}, as_json=as_json, text=[*_lines(state), *_undecided(undecided)])
     if state["missing"]:
-        raise typer.Exit(1)
+        disagrees = any(job["agrees"] is False for job in state["jobs"])
+        raise typer.Exit(UNDECIDED if undecided and not disagrees else 1)
 
 
 @app.command()
@@ -132,6 +140,12 @@ def report(
     counts = done["checks"]
     text = f"reported on {done['round']}: {counts['ok']} checks ok, {counts['not_checked']} NOT CHECKED, log entry {done['index']}"
     emit(done, as_json=as_json, text=text)
+
+
+def _undecided(found: list[dict[str, Any]]) -> Iterator[str]:
+    for job in found:
+        yield f"UNDECIDED       {job['entrant']}, {job['task']}, seed {job['seed']}: {job['reason']}"
+        yield f"hint: {job['hint']}"
 
 
 def _lines(state: dict[str, Any]) -> Iterator[str]:

@@ -18,6 +18,9 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, PreparationKey, Round
 from acclimate_runners.jobs import ModelFiles
 
+_UNDECIDED = frozenset({"code_other", "rerun_undecided"})
+"""What the two machines' difference leaves open, of one drawn preparation."""
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -41,7 +44,10 @@ class Drawn:
 def run(
     client: Client, keys: Keys, round_id: str, *, say: Say = lambda line: None, progress: Progress = rerun.SILENT
 ) -> Iterator[dict[str, Any]]:
-    """Make every drawn preparation again, and log what came of each; yields {entrant, task, seed, agrees, reason, index}.
+    """Make every drawn preparation again, and log what came of each; yields {entrant, task, seed, agrees, reason, hint, index}.
+
+    Of one that this machine can't decide, agrees and index are None, reason and hint say why and what to do; nothing of it is logged, and the
+    others go on.
 
     1. The draw is made, if it was not; this machine's code is the round's.
     2. The submitted files of each drawn entry are downloaded; together they are the model that its preparations began with.
@@ -50,7 +56,7 @@ def run(
     5. PreparationAudited is signed and sent.
     6. Once every drawn job is in the log, the entrants' weights are removed from this machine.
 
-    Killed at any moment and called again, it goes on: what is in the log is not made again, nor what was finished here.
+    Killed at any moment and called again, it goes on: what is in the log is not made again, nor what was finished here; what was undecided is.
 
     Args:
         client: a connection for the auditor's account.
@@ -60,7 +66,7 @@ def run(
         progress: called with (steps or bytes done, of how many, what is done).
 
     Raises:
-        Refusal: as draw; code_other, rerun_undecided; busy, where another process audits from this folder; this machine's faults.
+        Refusal: as draw; code_other, where the program is another; busy, where another process audits from this folder; this machine's faults.
     """
     # 1
     state = auditor.draw(client, keys, round_id, progress=lambda done, total: progress(done, total, "reading the log"))
@@ -74,7 +80,7 @@ def run(
     if lock is None:
         raise Refusal("busy", f"{locks.holder(work / 'lock')} audits from {work}", hint="wait until it has ended")
     with lock:
-        shop = RerunFolder(work, progress=progress)
+        shop, undecided = RerunFolder(work, progress=progress), False
         for group, jobs in _grouped(client, state).items():
             if all(key in state.audited for key in jobs):
                 continue
@@ -87,15 +93,20 @@ def run(
                 if key in state.audited:
                     continue
                 drawn = Drawn(state, key, job, model, again[key[1:]])
-                verdict = _verdict(client, shop, drawn)
-                # 4
-                if not verdict.agrees:
-                    say(f"it does not agree, so it is made once more: {_name({key: job})}")
-                    rerun.confirm(shop, state, model, key[1:], again=drawn.made)
-                # 5
-                yield _send(client, keys, drawn, verdict)
+                try:
+                    verdict = _verdict(client, shop, drawn, say=say)
+                except Refusal as refusal:
+                    if refusal.code not in _UNDECIDED:
+                        raise
+                    undecided = True
+                    shop.forget()
+                    yield _told(drawn, None, refusal.sentence, hint=refusal.hint)
+                else:
+                    # 5
+                    yield _send(client, keys, drawn, verdict)
     # 6
-    shutil.rmtree(work, ignore_errors=True)
+    if not undecided:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _grouped(client: Client, state: Round) -> dict[tuple[int, str], dict[PreparationKey, dict[str, Any]]]:
@@ -163,8 +174,8 @@ def _fetch(shop: RerunFolder, digest: str, download: Callable[[Path], object]) -
         raise Refusal("log_inconsistent", f"asked for was the file {digest}, the server sent {found}")
 
 
-def _verdict(client: Client, shop: RerunFolder, drawn: Drawn) -> Verdict:
-    """Whether what was made here agrees with the log.
+def _verdict(client: Client, shop: RerunFolder, drawn: Drawn, *, say: Say) -> Verdict:
+    """Whether what was made here agrees with the log; where it does not, twice.
 
     Raises:
         Refusal: code_other, rerun_undecided, this machine's faults.
@@ -189,7 +200,12 @@ def _verdict(client: Client, shop: RerunFolder, drawn: Drawn) -> Verdict:
         )
         return theirs, mine
 
-    return rerun.compare(first, made, tolerance=state.competition.round.audit_tolerance, measure=measure)
+    verdict = rerun.compare(first, made, tolerance=state.competition.round.audit_tolerance, measure=measure)
+    # 4
+    if not verdict.agrees:
+        say(f"it does not agree, so it is made once more: {_name({drawn.key: drawn.told})}")
+        rerun.confirm(shop, state, drawn.model, drawn.key[1:], again=made)
+    return verdict
 
 
 def _send(client: Client, keys: Keys, drawn: Drawn, verdict: Verdict) -> dict[str, Any]:
@@ -205,5 +221,12 @@ def _send(client: Client, keys: Keys, drawn: Drawn, verdict: Verdict) -> dict[st
         "reason": verdict.reason[: records.LONGEST_REASON],
     }
     answer = client.post(state.id, "audits", records.sign("PreparationAudited", state.id, fields, key=keys.ed25519))
-    said = {name: fields[name] for name in ("task", "seed", "agrees", "reason")}
-    return {"entrant": drawn.told["entrant"], **said, "index": answer["index"]}
+    return _told(drawn, verdict.agrees, str(fields["reason"]), index=int(answer["index"]))
+
+
+def _told(
+    drawn: Drawn, agrees: bool | None, reason: str, *, hint: str = "", index: int | None = None
+) -> dict[str, Any]:
+    _, task, seed = drawn.key
+    said = {"agrees": agrees, "reason": reason, "hint": hint, "index": index}
+    return {"entrant": drawn.told["entrant"], "task": task, "seed": seed, **said}
