@@ -19,6 +19,7 @@ from acclimate.clocks import since_boot
 from acclimate.log import Checkpoint, parse_checkpoint, verify_consistency
 from acclimate.notes import Note, Verifier
 from acclimate.witness_state import Refused, Seen, State
+from acclimate.witness_tally import Tally
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 
@@ -100,6 +101,7 @@ class Witness:
         state: its memory.
         clock: seconds since 1970.
         steady: seconds that nobody sets.
+        tally: where refusals are counted.
 
     Raises:
         Refusal: key_refused, where a log's key is not of kind 0x01.
@@ -114,11 +116,13 @@ class Witness:
         state: State,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self.verifier = Verifier(name, notes.COSIGNATURE, key.public_key().public_bytes_raw())
         self._key, self._state, self._clock, self._made = key, state, clock, state.made()
         self._steady = steady or since_boot
         self._start = clock() - self._steady()
+        self.tally = tally or Tally()
         self.logs: dict[str, list[Verifier]] = {}
         for verifier in logs:
             if verifier.kind != notes.ED25519:
@@ -128,6 +132,22 @@ class Witness:
         self._named = {hashlib.sha256(origin.encode()).hexdigest(): origin for origin in self.logs}
 
     def add_checkpoint(self, body: bytes) -> Answer:
+        """Cosign a checkpoint, or say why not, and count that; see `_decided`.
+
+        Raises:
+            Refusal: no_space, busy, data_version, where the memory can't be read or changed; nothing was cosigned.
+        """
+        return self.counted(self._decided(body))
+
+    def counted(self, answer: Answer) -> Answer:
+        """An answer to add-checkpoint; where it refuses, it is counted."""
+        if answer.status != 200:
+            origin = str(answer.facts.get("origin", ""))
+            known = origin if origin in self.logs else ""  # strangers name any number of others
+            self.tally.add(known, answer.status, reason=str(answer.facts.get("reason", "")), at=int(self._clock()))
+        return answer
+
+    def _decided(self, body: bytes) -> Answer:
         """Cosign a checkpoint, or say why not. The numbers of the statuses are the specification's.
 
         1. The request parses, else 400; where only the note does not, and its log is known, 403.
@@ -149,7 +169,9 @@ class Witness:
         except Refusal as refusal:
             # What is no note is signed by nobody: of a known log that is 403, for whoever spells a signature in another way.
             first = body.partition(b"\n\n")[2].partition(b"\n")[0].decode("utf-8", "replace")
-            return _no(403 if refusal.code == "proof_invalid" and first in self.logs else 400, refusal.sentence)
+            known_log = {"origin": first} if first in self.logs else {}
+            status = 403 if refusal.code == "proof_invalid" and known_log else 400
+            return _no(status, refusal.sentence, **known_log)
         # 2
         origin = asked.note.text.partition("\n")[0]
         if (known := self.logs.get(origin)) is None:

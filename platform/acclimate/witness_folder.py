@@ -3,6 +3,7 @@
     ed25519.pem     the key, mode 0600
     witness.vkey    the verifier key, which others need: name, hash, public key
     witness.db      what it has cosigned (witness_state)
+    witness.refusals  how often it refused, by log and kind (witness_tally)
     witness.lock    held while a witness runs
 
 The memory is made before the key is written, and the verifier key comes last. So a key never lies there without the memory that was made with
@@ -22,7 +23,7 @@ from acclimate.service import names
 from acclimate.witness_state import State
 from acclimate_competitions.errors import Refusal
 
-VKEY_FILE, STATE_FILE, LOCK_FILE = "witness.vkey", "witness.db", "witness.lock"
+VKEY_FILE, STATE_FILE, TALLY_FILE, LOCK_FILE = "witness.vkey", "witness.db", "witness.refusals", "witness.lock"
 
 
 @dataclass(frozen=True)

@@ -96,34 +96,43 @@ class App:
             try:
                 body = await asyncio.wait_for(_read(receive), self.limits.body)
             except TimeoutError:
-                return "add-checkpoint", _plain(408, f"the request was not there within {self.limits.body:.0f} s")
+                late = _plain(408, f"the request was not there within {self.limits.body:.0f} s")
+                return "add-checkpoint", self.witness.counted(late)
             if body is None:
-                return "add-checkpoint", _plain(413, f"at most {LARGEST_REQUEST} bytes are allowed")
-            return "add-checkpoint", await self._work(lambda: self.witness.add_checkpoint(body))
+                return "add-checkpoint", self.witness.counted(
+                    _plain(413, f"at most {LARGEST_REQUEST} bytes are allowed")
+                )
+            return "add-checkpoint", await self._work(lambda: self.witness.add_checkpoint(body), self.witness.counted)
         if method == "GET" and shown:
             return "checkpoint", await self._work(lambda: self.witness.checkpoint(shown[1]))
         if method == "GET" and path in ("", "/"):
             return "about", self.witness.about()
         return "", _plain(404, "there is nothing at this address")
 
-    async def _work(self, call: Callable[[], Answer]) -> Answer:
-        """What the witness answers, from its thread. A request whose caller is gone is finished all the same."""
+    async def _work(self, call: Callable[[], Answer], refused: Callable[[Answer], Answer] = lambda one: one) -> Answer:
+        """What the witness answers, from its thread. A request whose caller is gone is finished all the same.
+
+        Args:
+            call: what it does.
+            refused: what is done with an answer that is not the witness's own: too many wait, or its memory failed.
+        """
         if self._waiting >= self.limits.waiting:
-            return _plain(503, f"{self._waiting} requests wait already; try again")
+            return refused(_plain(503, f"{self._waiting} requests wait already; try again"))
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, _told, call)
+            answer = await asyncio.get_running_loop().run_in_executor(self._thread, _told, call)
+            return refused(_FAILED) if answer is None else answer
         finally:
             self._waiting -= 1
 
 
-def _told(call: Callable[[], Answer]) -> Answer:
+def _told(call: Callable[[], Answer]) -> Answer | None:
     try:
         return call()
     except Refusal as refusal:
         # Where the memory lies on this machine is the operator's to know.
         say("memory failed", level="error", code=refusal.code, reason=refusal.sentence)
-        return _plain(503, "the witness can't write down what it would cosign; its operator has been told")
+        return None
 
 
 async def _read(receive: Receive) -> bytes | None:
@@ -142,6 +151,9 @@ async def _read(receive: Receive) -> bytes | None:
 
 def _plain(status: int, reason: str) -> Answer:
     return Answer(status, f"{reason}\n".encode(), _PLAIN, {"reason": reason})
+
+
+_FAILED = _plain(503, "the witness can't write down what it would cosign; its operator has been told")
 
 
 def protocol(limits: Limits) -> type:

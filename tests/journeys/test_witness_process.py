@@ -22,6 +22,7 @@ from witnessed import WITHIN, SmallLog, acclimate
 
 from acclimate import log, notes, witness_folder
 from acclimate.cli.main import app
+from acclimate.witness import LARGEST_REQUEST
 from acclimate_competitions.errors import Refusal
 
 NAME = "witness.example/w1"
@@ -80,6 +81,45 @@ def test_a_partner_makes_a_witness_runs_it_and_looks_at_it(tmp_path: Path, small
     assert events == [("started", None), ("add-checkpoint", 200), ("add-checkpoint", 409), ("stopped", None)]
     after = acclimate("witness", "status", "--keys", str(folder))
     assert after.returncode == 0 and "not running" in after.stdout and small.signer.origin in after.stdout
+
+
+def refusals(folder: Path) -> dict[tuple[str | None, int], int]:
+    shown = json.loads(acclimate("witness", "status", "--keys", str(folder), "--json").stdout)
+    return {(one["origin"], one["status"]): one["count"] for one in shown["refusals"]}
+
+
+def test_every_refusal_is_counted_by_log_and_kind_also_after_a_restart(tmp_path: Path, small: SmallLog) -> None:
+    folder, origin = tmp_path / "w1", small.signer.origin
+    acclimate("witness", "keygen", "--name", NAME, "--keys", str(folder))
+    forged, stranger = SmallLog(origin, size=5), SmallLog("log.elsewhere.example", size=5)
+    with witnessed.witness(folder, [small.vkey]) as running:
+        assert refusals(folder) == {}
+        for body, status in (
+            (forged.request(0), 403),
+            (forged.request(0), 403),
+            (stranger.request(0), 404),
+            (b"nothing", 400),
+            (b"x" * (LARGEST_REQUEST + 1), 413),
+            (small.request(3), 409),
+            (small.request(0), 200),
+        ):
+            assert running.post(body).status_code == status
+        expected = {(origin, 403): 2, (origin, 409): 1, (None, 400): 1, (None, 404): 1, (None, 413): 1}
+        until = time.monotonic() + 30
+        while refusals(folder) != expected and time.monotonic() < until:
+            time.sleep(0.2)
+        assert refusals(folder) == expected
+        assert running.end() == 0
+    with witnessed.witness(folder, [small.vkey]) as running:
+        assert running.post(forged.request(0)).status_code == 403
+        assert running.end() == 0  # what was counted last is written when it ends
+    assert refusals(folder) == expected | {(origin, 403): 3}
+    text = acclimate("witness", "status", "--keys", str(folder))
+    assert text.returncode == 0 and re.search(
+        rf"{re.escape(origin)} +403  not signed by a known key of the log +3 ", text.stdout
+    )
+    # The table's own column counts all of the log.
+    assert re.search(rf"{re.escape(origin)} +5 .* 4$", text.stdout, re.MULTILINE), text.stdout
 
 
 def test_a_finished_witness_is_not_made_again(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def run(
     need("witness", "uvicorn")
     from acclimate import notes, witness_folder, witness_http
     from acclimate.witness import Witness
+    from acclimate.witness_tally import Tally
 
     if prefix and (not prefix.startswith("/") or prefix.endswith("/") or not prefix.isprintable() or " " in prefix):
         raise typer.BadParameter("--prefix begins with a slash and ends without one")
@@ -82,25 +83,27 @@ def run(
     logs = [notes.parse_vkey(read_log_key(text)) for text in given]
     identity = witness_folder.load(keys)
     with witness_folder.alone(keys), witness_http.listen(host, port) as listener:
-        memory = identity.memory()
+        memory, tally = identity.memory(), Tally(keys / witness_folder.TALLY_FILE)
         try:
-            witness = Witness(identity.verifier.name, identity.keys.ed25519, logs=logs, state=memory)
+            witness = Witness(identity.verifier.name, identity.keys.ed25519, logs=logs, state=memory, tally=tally)
             witness_http.serve(witness_http.App(witness, prefix), listener)
         finally:
             memory.close()
+            tally.close()
 
 
 @app.command()
 def status(keys: Folder, as_json: AsJson = False) -> None:
-    """Show what the witness has cosigned, and what it refused as a fork.
+    """Show what the witness has cosigned, how often it refused, by log and kind, and what it refused as a fork.
 
     Exits with 1 where a log has shown two histories: then keep the folder, tell who runs the log, and tell its auditors.
 
     Example: acclimate witness status --keys /var/lib/acclimate-witness
     """
-    from acclimate import witness_folder
+    from acclimate import witness_folder, witness_tally
 
     identity = witness_folder.load(keys)
+    counts = witness_tally.read(keys / witness_folder.TALLY_FILE)
     memory = identity.memory()
     try:
         seen = memory.all_seen()
@@ -118,9 +121,14 @@ def status(keys: Folder, as_json: AsJson = False) -> None:
              "checkpoint": one.note, "cosigned": one.seen}
             for one in refused
         ],
+        "refusals": [
+            {"origin": one.origin or None, "status": one.status, "kind": witness_tally.KINDS[one.status], "count": one.count,
+             "last": _time(one.last), "reason": one.reason}
+            for one in counts
+        ],
     }  # fmt: skip
     rows = [
-        [one.origin, one.size, _time(one.time), len([r for r in refused if r.origin == one.origin])] for one in seen
+        [one.origin, one.size, _time(one.time), sum(c.count for c in counts if c.origin == one.origin)] for one in seen
     ]
     text = [f"witness {identity.verifier.text()}", "running" if running else "not running", ""]
     text += (
@@ -128,6 +136,12 @@ def status(keys: Folder, as_json: AsJson = False) -> None:
         if rows
         else ["nothing cosigned yet"]
     )
+    if counts:
+        kinds = [
+            [one.origin or "-", one.status, witness_tally.KINDS[one.status], one.count, _time(one.last)]
+            for one in counts
+        ]
+        text += ["", *table(("refused", "status", "why", "times", "last at"), kinds, right=("status", "times"))]
     for one in forks:
         text += [
             "",
