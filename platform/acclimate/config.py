@@ -231,7 +231,8 @@ def load(
             problems.append(f"{name} ({origins[name]}): {_refused(name, layer.values[name])} {error}")
     if "quorum" in values and "witnesses" in values and values["quorum"] > len(values["witnesses"]):
         problems.append(
-            f"quorum ({origins['quorum']}): {values['quorum']} of {len(values['witnesses'])} witnesses can't be reached"
+            f"quorum ({origins['quorum']}): {values['quorum']} of {len(values['witnesses'])} witnesses can't be reached;"
+            f" set it to at most {len(values['witnesses'])}, or name more in `witnesses`"
         )
     if problems:
         raise Refusal(
@@ -242,6 +243,29 @@ def load(
         )
     values["keys"] = values.pop("server_keys")
     return Settings(data=data, file=file, origins=origins, **values)
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A setting that is possible, and hardly meant: its name, what is odd about it, what to do."""
+
+    name: str
+    sentence: str
+    hint: str
+
+
+def doubts(settings: Settings) -> list[Doubt]:
+    """What `acclimate config`, `acclimate doctor` and a start of the API warn of; what can't be meant `load` refuses."""
+    if not settings.witnesses or settings.quorum:
+        return []
+    sentence = f"`witnesses` names {len(settings.witnesses)}, and `quorum` is 0: rounds are created without witnesses, for good"
+    return [
+        Doubt(
+            "quorum",
+            sentence,
+            "set `quorum`: how many of them must have cosigned what custodians rely on; then restart",
+        )
+    ]
 
 
 @dataclass(frozen=True)

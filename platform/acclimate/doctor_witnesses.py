@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from acclimate import keys, log, witness_client
-from acclimate.config import Settings
+from acclimate.config import Settings, doubts
 from acclimate.doctor_machine import WITHIN, Finding, is_there
 from acclimate.witness_client import Endpoint
 from acclimate_competitions.errors import Refusal
@@ -37,11 +37,8 @@ class Own:
 
 def witnesses(settings: Settings) -> Iterator[Finding]:
     """Whether the log's witnesses answer, know it, and have cosigned all of it; and whether rounds ask for them at all."""
-    if settings.witnesses and settings.quorum == 0:
-        found = f"`witnesses` names {len(settings.witnesses)}, and `quorum` is 0: rounds are created without witnesses, for good"
-        yield Finding(
-            "quorum", "warning", found, "set `quorum`: how many of them must have cosigned what custodians rely on"
-        )
+    for doubt in doubts(settings):
+        yield Finding(doubt.name, "warning", doubt.sentence, doubt.hint)
     own = _own(settings)
     with httpx.Client(timeout=WITHIN / 4) as client:
         for endpoint in witness_client.parse_endpoints(settings.witnesses):

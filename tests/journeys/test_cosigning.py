@@ -1,5 +1,6 @@
 """A server whose log is cosigned by real witnesses: to the quorum, past witnesses that are down, late, or see another log."""
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ import httpx
 import live
 import pytest
 import rounds_made
-from apis import Api, api
+from apis import Api, acclimate, api
 from databases import refused, settings, store
 from partners import Partner, log_key, partners, server, trickling, until
 from sqlalchemy import select
@@ -472,3 +473,23 @@ def test_impossible_settings_of_witnesses_are_refused_with_what_is_wrong(three, 
         )
         assert any(told in problem for problem in refusal.problems), (given, refusal.problems)
         assert "secret" not in str(refusal.problems).replace("user:secret@w", "") or "secret" not in str(given)
+
+
+def test_witnesses_without_a_quorum_are_warned_of_by_config_and_at_each_start(three, tmp_path):
+    environ = {"ACCLIMATE_WITNESSES": "; ".join(one.text for one in three)}
+    shown = acclimate("config", "--data", str(tmp_path / "data"), "--json", **environ)
+    (warning,) = json.loads(shown.stdout)["warnings"]
+    assert warning["name"] == "quorum" and "names 3, and `quorum` is 0" in warning["sentence"] and warning["hint"]
+    text = acclimate("config", "--data", str(tmp_path / "data"), **environ).stdout
+    assert f"warning: {warning['sentence']}" in text and f"hint: {warning['hint']}" in text
+    with api(tmp_path / "data", **environ) as server:
+        told = [line for line in server.lines() if line["event"] == "setting"]
+        assert [(line["level"], line["name"], line["reason"]) for line in told] == [
+            ("warning", "quorum", warning["sentence"])
+        ]
+        assert server.end() == 0
+    well = environ | {"ACCLIMATE_QUORUM": "2"}
+    assert json.loads(acclimate("config", "--data", str(tmp_path / "data"), "--json", **well).stdout)["warnings"] == []
+    with api(tmp_path / "other", **well) as server:
+        assert not [line for line in server.lines() if line["event"] == "setting"]
+        assert server.end() == 0

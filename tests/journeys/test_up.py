@@ -157,6 +157,7 @@ def run_first_steps(page: str, folder: Path) -> None:
             told = done.stdout
     assert (folder / "organizer" / "account.json").exists()
     assert (folder / "custodian-a" / "account.json").exists()
+    assert (folder / "lab" / "auditor.json").exists() and (folder / "witness" / "witness.vkey").exists()
 
 
 def test_who_does_not_want_to_wait_asks_twice(start: Starter, tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ def serve(settings: Settings) -> None:
         config.claim(settings)
         with config.lock(settings, "api"):
             console.configure(settings, part="api")
+            for doubt in config.doubts(settings):
+                console.say("setting", level="warning", name=doubt.name, reason=doubt.sentence, hint=doubt.hint)
             app = create_app(settings)
             services: Services = app.state.services
             begin(services)

@@ -1,5 +1,6 @@
 """`acclimate config`: the settings in force, and where each came from."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from acclimate.cli.options import AsJson, Blobs, ConfigFile, Database, DataFolder
@@ -19,20 +20,26 @@ def config(
     """Print the settings in force and where each came from.
 
     From an argument, a variable of the environment, a line of the file, or the default; passwords are hidden. All that is wrong is told at
-    once. What each setting means: docs/settings.md.
+    once, and what is hardly meant is a warning. What each setting means: docs/settings.md.
 
     Example: acclimate config --data /srv/acclimate --config /etc/acclimate.toml
     """
-    from acclimate.config import load
+    from acclimate.config import doubts, load
 
     settings = load(data, file=file, given={"database": database, "blobs": blobs})
     rows = effective(settings)
-    value = {"file": str(settings.file) if settings.file is not None else None, "settings": rows}
+    odd = doubts(settings)
+    value = {
+        "file": str(settings.file) if settings.file is not None else None,
+        "settings": rows,
+        "warnings": [dataclasses.asdict(doubt) for doubt in odd],
+    }
     lines = table(
         ["setting", "value", "from"], [(name, row["value"], _short(row["from"])) for name, row in rows.items()]
     )
     read = f"file: {settings.file}" if settings.file is not None else "no file was read"
-    emit(value, as_json=as_json, text=[*lines, "", read])
+    told = [line for doubt in odd for line in (f"warning: {doubt.sentence}", f"hint: {doubt.hint}")]
+    emit(value, as_json=as_json, text=[*lines, "", read, *told])
 
 
 def effective(settings: "Settings") -> dict[str, dict[str, Any]]:

@@ -198,6 +198,11 @@ def _page(settings: "Settings", addresses: "Addresses", invitation: str | None) 
         "Auditor (docs/auditors.md); needs no account, only a round's bundle and the log key:",
         "  " + shown("round", "bundle", "--server", url) + " ROUND --out round.zip",
         "  " + shown("verify") + f" round.zip --log-key {addresses.log_key}",
+        "  where a round names one, to make its preparations again (the operator makes an invitation):",
+        "  " + shown("audit", "keygen", "--name", "lab", "--keys", "./lab"),
+        "",
+        "Witness (docs/witnesses.md), at another institution; needs no account, only the log key:",
+        "  " + shown("witness", "keygen", "--name", "witness.example.org", "--keys", "./witness"),
         "",
         "Ctrl-C stops everything; the same command starts again where it was.",
     ]
@@ -208,10 +213,13 @@ def _witnesses(settings: "Settings") -> list[str]:
     """Who cosigns the log; nothing where nobody does."""
     if not settings.witnesses:
         return []
+    from acclimate.config import doubts
+
     names = ", ".join(one.split()[1].partition("+")[0] for one in settings.witnesses)
     return [
         f"  witnesses {names}; a checkpoint needs {settings.quorum} of them",
         "          (each needs the log key from you: docs/operators.md)",
+        *(f"  warning {doubt.sentence}; {doubt.hint}" for doubt in doubts(settings)),
     ]
 
 
