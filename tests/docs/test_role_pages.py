@@ -329,6 +329,40 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def bound(line: list[str]) -> list[str]:
+    """A program that the kernel ends (SIGTERM) when the process that starts it is gone, however that was ended."""
+    path = shutil.which(line[0])
+    assert path is not None
+    code = "import sys; from acclimate.supervision import bind; bind(int(sys.argv[1]), sys.argv[2:])"
+    return [sys.executable, "-c", code, str(os.getpid()), path, *line[1:]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_what_the_pages_start_ends_when_pytest_is_killed(tmp_path: Path) -> None:
+    told, ended = tmp_path / "pid", tmp_path / "ended"
+    line = (
+        f"echo $$ > {told}.draft; trap 'touch {ended}; exit' TERM; mv {told}.draft {told}; while :; do sleep 0.05; done"
+    )
+    code = (
+        "import subprocess, sys, time; sys.path.insert(0, sys.argv[1]); from test_role_pages import bound;"
+        " subprocess.Popen(bound(['bash', '-c', sys.argv[2]]), start_new_session=True); time.sleep(600)"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", code, str(Path(__file__).parent), line], cwd=tmp_path)
+    until = time.monotonic() + 60
+    try:
+        while not told.exists():
+            assert killed.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+        time.sleep(0.2)
+        assert not ended.exists()
+    finally:
+        killed.kill()
+        killed.wait()
+    while not ended.exists():
+        assert time.monotonic() < until, f"process {told.read_text()} goes on"
+        time.sleep(0.05)
+
+
 def wait_for(url: str, process: "subprocess.Popen[str]", log: Path) -> None:
     until = time.monotonic() + 120
     while True:
@@ -368,7 +402,7 @@ def test_one_round_is_played_by_the_pages(tmp_path: Path) -> None:
     block = operator.next("3 ")
     log = tmp_path / "up.log"
     with log.open("w") as stream:
-        line = ["bash", "-euo", "pipefail", "-c", ". ~/terminal\nexec " + block.text]
+        line = bound(["bash", "-euo", "pipefail", "-c", ". ~/terminal\nexec " + block.text])
         up = subprocess.Popen(
             line, cwd=operator.work, env=operator.variables(), stdout=stream, stderr=stream, stdin=subprocess.DEVNULL,
             text=True, start_new_session=True,
