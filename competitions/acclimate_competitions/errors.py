@@ -109,7 +109,7 @@ CODES: dict[str, Code] = {
     "job_failed": Code(500, "A job on a runner failed; the sentence gives the reason."),
     "runner_failed": Code(503, "A machine or its runner failed, not the job; the job is tried again."),
     "challenge_invalid": Code(
-        403, "The challenge that a registration signs is missing, not this server's, too old, or used."
+        403, "The challenge that a registration or a request signs is missing, not this server's, too old, or used."
     ),
     "code_other": Code(409, "This machine runs other code or libraries than the round was prepared with."),
     "rerun_undecided": Code(

@@ -9,7 +9,7 @@ import pytest
 from acclimate.api import logs
 from acclimate.client import evidence
 from acclimate.verify import witnesses
-from acclimate_competitions import drawing
+from acclimate_competitions import drawing, rounds
 
 ROOT = Path(__file__).parent.parent.parent
 WORDS = {"one": 1, "two": 2, "three": 3, "five": 5, "ten": 10, "thirty-two": 32}
@@ -38,6 +38,16 @@ SAID = {
     "ahead of the own clock": (
         evidence.AHEAD_OF_CLOCK / MINUTE,
         [("docs/protocol.md", "dated more than {} minutes after the own clock")],
+    ),
+    "a round has lapsed": (
+        rounds.LAPSE / timedelta(days=1),
+        [
+            ("docs/protocol.md", "From {} days after `release_by` on"),
+            ("docs/organizers.md", "in any other phase {} days later"),
+            ("docs/custodians.md", "never opened? {} days after the date"),
+            ("docs/threat-model.md", "shares are released {} days after `release_by`"),
+            ("docs/decisions/0014-custodians-end-a-round-without-its-organizer.md", "**Added later.** {} days after"),
+        ],
     ),
     "a receipt waits": (
         logs.WAIT_SECONDS,

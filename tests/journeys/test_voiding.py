@@ -10,6 +10,7 @@ from live import CUSTODIANS
 from witnessed_rounds import Stage, acknowledged, closed, yesterdays
 
 from acclimate.client import organizer
+from acclimate_competitions import rounds
 
 REASON = "the organizer does not answer any more"
 
@@ -60,6 +61,31 @@ def test_custodians_end_a_round_whose_organizer_is_gone(stage: Stage, acclimate:
     assert stage.running.phase(stage.staged.round) == "voided"
     # Sent again it is the same record, or the end of the round.
     assert "voided" in refused(acclimate(*first, "--approval", given, "--json"), "phase_wrong")
+
+
+def test_the_last_custodian_ends_a_round_that_has_lapsed(stage: Stage, acclimate: Run) -> None:
+    """Two of three custodians and the organizer are gone: nobody could end the round, and it would keep the log's key."""
+    closed(stage)
+    release_by = stage.staged.fields["release_by"]
+    alone = (
+        "custodian",
+        "void",
+        stage.staged.round,
+        "--reason",
+        REASON,
+        "--keys",
+        folder(stage, CUSTODIANS[0]),
+        "--json",
+    )
+    stage.running.clock.set(release_by, seconds=1)
+    sentence = refused(acclimate(*alone), "guard_failed")
+    assert "2 custodians must agree to a voiding, 1 did" in sentence and f"release_by, {release_by}" in sentence
+    stage.running.clock.set(release_by, seconds=rounds.LAPSE.total_seconds() + 1)
+    code, out, err = acclimate(*alone)
+    assert code == 0, err
+    record = json.loads(out)["record"]
+    assert record["by"] == stage.running.actors[CUSTODIANS[0]].public and "approvals" not in record
+    assert stage.running.phase(stage.staged.round) == "voided"
 
 
 def test_an_approval_of_before_the_close_voids_nothing_after_it(stage: Stage, acclimate: Run) -> None:
