@@ -1,11 +1,12 @@
 """What the leader hands out: which work is left, in which order, and how much of it at once."""
 
 import traceback
+from dataclasses import replace
 
 from sqlalchemy import select
 
-from acclimate import assignments, schedule, settling, stages, table_blobs
-from acclimate.assignments import Assignment
+from acclimate import assignments, retries, schedule, settling, stages, table_blobs
+from acclimate.assignments import Assignment, Held
 from acclimate.console import say
 from acclimate.hosting import NO_MACHINES
 from acclimate.lead import OUTAGES, Lead, Running, ids
@@ -32,6 +33,8 @@ class Admission:
         # Since when a round has waited for its checkpoint.
         self._awaited: dict[str, float] = {}
         self._unmet = True
+        # How often a runner did not take an attempt.
+        self._refused: dict[str, int] = {}
 
     def plan(self) -> None:
         """See what is left to do, end what nobody waits for any more, and start what has room.
@@ -63,14 +66,23 @@ class Admission:
         keys = {stage.key for assignment in wanted for stage in assignment.stages}
         for running in self._lead.running.values():
             # A withdrawn submission's check, a voided round's work: nobody waits for it any more.
-            mine = {stage.key for stage in running.assignment.stages}
-            if not mine <= keys and running.assignment.round not in waiting:
+            mine = {stage.key for stage in running.held.assignment.stages}
+            if not mine <= keys and running.held.assignment.round not in waiting:
                 running.handle.cancel()
         stages.end_stale_checks(self._lead.store)
-        if stray := stages.reclaim(self._lead.store, self._lead.running.keys()):
-            say("given back", stages=stray, reason="they were written down as running, but nothing here runs them")
+        self._let_go_of_strays()
         known = stages.register(self._lead.store, wanted)
         self._admit([a for a in wanted if all(known[stage.key] == "pending" for stage in a.stages)])
+
+    def _let_go_of_strays(self) -> None:
+        with self._lead.store.snapshot() as tx:
+            strays = stages.strays(tx, self._lead.running.keys())
+        if strays:
+            reason = "it was written down as under way, but nothing here follows it"
+            with self._lead.store.transaction() as tx:
+                for row in stages.strays(tx, self._lead.running.keys()):
+                    stages.lost(tx, row, epoch=self._lead.watch.epoch, reason=reason, adoptable=True)
+            say("given back", attempts=len(strays), reason=reason)
 
     def _left(self, name: str) -> list[Assignment] | None:
         """A round's work, in its order; None where that can't be told yet."""
@@ -101,7 +113,9 @@ class Admission:
         if not machines:
             # Ray would take anything, and wait with it.
             return
-        outstanding = [running.assignment.demand for running in self._lead.running.values()]
+        self._adopt(runner, ready)
+        ready = [assignment for assignment in ready if assignment.attempt not in self._lead.running]
+        outstanding = [running.held.assignment.demand for running in self._lead.running.values()]
         capacity = schedule.Capacity(machines, slots=runner.slots, outstanding=outstanding)
         for assignment in ready:
             if capacity.full or now < self._lead.paused:
@@ -111,6 +125,25 @@ class Admission:
             # What finds no room is passed over: something smaller may find some.
             if self._is_own_code(assignment) and capacity.take(assignment.demand):
                 self._start(runner, assignment)
+
+    def _adopt(self, runner: Runner, ready: list[Assignment]) -> None:
+        """Take up what goes on although its dispatcher or the way to it was lost; a handle says later whether it does."""
+        with self._lead.store.snapshot() as tx:
+            lost = stages.adoptable(tx)
+        for assignment in ready if lost else ():
+            if assignment.attempt not in lost:
+                continue
+            with self._lead.store.transaction() as tx:
+                held = stages.adopt(tx, assignment, fence=lost[assignment.attempt], epoch=self._lead.watch.epoch)
+            if held is not None:
+                name = f"{assignment.attempt}/{held.fence}"
+                try:
+                    handle = runner.find(name, assignment.job, self._lead.blobs)
+                except Exception as error:
+                    self._not_started(held, error)
+                    return
+                self._lead.running[assignment.attempt] = Running(held, handle, runner, begun=True)
+                say("adopted", **ids(held))
 
     def _explain(self, ready: list[Assignment], machines: tuple[Machine, ...]) -> dict[str, str]:
         """Round -> why no machine can ever take its work, also written down for everybody; it waits for a machine that can."""
@@ -139,41 +172,41 @@ class Admission:
         hint = "start the version with which the round was made"
         # The round's status tells of it; the dispatcher of the right version takes up what is blocked.
         with self._lead.store.transaction() as tx:
-            stages.block(tx, [stage.key for stage in assignment.stages], reason=f"{reason}: {hint}")
+            held = Held(assignment, fence=stages.newest_fence(tx, assignment), epoch=self._lead.watch.epoch)
+            stages.block(tx, held, code="code_pinned", reason=f"{reason}: {hint}")
         self._lead.say_once("other code", round=assignment.round, reason=reason, hint=hint)
         return False
 
     def _start(self, runner: Runner, assignment: Assignment) -> None:
         # Committed before the runner hears of it: whatever happens next, the row says that someone may be at it.
         with self._lead.store.transaction() as tx:
-            number = stages.claim(tx, assignment)
-        if number is None:
+            held = stages.claim(tx, assignment, epoch=self._lead.watch.epoch)
+        if held is None:
             return
-        name = f"{assignment.attempt}/{number}"
+        demand = replace(assignment.demand, avoid=self._settled.avoid.get(assignment.attempt, frozenset()))
         try:
-            handle = runner.start(name, assignment.job, self._lead.blobs, demand=assignment.demand)
+            handle = runner.start(f"{assignment.attempt}/{held.fence}", assignment.job, self._lead.blobs, demand=demand)
         except Exception as error:
-            self._not_started(assignment, error)
+            self._not_started(held, error)
             return
         self._lead.host.trust()
-        del self._settled.failures[assignment.attempt, "not started"]
-        self._lead.running[assignment.attempt] = Running(assignment, number, handle, runner)
+        self._refused.pop(assignment.attempt, None)
+        self._lead.running[assignment.attempt] = Running(held, handle, runner)
         self._lead.vitals.started[assignment.kind] += 1
-        say("attempt started", **ids(assignment), stages=len(assignment.stages), number=number)
+        say("attempt started", **ids(held), stages=len(assignment.stages))
 
-    def _not_started(self, assignment: Assignment, error: Exception) -> None:
+    def _not_started(self, held: Held, error: Exception) -> None:
         """The runner takes nothing now, which says nothing of the job: no try is counted, and everything waits a little."""
-        reason = f"not started: {type(error).__name__}: {error}"
-        say("not started", **ids(assignment), reason=reason)
+        reason, attempt = f"not started: {type(error).__name__}: {error}", held.assignment.attempt
+        say("not started", **ids(held), reason=reason)
         self._lead.host.suspect(error)
         self._lead.paused = self._lead.moments.monotonic() + settling.PAUSE
         # Longer each time for this one, so that a job that no runner takes does not hold up the others.
-        self._settled.failures[assignment.attempt, "not started"] += 1
-        self._settled.not_before[assignment.attempt] = self._lead.paused + self._settled.long(
-            self._settled.failures[assignment.attempt, "not started"]
-        )
+        self._refused[attempt] = self._refused.get(attempt, 0) + 1
+        wait = retries.pause(self._refused[attempt], draw=self._lead.moments.uniform)
+        self._settled.not_before[attempt] = self._lead.paused + wait
         with self._lead.store.transaction() as tx:
-            stages.give_back(tx, [stage.key for stage in assignment.stages], reason=reason)
+            stages.give_back(tx, held, code="runner_lost", reason=reason)
 
     def _holdout_inputs(self, state: Round) -> dict[str, str]:
         """Task -> digest of the holdout's inputs, without targets; the same bytes however often they are made."""

@@ -65,6 +65,15 @@ class Assignment:
         return digests.of_json(sorted(stage.key for stage in self.stages))
 
 
+@dataclass(frozen=True)
+class Held:
+    """A try of an attempt, as its leader holds it: by its fence, in an epoch of the lease."""
+
+    assignment: Assignment
+    fence: int
+    epoch: int
+
+
 def stage_key(kind: str, state: Round, *, inputs: Iterable[str], params: Mapping[str, Any]) -> str:
     """A stage's key: the digest of all that can change its result, and of nothing else.
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, update
 
-from acclimate import table_blobs
-from acclimate.assignments import Assignment, Stage
+from acclimate import stages, table_blobs
+from acclimate.assignments import Assignment, Held, Stage
 from acclimate.service import submit
 from acclimate.service.identity import Identity
 from acclimate.store import Store, Tx, results, timestamp
@@ -32,7 +32,7 @@ _LONGEST_REASON = 2000
 def commit(
     store: Store,
     identity: Identity,
-    assignment: Assignment,
+    held: Held,
     status: Status,
     *,
     holdout: Mapping[str, str],
@@ -43,7 +43,7 @@ def commit(
     Args:
         store: the store, whose blobs hold the outcome's files.
         identity: whose evaluator key signs.
-        assignment: what was done.
+        held: what was done, and the fence of the try.
         status: of the attempt, done.
         holdout: name -> digest of the opened holdout's files; needed for evaluations only.
         alive: called before each table that is read or scored, which may take long.
@@ -52,12 +52,12 @@ def commit(
         Refusal: what rounds.apply refuses; scores_invalid; job_failed for an outcome that does not answer the assignment;
             busy, no_space.
     """
-    if assignment.kind == "check":
-        _check(store, identity, assignment, status)
-    elif assignment.kind == "prepare":
-        _prepare(store, identity, assignment, status)
+    if held.assignment.kind == "check":
+        _check(store, identity, held, status)
+    elif held.assignment.kind == "prepare":
+        _prepare(store, identity, held, status)
     else:
-        _evaluate(store, identity, assignment, status, holdout=holdout, alive=alive)
+        _evaluate(store, identity, held, status, holdout=holdout, alive=alive)
 
 
 def outlasted(store: Store, state: Round, status: Status, *, tries: int) -> Status:
@@ -68,8 +68,8 @@ def outlasted(store: Store, state: Round, status: Status, *, tries: int) -> Stat
     return replace(status, state="done", outcome=outcome, log=status.log or store.blobs.put_bytes(b""))
 
 
-def _check(store: Store, identity: Identity, assignment: Assignment, status: Status) -> None:
-    outcome = _outcome(status)
+def _check(store: Store, identity: Identity, held: Held, status: Status) -> None:
+    outcome, assignment = _outcome(status), held.assignment
     if outcome.status == "done":
         submit.accept(store, assignment.submission)
     else:
@@ -77,11 +77,12 @@ def _check(store: Store, identity: Identity, assignment: Assignment, status: Sta
     # A crash in between is mended by the next plan, which sees that the submission is no longer being checked.
     with store.transaction() as tx:
         document = {**finite(outcome.results), **_circumstances(status)}
-        _close(tx, assignment.stages[0], assignment, document, failed=outcome.reason)
+        _close(tx, assignment.stages[0], held, document, failed=outcome.reason)
+        stages.committed(tx, held)
 
 
-def _prepare(store: Store, identity: Identity, assignment: Assignment, status: Status) -> None:
-    outcome = _outcome(status)
+def _prepare(store: Store, identity: Identity, held: Held, status: Status) -> None:
+    outcome, assignment = _outcome(status), held.assignment
     selections = {entry["task"]: entry for entry in outcome.results.get("selections", [])}
     prepared = {(entry["task"], entry["seed"]): entry for entry in outcome.results.get("prepared", [])}
     with store.transaction() as tx:
@@ -97,7 +98,8 @@ def _prepare(store: Store, identity: Identity, assignment: Assignment, status: S
             tx.append(_signed(identity, state, _prepared_fields(state, assignment, entry, selection, status)))
             failed = str(entry["failed"]["reason"]) if "failed" in entry else ""
             document = {**entry, "selection": selection, **_circumstances(status)}
-            _close(tx, stage, assignment, document, failed=failed)
+            _close(tx, stage, held, document, failed=failed)
+        stages.committed(tx, held)
 
 
 def _prepared_fields(
@@ -128,13 +130,13 @@ def _prepared_fields(
 def _evaluate(
     store: Store,
     identity: Identity,
-    assignment: Assignment,
+    held: Held,
     status: Status,
     *,
     holdout: Mapping[str, str],
     alive: Callable[[], None],
 ) -> None:
-    outcome = _outcome(status)
+    outcome, assignment = _outcome(status), held.assignment
     given = {(p["task"], p["seed"], p["protocol"]): p for p in outcome.results.get("predictions", [])}
     with store.snapshot() as tx:
         state = tx.round(assignment.round)
@@ -175,7 +177,8 @@ def _evaluate(
                 "count": document["count"],
             }
             tx.append(_signed(identity, state, ("ModelEvaluated", fields)))
-            _close(tx, stage, assignment, document, failed=document.get("failed", {}).get("reason", ""))
+            _close(tx, stage, held, document, failed=document.get("failed", {}).get("reason", ""))
+        stages.committed(tx, held)
 
 
 def score(
@@ -220,13 +223,15 @@ def _signed(identity: Identity, state: Round, record: tuple[str, Mapping[str, An
     return records.sign(kind, state.id, fields, key=identity.evaluator_key)
 
 
-def _close(tx: Tx, stage: Stage, assignment: Assignment, document: Mapping[str, Any], *, failed: str) -> None:
-    """Note a stage's end: its result and its state."""
-    mine = (stage_rows.c.key == stage.key, stage_rows.c.attempt == assignment.attempt, stage_rows.c.state == "running")
+def _close(tx: Tx, stage: Stage, held: Held, document: Mapping[str, Any], *, failed: str) -> None:
+    """Note a stage's end: its result and its state, where this try still holds it."""
+    attempt = held.assignment.attempt
+    mine = [stage_rows.c.key == stage.key, stage_rows.c.attempt == attempt, stage_rows.c.fence == held.fence]
+    mine.append(stage_rows.c.state.in_(stages.UNDER_WAY))
     values = {"state": "failed" if failed else "committed", "progress": 1.0, "reason": failed[:_LONGEST_REASON]}
     ended = tx.execute(update(stage_rows).where(*mine).values(**values, heartbeat=timestamp(tx)))
     if ended.rowcount != 1:
-        raise Refusal("conflict", f"stage {stage.key} is no longer of attempt {assignment.attempt}")
+        raise Refusal("conflict", f"stage {stage.key} is no longer of attempt {attempt} under fence {held.fence}")
     tx.execute(insert(results), {"stage": stage.key, "document": dict(document), "at": timestamp(tx)})
 
 

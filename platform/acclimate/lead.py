@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from acclimate.assignments import Assignment
+from acclimate.assignments import Assignment, Held
 from acclimate.config import Settings
 from acclimate.console import say
 from acclimate.dispatch_health import Vitals
@@ -54,20 +54,21 @@ class Running:
     """An attempt under way.
 
     Attributes:
-        fence: under which it was claimed.
+        held: what it does, and the fence under which it was claimed.
         ended: once it has, until that is written down.
         said: whether its end was told.
         beat: when its progress was last written down, by the monotonic clock; told: what was written.
+        begun: whether its child is known to run.
     """
 
-    assignment: Assignment
-    fence: int
+    held: Held
     handle: Handle
     runner: Runner
     ended: Status | None = None
     said: bool = False
     beat: float = 0.0
     told: tuple[int, int] = (-1, -1)
+    begun: bool = False
 
 
 @dataclass
@@ -105,11 +106,11 @@ class Lead:
             say(event, **facts)
 
 
-def ids(assignment: Assignment) -> dict[str, Any]:
+def ids(held: Held | Assignment) -> dict[str, Any]:
     """What a line of the log says of an attempt."""
-    return {
-        "kind": assignment.kind,
-        "round": assignment.round,
-        "entrant": assignment.entrant,
-        "attempt": assignment.attempt,
-    }
+    assignment = held.assignment if isinstance(held, Held) else held
+    found: dict[str, Any] = {"kind": assignment.kind, "round": assignment.round, "entrant": assignment.entrant}
+    found |= {"submission": assignment.submission, "attempt": assignment.attempt}
+    if assignment.entry is not None:
+        found["entry"] = assignment.entry
+    return found | ({"fence": held.fence} if isinstance(held, Held) else {})

@@ -7,10 +7,11 @@ transaction that requires the stage to be this attempt's, and the lease to be th
 
 from acclimate import stages
 from acclimate.admission import Admission
-from acclimate.assignments import Assignment
+from acclimate.assignments import Held
 from acclimate.console import say
 from acclimate.finishing import Finish, Finisher
-from acclimate.lead import OUTAGES, Lead
+from acclimate.hosting import outlives
+from acclimate.lead import OUTAGES, Lead, Running
 from acclimate.opening import Opener
 from acclimate.pool import PoolRow
 from acclimate.service import clockwork, release
@@ -55,7 +56,12 @@ class Leader:
         """
         release.clear(self._lead.settings)
         with self._lead.store.transaction() as tx:
-            stages.resume(tx)
+            stages.resume(
+                tx,
+                epoch=self._lead.watch.epoch,
+                code=self._lead.identity.code,
+                outlives=outlives(self._lead.settings),
+            )
 
     def end(self) -> None:
         """Hand over in order: wait for what opens or finishes a round, and give back what runs; the host must be closed by then.
@@ -67,7 +73,13 @@ class Leader:
         if self._finisher is not None:
             self._finisher.close()
         with self._lead.store.transaction() as tx:
-            stages.give_back(tx)
+            for running in self._lead.running.values():
+                row = stages.row_of(tx, running.held)
+                if row is not None and row.state in stages.UNDER_WAY:
+                    going_on = outlives(self._lead.settings)
+                    stages.lost(
+                        tx, row, epoch=running.held.epoch, reason="its dispatcher was stopped", adoptable=going_on
+                    )
 
     def abandon(self) -> None:
         """Forget everything, as another leads: attempts that it may adopt are left alone."""
@@ -94,6 +106,8 @@ class Leader:
         for line in made:
             self._lead.vitals.transitions[line.rpartition(": ")[2]] += 1
             say("transition", made=line)
+        for wish in stages.grant(self._lead.store, epoch=self._lead.watch.epoch):
+            say("retried", round=wish.round, stage=wish.stage, account=wish.account)
         settled = [self._settling.settle(running) for running in list(self._lead.running.values())]
         if made or any(settled) or self._lead.moments.monotonic() - self._planned > _PLAN_EVERY:
             self._planned = self._lead.moments.monotonic()
@@ -108,14 +122,21 @@ class Leader:
     def _beat(self) -> None:
         """Write down progress, for those that made some, and now and then for all; at most every half second."""
         now = self._lead.moments.monotonic()
-        due: list[tuple[Assignment, float]] = []
+        due: list[tuple[Held, float]] = []
+        begun: list[tuple[Running, str]] = []
         for running in self._lead.running.values():
             status = self._settling.poll(running)
+            if not running.begun and status.state == "running" and (status.total or status.network):
+                begun.append((running, status.machine))
             word, waited = (status.step, status.total), now - running.beat
             if waited > _BEAT_AT_LEAST or (word != running.told and waited > _BEAT_EVERY):
                 running.beat, running.told = now, word
-                due.append((running.assignment, status.step / status.total if status.total > 0 else 0.0))
-        if due:
+                due.append((running.held, status.step / status.total if status.total > 0 else 0.0))
+        if due or begun:
             with self._lead.store.transaction() as tx:
-                for assignment, progress in due:
-                    stages.beat(tx, assignment, progress=progress)
+                for running, machine in begun:
+                    stages.started(tx, running.held, machine=machine)
+                for held, progress in due:
+                    stages.beat(tx, held, progress=progress)
+        for running, _ in begun:
+            running.begun = True

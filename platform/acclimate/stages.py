@@ -1,52 +1,87 @@
-"""The life of stage rows: pending → running → committed, failed (the entrant's fault), or blocked (ours, until an operator acts).
+"""The life of stages and attempts, which only the leading dispatcher writes (and who ends a round).
 
-Only the dispatcher writes them. A change of state always says from which state, and for which attempt.
+A stage: pending → starting → running → verifying → committed, failed (the entrant's outcome), blocked (ours, until an operator
+acts) or cancelled. It is written down once all that it needs is there, so pending means ready.
+
+An attempt is some stages of one entry that are done together. Each try of it has a fence of its own, which is committed before a runner
+hears of it; every change of state says for which attempt and fence, so what an earlier try comes to changes nothing. Each change adds
+an event (event_history.py) in its own transaction.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import case, insert, select, update
+from sqlalchemy import case, func, insert, select, update
 
-from acclimate.assignments import Assignment
+from acclimate.assignments import Assignment, Held
+from acclimate.retries import Ended
 from acclimate.schedule import UNMET
-from acclimate.store import Store, Tx, stages, submissions, timestamp
+from acclimate.store import Store, Tx, attempts, events, stages, submissions, timestamp, wishes
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.records import format_time
 
+STATES = ("pending", "starting", "running", "verifying", "committed", "failed", "blocked", "cancelled")
+UNDER_WAY = ("starting", "running", "verifying")
+"""A stage or a try of an attempt that somebody is at."""
 _PART = 500
 _LONGEST_REASON = 2000
 
 
-def resume(tx: Tx) -> None:
-    """What a new dispatcher does first: what ran is pending again, and so is what was blocked, as someone has looked at it."""
-    give_back(tx)
-    blocked = update(stages).where(stages.c.state == "blocked")
-    tx.execute(blocked.values(state="pending", attempts=0))
+def resume(tx: Tx, *, epoch: int, code: str, outlives: bool) -> None:
+    """What a new leader does first: what was under way is pending again, and so is what waited for this version's code.
+
+    Args:
+        tx: of the leader.
+        epoch: of its lease.
+        code: the digest of its code.
+        outlives: whether attempts go on where their dispatcher ends, and so may be adopted.
+    """
+    for row in tx.execute(select(attempts).where(attempts.c.state.in_(UNDER_WAY))).all():
+        lost(tx, row, epoch=epoch, reason="its dispatcher ended", adoptable=outlives)
+    # Rows of a release that wrote no attempts.
+    tx.execute(update(stages).where(stages.c.state.in_(UNDER_WAY)).values(state="pending", progress=0.0))
+    mine = (
+        (stages.c.state == "blocked")
+        & (stages.c.code == "code_pinned")
+        & stages.c.reason.contains(code, autoescape=True)
+    )
+    for row in tx.execute(select(stages).where(mine)).all():
+        release(tx, row.key, epoch=epoch)
     # What no machine could take is judged anew, by the pool that this dispatcher sees.
     tx.execute(update(stages).where(_unmet()).values(reason=""))
 
 
-def give_back(tx: Tx, keys: Sequence[str] | None = None, *, reason: str | None = None) -> None:
-    """Running stages (all, or those of `keys`) to pending; the attempt doesn't count, as it ended through no fault of its own."""
-    fewer = case((stages.c.attempts > 0, stages.c.attempts - 1), else_=0)
-    running = stages.c.state == "running"
-    mine = running if keys is None else running & stages.c.key.in_(keys)
-    why = {} if reason is None else {"reason": reason[:_LONGEST_REASON]}
-    tx.execute(update(stages).where(mine).values(state="pending", attempts=fewer, progress=0.0, **why))
+def lost(tx: Tx, row: Any, *, epoch: int, reason: str, adoptable: bool) -> None:
+    """A try that nobody here follows any more: its stages are pending, and it may be adopted under its fence if it goes on somewhere."""
+    state = "lost" if adoptable else "given_back"
+    _end(tx, row, state=state, code="runner_lost", reason=reason)
+    _note(tx, row, "given_back", epoch=epoch, code="runner_lost", reason=reason)
+    _to_pending(tx, row, charged=False, values={"reason": reason[:_LONGEST_REASON], "code": "runner_lost"})
 
 
-def reclaim(store: Store, attempts: Collection[str]) -> int:
-    """Running stages whose attempt is none of these to pending; how many. For the leader, whose writes are fenced: nobody else's run.
+def give_back(tx: Tx, held: Held, *, code: str, reason: str, machine: str = "") -> None:
+    """A try that ended through no fault that counts: its stages are pending again."""
+    row = row_of(tx, held)
+    if row is not None:
+        _end(tx, row, state="given_back", code=code, reason=reason, machine=machine)
+        _note(tx, row, "given_back", epoch=held.epoch, code=code, reason=reason, machine=machine)
+        _to_pending(tx, row, charged=False, values={"reason": reason[:_LONGEST_REASON], "code": code})
+
+
+def strays(tx: Tx, known: Collection[str]) -> list[Any]:
+    """The tries that are written down as under way and are none of these attempts; for the leader, whose writes are fenced.
 
     A claim may be committed although the connection broke before its leader heard of it, and giving back may fail with the database.
     """
-    stray = (stages.c.state == "running") & (stages.c.attempt.is_(None) | stages.c.attempt.not_in(list(attempts)))
-    with store.snapshot() as tx:
-        keys = list(tx.execute(select(stages.c.key).where(stray)).scalars())
-    if keys:
-        with store.transaction() as tx:
-            for part in _parts(keys):
-                give_back(tx, part)
-    return len(keys)
+    query = select(attempts).where(attempts.c.state.in_(UNDER_WAY), attempts.c.attempt.not_in(list(known)))
+    return list(tx.execute(query).all())
+
+
+def adoptable(tx: Tx) -> dict[str, int]:
+    """Attempt -> fence of its lost try, which may go on somewhere."""
+    query = select(attempts.c.attempt, attempts.c.fence).where(attempts.c.state == "lost").order_by(attempts.c.fence)
+    return {row.attempt: row.fence for row in tx.execute(query)}
 
 
 def register(store: Store, wanted: Iterable[Assignment]) -> dict[str, str]:
@@ -83,33 +118,165 @@ def states_of(tx: Tx, keys: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def claim(tx: Tx, assignment: Assignment) -> int | None:
-    """Pending stages to running, for one attempt; the attempt's number, from 1, or None where not all of them are pending."""
+def claim(tx: Tx, assignment: Assignment, *, epoch: int) -> Held | None:
+    """Pending stages to starting, for a new try of an attempt under a fence of its own; None where not all of them are pending."""
     keys = [stage.key for stage in assignment.stages]
-    if set(states_of(tx, keys).values()) != {"pending"}:
+    rows = [row for part in _parts(keys) for row in tx.execute(select(stages).where(stages.c.key.in_(part))).all()]
+    if len(rows) != len(keys) or {row.state for row in rows} != {"pending"}:
         return None
-    values = {"state": "running", "attempt": assignment.attempt, "heartbeat": timestamp(tx), "progress": 0.0}
-    tx.execute(update(stages).where(stages.c.key.in_(keys)).values(**values, attempts=stages.c.attempts + 1))
-    return int(max(tx.execute(select(stages.c.attempts).where(stages.c.key.in_(keys))).scalars()))
+    held = Held(assignment, fence=max(newest_fence(tx, assignment), *(row.fence for row in rows)) + 1, epoch=epoch)
+    # What was lost and not found again is superseded.
+    earlier = (attempts.c.attempt == assignment.attempt) & (attempts.c.state == "lost")
+    tx.execute(update(attempts).where(earlier).values(state="given_back"))
+    tx.execute(
+        insert(attempts),
+        {
+            "attempt": assignment.attempt,
+            "fence": held.fence,
+            "round": assignment.round,
+            "submission": assignment.submission,
+            "kind": assignment.kind,
+            "stages": sorted(keys),
+            "state": "starting",
+            "epoch": epoch,
+            "claimed": timestamp(tx),
+        },
+    )
+    _note(tx, row_of(tx, held), "claimed", epoch=epoch)
+    _hold(tx, held, state="starting")
+    return held
 
 
-def holds(tx: Tx, assignment: Assignment) -> bool:
-    """Whether all stages of an attempt are still its own, as they were when it was claimed."""
-    keys = [stage.key for stage in assignment.stages]
-    mine = (stages.c.attempt == assignment.attempt) & (stages.c.state == "running") & stages.c.key.in_(keys)
-    return len(tx.execute(select(stages.c.key).where(mine)).all()) == len(keys)
+def newest_fence(tx: Tx, assignment: Assignment) -> int:
+    """The fence of an attempt's newest try; 0 where there was none."""
+    used = select(func.max(attempts.c.fence)).where(attempts.c.attempt == assignment.attempt)
+    return int(tx.execute(used).scalar() or 0)
 
 
-def try_again(tx: Tx, keys: Sequence[str], *, reason: str) -> None:
-    """Running stages to pending, with what went wrong this time."""
-    mine = stages.c.key.in_(keys) & (stages.c.state == "running")
-    tx.execute(update(stages).where(mine).values(state="pending", reason=reason[:_LONGEST_REASON]))
+def adopt(tx: Tx, assignment: Assignment, *, fence: int, epoch: int) -> Held | None:
+    """Take up a lost try under its own fence; None where its stages are not all pending, or are of another try by now."""
+    held = Held(assignment, fence=fence, epoch=epoch)
+    row, keys = row_of(tx, held), [stage.key for stage in assignment.stages]
+    if row is None or row.state != "lost" or set(states_of(tx, keys).values()) != {"pending"}:
+        return None
+    mine = (attempts.c.attempt == row.attempt) & (attempts.c.fence == row.fence)
+    tx.execute(update(attempts).where(mine).values(state="running", code="", reason="", ended=None))
+    _note(tx, row, "adopted", epoch=epoch)
+    _hold(tx, held, state="running")
+    return held
 
 
-def block(tx: Tx, keys: Sequence[str], *, reason: str) -> None:
-    """Stages that can't be done until an operator acts."""
-    mine = stages.c.key.in_(keys) & stages.c.state.in_(("running", "pending"))
-    tx.execute(update(stages).where(mine).values(state="blocked", reason=reason[:_LONGEST_REASON]))
+def started(tx: Tx, held: Held, *, machine: str) -> None:
+    """Its child runs."""
+    row = row_of(tx, held)
+    if row is not None and row.state == "starting":
+        mine = (attempts.c.attempt == row.attempt) & (attempts.c.fence == row.fence)
+        tx.execute(update(attempts).where(mine).values(state="running", machine=machine))
+        _note(tx, row, "running", epoch=held.epoch, machine=machine)
+    tx.execute(update(stages).where(_mine(held), stages.c.state == "starting").values(state="running"))
+
+
+def verifying(tx: Tx, held: Held) -> None:
+    """It is done, and what it gave back is being read and scored."""
+    tx.execute(update(stages).where(_mine(held)).values(state="verifying", progress=1.0, heartbeat=timestamp(tx)))
+
+
+def committed(tx: Tx, held: Held) -> None:
+    """What it came to is on the record: in the transaction that puts it there.
+
+    Raises:
+        Refusal: conflict, where this try is not the attempt's own any more.
+    """
+    row = row_of(tx, held)
+    if row is None or row.state not in UNDER_WAY:
+        raise Refusal("conflict", f"try {held.fence} of attempt {held.assignment.attempt} is over")
+    _end(tx, row, state="committed", code="", reason="")
+    _note(tx, row, "committed", epoch=held.epoch)
+
+
+def holds(tx: Tx, held: Held) -> bool:
+    """Whether all stages of a try are still its own, as they were when it was claimed."""
+    keys = [stage.key for stage in held.assignment.stages]
+    mine = select(stages.c.key).where(_mine(held), stages.c.key.in_(keys))
+    return len(tx.execute(mine).all()) == len(keys)
+
+
+def failures(tx: Tx, attempt: str) -> list[Ended]:
+    """The tries of an attempt that failed since an operator last let it go, in their order; what doesn't count is not among them."""
+    since = select(func.max(events.c.fence)).where(events.c.attempt == attempt, events.c.event == "released")
+    mine = (attempts.c.attempt == attempt) & (attempts.c.state == "failed")
+    mine &= attempts.c.fence > (tx.execute(since).scalar() or 0)
+    query = select(attempts.c.code, attempts.c.machine).where(mine).order_by(attempts.c.fence)
+    return [Ended(row.code, row.machine) for row in tx.execute(query)]
+
+
+def try_again(tx: Tx, held: Held, ended: Ended, *, reason: str, wait: float) -> None:
+    """A try that failed: its stages are pending, and wait so many seconds."""
+    row = row_of(tx, held)
+    if row is None:
+        return
+    _end(tx, row, state="failed", code=ended.code, reason=reason, machine=ended.machine)
+    _note(tx, row, "again", epoch=held.epoch, code=ended.code, reason=reason, machine=ended.machine)
+    later = format_time(tx.now() + timedelta(seconds=wait))
+    _to_pending(
+        tx, row, charged=True, values={"reason": reason[:_LONGEST_REASON], "code": ended.code, "not_before": later}
+    )
+
+
+def block(tx: Tx, held: Held, *, code: str, reason: str, machine: str = "") -> None:
+    """Stages that can't be done until an operator acts; the try that showed it is over."""
+    row, words = row_of(tx, held), reason[:_LONGEST_REASON]
+    if row is not None and row.state in UNDER_WAY:
+        _end(tx, row, state="failed", code=code, reason=reason, machine=machine)
+    _note_of(tx, held, "blocked", code=code, reason=reason, machine=machine)
+    keys = [stage.key for stage in held.assignment.stages]
+    for part in _parts(keys):
+        mine = stages.c.key.in_(part) & stages.c.state.in_((*UNDER_WAY, "pending"))
+        tx.execute(
+            update(stages).where(mine).values(state="blocked", reason=words, code=code, attempt=held.assignment.attempt)
+        )
+
+
+def release(tx: Tx, key: str, *, epoch: int) -> bool:
+    """Let a blocked stage, and all that are blocked with it, be tried again, with no try counted; whether it was blocked."""
+    row = tx.execute(select(stages).where(stages.c.key == key, stages.c.state == "blocked")).one_or_none()
+    if row is None:
+        return False
+    together = stages.c.state == "blocked"
+    together &= stages.c.attempt == row.attempt if row.attempt is not None else stages.c.key == key
+    tx.execute(
+        update(stages).where(together).values(state="pending", attempts=0, code=None, reason="", not_before=None)
+    )
+    if row.attempt is not None:
+        _note(tx, row, "released", epoch=epoch)
+    return True
+
+
+def grant(store: Store, *, epoch: int) -> list[Any]:
+    """Do what people asked for (service/attempts.py): the wishes that were granted.
+
+    Raises:
+        Refusal: busy, no_space, lease_lost, database_unreachable.
+    """
+    open_ones = select(wishes).where(wishes.c.done.is_(None)).order_by(wishes.c.id)
+    with store.snapshot() as tx:
+        if not tx.execute(open_ones.limit(1)).all():
+            return []
+    with store.transaction() as tx:
+        rows = list(tx.execute(open_ones).all())
+        for row in rows:
+            release(tx, row.stage, epoch=epoch)
+            tx.execute(update(wishes).where(wishes.c.id == row.id).values(done=timestamp(tx)))
+    return rows
+
+
+def cancel(tx: Tx, held: Held, *, reason: str) -> None:
+    """A try that nobody waits for any more; what its stages come to is said by whoever ended their reason to be."""
+    row = row_of(tx, held)
+    if row is not None and row.state in UNDER_WAY:
+        _end(tx, row, state="cancelled", code="cancelled", reason=reason)
+        _note(tx, row, "cancelled", epoch=held.epoch, code="cancelled", reason=reason)
+        _to_pending(tx, row, charged=False, values={})
 
 
 def explain(store: Store, reasons: Mapping[str, str]) -> None:
@@ -136,10 +303,9 @@ def _unmet() -> Any:
     return (stages.c.state == "pending") & stages.c.reason.startswith(UNMET, autoescape=True)
 
 
-def beat(tx: Tx, assignment: Assignment, *, progress: float) -> None:
+def beat(tx: Tx, held: Held, *, progress: float) -> None:
     """A running attempt's progress (0 to 1) and sign of life."""
-    mine = (stages.c.attempt == assignment.attempt) & (stages.c.state == "running")
-    tx.execute(update(stages).where(mine).values(progress=min(1.0, progress), heartbeat=timestamp(tx)))
+    tx.execute(update(stages).where(_mine(held)).values(progress=min(1.0, progress), heartbeat=timestamp(tx)))
 
 
 def end_stale_checks(store: Store) -> None:
@@ -168,3 +334,48 @@ def _parts(items: list[str]) -> Iterator[list[str]]:
     # SQLite takes a limited number of values in one statement.
     for start in range(0, len(items), _PART):
         yield items[start : start + _PART]
+
+
+def _mine(held: Held) -> Any:
+    """The stages that a try holds: no other's, whoever claimed them since."""
+    mine = (stages.c.attempt == held.assignment.attempt) & (stages.c.fence == held.fence)
+    return mine & stages.c.state.in_(UNDER_WAY)
+
+
+def _hold(tx: Tx, held: Held, *, state: str) -> None:
+    values = {"attempt": held.assignment.attempt, "fence": held.fence, "state": state, "heartbeat": timestamp(tx)}
+    values |= {"progress": 0.0, "place": None, "not_before": None}
+    for part in _parts([stage.key for stage in held.assignment.stages]):
+        tx.execute(update(stages).where(stages.c.key.in_(part)).values(**values, attempts=stages.c.attempts + 1))
+
+
+def row_of(tx: Tx, held: Held) -> Any:
+    """A try as it is written down; None where it isn't."""
+    mine = (attempts.c.attempt == held.assignment.attempt) & (attempts.c.fence == held.fence)
+    return tx.execute(select(attempts).where(mine)).one_or_none()
+
+
+def _end(tx: Tx, row: Any, *, state: str, code: str, reason: str, machine: str = "") -> None:
+    mine = (attempts.c.attempt == row.attempt) & (attempts.c.fence == row.fence)
+    values = {"state": state, "code": code, "reason": reason[:_LONGEST_REASON], "ended": timestamp(tx)}
+    tx.execute(update(attempts).where(mine).values(**values, **({"machine": machine} if machine else {})))
+
+
+def _to_pending(tx: Tx, row: Any, *, charged: bool, values: Mapping[str, Any]) -> None:
+    fewer = stages.c.attempts if charged else case((stages.c.attempts > 0, stages.c.attempts - 1), else_=0)
+    mine = (stages.c.attempt == row.attempt) & (stages.c.fence == row.fence) & stages.c.state.in_(UNDER_WAY)
+    tx.execute(update(stages).where(mine).values(state="pending", attempts=fewer, progress=0.0, **values))
+
+
+def _note(tx: Tx, row: Any, event: str, *, epoch: int, code: str = "", reason: str = "", machine: str = "") -> None:
+    values = {name: getattr(row, name) for name in ("round", "kind", "submission", "attempt", "fence")}
+    values |= {"at": timestamp(tx), "epoch": epoch, "event": event}
+    tx.execute(insert(events), values | {"code": code, "reason": reason[:_LONGEST_REASON], "machine": machine})
+
+
+def _note_of(tx: Tx, held: Held, event: str, *, code: str, reason: str, machine: str) -> None:
+    assignment = held.assignment
+    values: dict[str, Any] = {"round": assignment.round, "kind": assignment.kind, "submission": assignment.submission}
+    values |= {"attempt": assignment.attempt, "fence": held.fence, "epoch": held.epoch, "event": event}
+    values |= {"at": timestamp(tx), "code": code, "reason": reason[:_LONGEST_REASON], "machine": machine}
+    tx.execute(insert(events), values)

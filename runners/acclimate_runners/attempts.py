@@ -1,6 +1,6 @@
 """One attempt at a job, the same on this machine and in a Ray actor: inputs out of the blobs, a child, outputs into the blobs.
 
-Folder of an attempt: WORK/attempts/<name>/<try>/{job.json, inputs/<hex>, out/…, child.log}. A try whose manifest is whole and whose
+Folder of an attempt: WORK/attempts/<id>/<try>/{job.json, inputs/<hex>, out/…, child.log}. A try whose manifest is whole and whose
 files are in the blobs is adopted and not run again, so a crash between a manifest and its commit costs nothing.
 """
 
@@ -27,7 +27,7 @@ class Attempt:
     """An attempt under way in a thread of its own, which lives as long as its child (see isolation.spawn).
 
     Args:
-        name: the attempt's id.
+        name: the attempt's id, and after a slash the fence of this try.
         job: what to do.
         blobs: where inputs come from and outputs go.
         work: folder for all attempts of this machine.
@@ -40,7 +40,8 @@ class Attempt:
     ) -> None:
         self.name, self._job, self._blobs, self._devices = name, job, blobs, devices
         self._nursery = nursery
-        self._folder = work / "attempts" / re.sub(r"[^A-Za-z0-9._-]", "-", name)
+        # Of all its tries: what an earlier one has finished is adopted, whatever its fence.
+        self._folder = work / "attempts" / re.sub(r"[^A-Za-z0-9._-]", "-", name.rpartition("/")[0] or name)
         self._stop = threading.Event()
         self._child: isolation.Child | None = None
         self._ended: Status | None = None

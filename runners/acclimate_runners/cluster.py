@@ -16,9 +16,7 @@ import importlib.util
 import json
 import logging
 import os
-import secrets
 import signal
-import socket
 import sys
 import threading
 import time
@@ -33,8 +31,9 @@ from acclimate_runners.code import code_digest
 from acclimate_runners.fitness import SetAside, unfit
 from acclimate_runners.gateway import Gateway
 from acclimate_runners.jobs import Job
+from acclimate_runners.joining import CONNECTS, TOKEN, reachable, settle_environment
 from acclimate_runners.nursery import Nursery
-from acclimate_runners.runner import BlobAccess, Demand, Handle, Machine, Status
+from acclimate_runners.runner import Absent, BlobAccess, Demand, Handle, Machine, Status
 
 NAMESPACE = "acclimate"
 _ONE_CPU = Demand()
@@ -45,9 +44,6 @@ _UNCLAIMED = 3600.0
 """Seconds after its end for which an attempt's actor holds its place while nobody asks for it."""
 _OBJECT_STORE = 80 << 20
 """Bytes of Ray's object store; files go through blobs, so this is close to the least that Ray takes."""
-_CONNECTS = 5.0
-_STATUS = "see that `ray status` works on this machine, and that ray_address is the head's HOST:PORT"
-_TOKEN = "put the cluster's token into RAY_AUTH_TOKEN, or the path of a file that holds it into RAY_AUTH_TOKEN_PATH"
 _NODE = "ray.io/node-id"
 """The label that Ray gives each node."""
 _TOLD_LABELS = frozenset(
@@ -159,6 +155,14 @@ class RayRunner:
         """
         return self._ray.start(name, job, blobs, demand=demand)
 
+    def find(self, name: str, job: Job, blobs: BlobAccess) -> Handle:
+        """Take up the actor of this name, if there is one; else the handle says not_found.
+
+        Raises:
+            ConnectionError: the cluster is lost.
+        """
+        return self._ray.find(name)
+
     def close(self, *, keep: bool = False) -> None:
         """Leave the cluster; what still runs is killed, or with `keep` goes on and is found by its name. A local one ends."""
         self._ray.close(keep=keep)
@@ -234,7 +238,6 @@ class Driver:
 
     def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = _ONE_CPU) -> "ActorHandle":
         """As RayRunner.start."""
-        ray = self._ray
         self._supersede(name)
         # num_cpus sets no threads: the child's environment does.
         options: dict[str, Any] = {"num_cpus": demand.cpus, "num_gpus": demand.gpus, "resources": self._resources}
@@ -247,7 +250,19 @@ class Driver:
             name, job, blobs, self._workdir, code=code_digest(), gpus=demand.gpus > 0
         )
         self._actors = {n: a for n, a in self._actors.items() if n != name} | {name: actor}
-        return ActorHandle(ray, actor, forget=lambda: self._actors.pop(name, None), set_aside=self._aside.note)
+        return self._handle(name, actor)
+
+    def find(self, name: str) -> "ActorHandle | Absent":
+        """As RayRunner.find."""
+        try:
+            actor = self._ray.get_actor(f"a/{name}")
+        except ValueError:
+            return Absent()
+        self._actors = {n: a for n, a in self._actors.items() if n != name} | {name: actor}
+        return self._handle(name, actor)
+
+    def _handle(self, name: str, actor: Any) -> "ActorHandle":
+        return ActorHandle(self._ray, actor, forget=lambda: self._actors.pop(name, None), set_aside=self._aside.note)
 
     def close(self, *, keep: bool = False) -> None:
         """As RayRunner.close."""
@@ -333,17 +348,6 @@ def _cause(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[-1 if at_creation else 0][:500]}"
 
 
-def settle_environment(*, local: bool) -> None:
-    """What Ray reads from the environment when it is imported; what the operator set stays."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    token_given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
-    if local and "RAY_AUTH_MODE" not in os.environ and not token_given:
-        # A Ray without a token runs code for everyone who reaches its ports.
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-
-
 def _children() -> set[int]:
     """This process's children; none where the kernel doesn't say."""
     found: set[int] = set()
@@ -377,24 +381,6 @@ def prepare() -> None:
         assert ray.__version__
 
 
-def reachable(address: str) -> None:
-    """Whether there is something to join and a token to join it with; asks nothing of Ray.
-
-    Raises:
-        Refusal: config_invalid; runner_failed.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "/" in address:
-        raise Refusal("config_invalid", f"ray_address = {address}: must be local, or HOST:PORT of a Ray cluster's head")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECTS).close()
-    except (OSError, OverflowError) as error:
-        raise Refusal("runner_failed", f"there is no Ray cluster at {address}: {error}", hint=_STATUS) from error
-    # Unless the operator allowed none.
-    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "disabled" and (why := _no_token()):
-        raise Refusal("runner_failed", f"{why} for the Ray cluster at {address}", hint=_TOKEN)
-
-
 def check(address: str) -> None:
     """Whether a reachable cluster may be joined, before Ray is asked to, which would say less and wait longer.
 
@@ -416,11 +402,11 @@ def check(address: str) -> None:
         )
     if asks and open_allowed:
         raise Refusal(
-            "runner_failed", f"the Ray cluster at {address} asks for a token", hint=f"RAY_AUTH_MODE=token, and {_TOKEN}"
+            "runner_failed", f"the Ray cluster at {address} asks for a token", hint=f"RAY_AUTH_MODE=token, and {TOKEN}"
         )
     found = _cluster_of(address, mode="disabled" if open_allowed else "token")
     if found is None:
-        raise Refusal("runner_failed", f"the Ray cluster at {address} does not take the token", hint=_TOKEN)
+        raise Refusal("runner_failed", f"the Ray cluster at {address} does not take the token", hint=TOKEN)
     # 2
     here = versions()
     # A patch of Python may differ where the operator tells Ray so.
@@ -458,7 +444,7 @@ def _cluster_of(address: str, *, mode: str) -> tuple[str, str] | None:
         # Ray remembers the mode that it found first.
         os.environ["RAY_AUTH_MODE"] = mode
         raylet.Config.initialize("")
-        told = raylet.GcsClient(address=address).internal_kv_get(b"CLUSTER_METADATA", b"cluster", timeout=_CONNECTS)
+        told = raylet.GcsClient(address=address).internal_kv_get(b"CLUSTER_METADATA", b"cluster", timeout=CONNECTS)
     except ray.exceptions.AuthenticationError:
         return None
     finally:
@@ -466,23 +452,6 @@ def _cluster_of(address: str, *, mode: str) -> tuple[str, str] | None:
         raylet.Config.initialize("")
     known = json.loads(told or b"{}")
     return str(known.get("ray_version", "unknown")), str(known.get("python_version", "unknown"))
-
-
-def _no_token() -> str:
-    """Why there is no token; empty where there is one."""
-    if os.environ.get("RAY_AUTH_TOKEN", "").strip():
-        return ""
-    given = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    path = Path(given) if given else Path.home() / ".ray" / "auth_token"
-    try:
-        # Ray aborts the process over a file that it can't read.
-        return "" if path.read_text("utf-8").strip() else f"the file {path} holds no token"
-    except (OSError, UnicodeDecodeError):
-        return (
-            f"RAY_AUTH_TOKEN_PATH names {path}, which can't be read: there is no token"
-            if given
-            else "there is no token"
-        )
 
 
 @contextlib.contextmanager

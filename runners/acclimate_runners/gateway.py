@@ -86,13 +86,27 @@ class Gateway:
         Raises:
             ConnectionError: the cluster is lost.
         """
+        handle = self._new_handle()
+        self._send(("start", handle.number, name, job, blobs, demand))
+        return handle
+
+    def find(self, name: str) -> "RemoteHandle":
+        """Take up an attempt that goes on; its handle's status says not_found where none of this name does.
+
+        Raises:
+            ConnectionError: the cluster is lost.
+        """
+        handle = self._new_handle()
+        self._send(("find", handle.number, name))
+        return handle
+
+    def _new_handle(self) -> "RemoteHandle":
         with self._lock:
             self._check()
             self._started += 1
             handle = RemoteHandle(self, self._started)
             self._handles[handle.number] = handle
-        self._send(("start", handle.number, name, job, blobs, demand))
-        return handle
+            return handle
 
     def cancel(self, number: int) -> None:
         """Kill an attempt."""
@@ -234,10 +248,14 @@ def _carry(words: Connection, driver: Any) -> None:
                 return
             if kind == "cancel" and rest[0] in handles:
                 handles.pop(rest[0]).cancel()
-            if kind == "start":
-                number, name, job, blobs, demand = rest
+            if kind in ("start", "find"):
+                number, name, *more = rest
                 try:
-                    handles[number] = driver.start(name, job, blobs, demand=demand)
+                    if kind == "find":
+                        handles[number] = driver.find(name)
+                    else:
+                        job, blobs, demand = more
+                        handles[number] = driver.start(name, job, blobs, demand=demand)
                 except Exception as error:
                     reason = f"Ray does not take it: {type(error).__name__}: {error}"
                     statuses[number] = Status("failed", reason=reason[:1000], code="runner_failed")

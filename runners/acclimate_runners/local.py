@@ -7,7 +7,7 @@ from pathlib import Path
 from acclimate_runners.attempts import Attempt
 from acclimate_runners.jobs import Job
 from acclimate_runners.nursery import Nursery
-from acclimate_runners.runner import BlobAccess, Demand, Machine
+from acclimate_runners.runner import Absent, BlobAccess, Demand, Handle, Machine
 
 _PATIENCE = 10.0
 _ONE_CPU = Demand()
@@ -42,6 +42,10 @@ class LocalRunner:
         self._attempts = {n: a for n, a in self._attempts.items() if a.poll().state == "running"} | {name: attempt}
         attempt.start()
         return attempt
+
+    def find(self, name: str, job: Job, blobs: BlobAccess) -> Handle:
+        """The attempt of this name, if this runner has it: nothing outlives the process that started it."""
+        return self._attempts.get(name) or Absent()
 
     def close(self, *, keep: bool = False) -> None:
         """Kill what still runs, and wait until it is gone; nothing of it outlives this process, whatever `keep` says."""

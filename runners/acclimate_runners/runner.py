@@ -23,6 +23,7 @@ class Status:
             job_failed (our code's), cancelled, or another refusal's code.
         log: digest of the child's output, once it has ended.
         network: what the child said of its network: none, open; empty before it said anything.
+        machine: where it runs or ran, as machines() names it; empty before that is known.
         unfit: for failed, what the runner calls the machine that can't take any attempt; empty where it isn't the machine.
     """
 
@@ -36,6 +37,7 @@ class Status:
     log: str = ""
     network: str = ""
     unfit: str = ""
+    machine: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,14 @@ class Demand:
         cpus, gpus: whole CPUs; GPUs, of which a fraction is a share of one.
         memory: bytes of main memory set aside; 0 for none.
         labels: label -> value that the machine must carry.
+        avoid: names of machines to stay away from, where another could take it.
     """
 
     cpus: float = 1.0
     gpus: float = 0.0
     memory: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
+    avoid: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,17 @@ class Handle(Protocol):
         """Kill it with all its processes; doing so twice changes nothing."""
 
 
+class Absent:
+    """The handle of an attempt that was looked for and is nowhere."""
+
+    def poll(self) -> Status:
+        """Failed, with code not_found."""
+        return Status("failed", reason="it goes on nowhere", code="not_found")
+
+    def cancel(self) -> None:
+        """Nothing is there to be killed."""
+
+
 class Runner(Protocol):
     """Runs jobs, each in a child process of its own."""
 
@@ -115,6 +130,9 @@ class Runner(Protocol):
 
     def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = ...) -> Handle:
         """Start an attempt, or adopt the one of this name that already runs or has finished; returns at once."""
+
+    def find(self, name: str, job: Job, blobs: BlobAccess) -> Handle:
+        """Take up the attempt of this name where it goes on or has finished; else the handle says failed with code not_found."""
 
     def close(self, *, keep: bool = False) -> None:
         """Give back what the runner holds. What still runs is killed; with `keep` it goes on where it can, for another to adopt."""

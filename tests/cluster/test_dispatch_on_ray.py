@@ -51,7 +51,7 @@ def test_work_waits_for_the_first_machine_and_outlives_the_process_that_talks_to
             gateway = made[0]._ray
             assert isinstance(gateway, Gateway)
             os.kill(gateway._process.pid, signal.SIGKILL)
-            dispatching.step_until(running, lambda: len(made) == 2 and dispatching.states(live, "check") == {"running"})
+            dispatching.step_until(running, lambda: len(made) == 2 and dispatching.under_way(live, "check"))
             os.kill(child, signal.SIGCONT)
             dispatching.step_until(running, lambda: dispatching.state_of(live, submission)[0] == "accepted")
             assert held == {child} and [row.attempts for row in dispatching.rows(live, "check")] == [1]

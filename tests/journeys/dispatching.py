@@ -53,6 +53,12 @@ def states(live: Live, kind: str) -> set[str]:
     return {row.state for row in rows(live, kind)}
 
 
+def under_way(live: Live, kind: str) -> bool:
+    """Whether all stages of a kind are held by tries that have not ended."""
+    found = states(live, kind)
+    return bool(found) and found <= {"starting", "running", "verifying"}
+
+
 def state_of(live: Live, submission: str) -> tuple[str, str]:
     with live.store.snapshot() as tx:
         row = tx.execute(select(submissions).where(submissions.c.id == submission)).one()

@@ -140,7 +140,7 @@ def again(made: Site, number: int) -> None:
 def busy(players: Players, kind: str) -> None:
     """Wait until an attempt of this kind is under way."""
     until = time.monotonic() + 120
-    while not any(s["kind"] == kind and s["state"] == "running" for s in players.boss.stages(players.id)):
+    while not any(s["kind"] == kind and s["state"] in ("starting", "running") for s in players.boss.stages(players.id)):
         assert time.monotonic() < until
         time.sleep(0.02)
 

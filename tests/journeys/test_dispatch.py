@@ -15,12 +15,12 @@ from pathlib import Path
 import live as staging
 import pytest
 import tiny
-from dispatching import children, dispatcher, give_shares, holding, rows, send, state_of, states, step_until
+from dispatching import children, dispatcher, give_shares, holding, rows, send, state_of, states, step_until, under_way
 from live import Live
 from sqlalchemy import select, update
 
 import acclimate_runners
-from acclimate import config, hosting, installation, settling
+from acclimate import config, hosting, installation, retries, settling
 from acclimate import stages as lifecycle
 from acclimate.dispatch import Dispatcher
 from acclimate.service import clockwork, publish, release
@@ -91,7 +91,7 @@ def test_a_round_from_check_to_evaluation_with_a_dispatcher_that_is_killed(
         assert process.stderr is not None
         said = [json.loads(line) for line in process.stderr.read().splitlines()]
     assert [line["event"] for line in said].count("attempt started") == 2
-    assert states(server, "prepare") == {"running"} and server.phase(staged.round) == "closed"
+    assert under_way(server, "prepare") and server.phase(staged.round) == "closed"
     until = time.monotonic() + 5
     while children(str(server.settings.work)):
         assert time.monotonic() < until, "a child outlived its dispatcher"
@@ -152,7 +152,7 @@ def test_work_that_nobody_waits_for_is_cancelled(server: Live, tmp_path: Path) -
     with dispatcher(server) as running:
         with holding(str(tmp_path)) as held:
             step_until(running, lambda: len(held) == 2)
-        assert states(server, "check") == {"running"}
+        assert under_way(server, "check")
         # 1. An entrant withdraws while its model is being checked.
         with server.store.snapshot() as tx:
             commitment = tx.execute(select(submissions.c.commitment).where(submissions.c.id == withdrawn)).scalar_one()
@@ -173,7 +173,7 @@ def test_a_model_that_needs_too_much_is_its_entrants_outcome_and_stops_no_round(
 ) -> None:
     # No child can load torch in this much memory.
     monkeypatch.setattr(tiny, "DEFINITION", tiny.DEFINITION.replace('memory = "2GiB"', 'memory = "64MiB"'))
-    monkeypatch.setattr(settling, "BACKOFF", 0.01)
+    monkeypatch.setattr(retries, "BACKOFF", 0.01)
     staged = staging.open_round(server, tmp_path)
     _, submission = send(staged, "ada", seed=1)
     staging.submit_model(staged, staging.enter(staged, server.actor("bea")), seed=2)
@@ -231,6 +231,9 @@ class Troubled:
             raise trouble
         return Said(trouble)
 
+    def find(self, name: str, job: Job, blobs: BlobAccess) -> Handle:
+        return self._runner.find(name, job, blobs)
+
     def close(self, *, keep: bool = False) -> None:
         self._runner.close(keep=keep)
 
@@ -257,8 +260,9 @@ def troubled(live: Live, troubles: list[Status | Exception]) -> Dispatcher:
 def test_a_hiccup_of_the_machines_blocks_nothing(
     server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, troubles: list[Status | Exception]
 ) -> None:
-    for name, value in {"PAUSE": 0.01, "BACKOFF": 0.01, "LONG_BACKOFF": (0.01, 0.05)}.items():
-        monkeypatch.setattr(settling, name, value)
+    monkeypatch.setattr(settling, "PAUSE", 0.01)
+    monkeypatch.setattr(retries, "BACKOFF", 0.01)
+    monkeypatch.setattr(retries, "LONG_BACKOFF", (0.01, 0.05))
     # Starts that have no connection have the runner made anew.
     monkeypatch.setattr(hosting, "_PAUSES", (0.01, 0.05))
     staged = staging.open_round(server, tmp_path)
@@ -267,7 +271,7 @@ def test_a_hiccup_of_the_machines_blocks_nothing(
     with troubled(server, left := list(troubles)) as running:
         step_until(running, lambda: state_of(server, submission)[0] == "accepted")
         # What has come to something is no longer counted.
-        assert not running._term._leader._settling.failures and not running._term._leader._settling.not_before  # type: ignore[union-attr]
+        assert not running._term._leader._settling.not_before  # type: ignore[union-attr]
     # What was not even started is no attempt.
     assert left == [] and [row.attempts for row in rows(server, "check")] == [failed + 1]
 
@@ -275,7 +279,7 @@ def test_a_hiccup_of_the_machines_blocks_nothing(
 def test_what_our_code_fails_at_is_blocked_until_someone_looks(
     server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(settling, "BACKOFF", 0.01)
+    monkeypatch.setattr(retries, "BACKOFF", 0.01)
     staged = staging.open_round(server, tmp_path)
     _, submission = send(staged, "ada", seed=1)
     ours = Status("failed", reason="exited with status 1: KeyError: 'tint'", code="job_failed")
@@ -291,8 +295,12 @@ def test_what_our_code_fails_at_is_blocked_until_someone_looks(
     # The status tells of it, but while the round is open nothing of what an entrant's model led to.
     problem = server.anyone().get(staged.path).json()["problem"]
     assert problem["code"] == "work_blocked" and "1 stages" in problem["sentence"] and "KeyError" not in str(problem)
+    # 2. Another dispatcher changes nothing; the organizer does.
     with dispatcher(server) as again:
-        assert states(server, "check") == {"pending"}
+        again.step()
+        assert states(server, "check") == {"blocked"}
+        asked = server.organizer().post(f"{staged.path}/retries", {"stages": [row.key]})
+        assert asked.status_code == 200 and asked.json()["stages"] == [row.key], asked.text
         step_until(again, lambda: state_of(server, submission)[0] == "accepted")
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["event"] for line in said].count("attempt failed") == 3
@@ -380,10 +388,12 @@ def test_a_commit_is_for_the_attempt_that_holds_the_stage(server: Live, tmp_path
     outcome = Outcome("refused", "no good", {}, {}, "cpu", {})
     status = Status("done", outcome=outcome, log=digests.of_bytes(b""))
     with pytest.raises(Refusal, match="no longer of attempt"):
-        commits.commit(server.store, identity.load(server.settings, server.store), assignment, status, holdout={})
+        unclaimed = assignments.Held(assignment, fence=1, epoch=1)
+        commits.commit(server.store, identity.load(server.settings, server.store), unclaimed, status, holdout={})
     with server.store.transaction() as tx:
-        assert lifecycle.claim(tx, assignment) == 1
-        assert lifecycle.claim(tx, assignment) is None
+        held = lifecycle.claim(tx, assignment, epoch=1)
+        assert held is not None and held.fence == 1
+        assert lifecycle.claim(tx, assignment, epoch=1) is None
 
 
 def test_an_attempt_whose_row_is_no_longer_its_own_is_dropped_and_what_is_left_is_done(

@@ -26,7 +26,7 @@ from engines import Server
 from live import Live, Staged
 from sqlalchemy import select
 
-from acclimate import config, dispatch, dispatch_health, hosting, settling
+from acclimate import config, dispatch, dispatch_health, hosting, retries, settling
 from acclimate.dispatch import Dispatcher, names_of
 from acclimate.lease import Lease
 from acclimate.store import Store, leases, pools
@@ -128,7 +128,7 @@ def test_a_deposed_leader_touches_nothing_and_stands_by(
         second.step()
         assert second.leading and lease_of(server).epoch == 2
         # 2. What it writes when it wakes up is refused: it stands by, its child is gone, and the other's work is untouched.
-        dispatching.step_until(second, lambda: dispatching.states(server, "check") == {"running"})
+        dispatching.step_until(second, lambda: dispatching.under_way(server, "check"))
         during = [tuple(row) for row in dispatching.rows(server, "check")]
         wait(lambda: not first.leading or first.step(), within=30)
         assert not first.leading and dispatching.children(str(server.settings.work)) == []
@@ -334,6 +334,9 @@ class Pool:
             raise ConnectionError(self.gone)
         return self._runner.start(name, job, blobs, demand=demand)
 
+    def find(self, name: str, job: Job, blobs: BlobAccess) -> Handle:
+        return self._runner.find(name, job, blobs)
+
     def close(self, *, keep: bool = False) -> None:
         self._runner.close(keep=keep)
 
@@ -385,7 +388,7 @@ def test_a_lost_runner_is_made_anew_and_what_ran_there_is_no_fault_of_the_job(
 ) -> None:
     for name, value in {"_LOOK_EVERY": 0.05, "_PAUSES": (0.05, 0.2)}.items():
         monkeypatch.setattr(hosting, name, value)
-    monkeypatch.setattr(settling, "LONG_BACKOFF", (0.01, 0.05))
+    monkeypatch.setattr(retries, "LONG_BACKOFF", (0.01, 0.05))
     monkeypatch.setattr(dispatch_health, "PATIENCE", 0.0)
     staged = staging.open_round(server, tmp_path)
     _, submission = dispatching.send(staged, "ada", seed=1)

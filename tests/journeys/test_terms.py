@@ -21,9 +21,21 @@ from engines import Server
 from live import Live
 from sqlalchemy import select, update
 
-from acclimate import admission, commits, config, database, dispatch, leader, opening, publisher, settling, tracking
+from acclimate import (
+    admission,
+    commits,
+    config,
+    database,
+    dispatch,
+    leader,
+    opening,
+    publisher,
+    retries,
+    settling,
+    tracking,
+)
 from acclimate import stages as lifecycle
-from acclimate.assignments import Assignment
+from acclimate.assignments import Assignment, Held
 from acclimate.dispatch import Dispatcher
 from acclimate.lease import Lease
 from acclimate.service import release
@@ -146,7 +158,7 @@ def test_a_deposed_leader_that_does_not_know_it_commits_nothing(server: Live, tm
         driven(running, lambda: not running.leading)
         assert written(server) == before
         assert dispatching.state_of(server, submission)[0] == "checking"
-        assert dispatching.states(server, "check") == {"running"}
+        assert dispatching.under_way(server, "check")
 
 
 def test_a_deposed_leaders_finishing_stops_and_leaves_no_mark(server: Live, tmp_path: Path) -> None:
@@ -210,6 +222,9 @@ class Cut:
             raise ConnectionError("the network is gone")
         return self._runner.start(name, job, blobs, demand=demand)
 
+    def find(self, name: str, job: Job, blobs: BlobAccess) -> Handle:
+        return self._runner.find(name, job, blobs)
+
     def close(self, *, keep: bool = False) -> None:
         self._runner.close(keep=keep)
 
@@ -218,7 +233,7 @@ def test_a_start_that_fails_while_the_database_is_away_is_made_again(
     tmp_path: Path, postgresql: Server, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settling, "PAUSE", 0.1)
-    monkeypatch.setattr(settling, "LONG_BACKOFF", (0.01, 0.05))
+    monkeypatch.setattr(retries, "LONG_BACKOFF", (0.01, 0.05))
     with staging.serve(tmp_path, database=postgresql_url) as live:
         staged = staging.open_round(live, tmp_path)
         _, submission = dispatching.send(staged, "ada", seed=1)
@@ -248,19 +263,19 @@ def test_a_claim_that_was_committed_though_its_connection_broke_is_made_again(
             if armed and armed.pop():
                 raise psycopg.OperationalError("server closed the connection unexpectedly")
 
-        def claimed(tx: Tx, assignment: Assignment) -> int | None:
-            number = claim(tx, assignment)
+        def claimed(tx: Tx, assignment: Assignment, *, epoch: int) -> Held | None:
+            held = claim(tx, assignment, epoch=epoch)
             armed.extend([True] if not claims else [])
-            claims.append(number or 0)
-            return number
+            claims.append(held.fence if held is not None else 0)
+            return held
 
         monkeypatch.setattr(placed.store.engine.dialect, "do_commit", breaking)
         monkeypatch.setattr(lifecycle, "claim", claimed)
         with placed as running:
             codes = driven(running, lambda: dispatching.state_of(live, submission)[0] == "accepted")
-            assert codes == {"database_unreachable"} and claims == [1, 1] and running.leading
+            assert codes == {"database_unreachable"} and claims == [1, 2] and running.leading
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
-    assert [line["stages"] for line in said if line["event"] == "given back"] == [1]
+    assert [line["attempts"] for line in said if line["event"] == "given back"] == [1]
 
 
 # ---- long work -----------------------------------------------------------------------------------------------------

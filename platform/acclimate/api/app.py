@@ -13,7 +13,20 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
 from acclimate import __version__, database, facts, installation
-from acclimate.api import access, accounts, actions, audits, health, logs, mirrors, pool, problems, rounds, submissions
+from acclimate.api import (
+    access,
+    accounts,
+    actions,
+    audits,
+    health,
+    logs,
+    mirrors,
+    pool,
+    problems,
+    rounds,
+    submissions,
+    work,
+)
 from acclimate.api.requests import Requests
 from acclimate.api.state import Services
 from acclimate.checkpoints import Copies
@@ -77,7 +90,7 @@ def create_app(settings: Settings, *, clock: database.Clock | None = None) -> Fa
         redoc_url=None,
     )
     app.state.services = services
-    for module in (health, accounts, rounds, actions, audits, submissions, logs, mirrors, pool):
+    for module in (health, accounts, rounds, actions, audits, submissions, logs, mirrors, pool, work):
         # As they are, not through include_router, whose copies differ between versions of FastAPI: the routes are the guarded ones.
         app.router.routes.extend(module.router.routes)
     app.add_route("/v1/openapi.json", _openapi, methods=["GET"], include_in_schema=False)

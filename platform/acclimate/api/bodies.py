@@ -381,3 +381,9 @@ class RoundAudited(Signed[ReportFields]):
     """What the round's auditor found in the whole bundle."""
 
     type: Literal["RoundAudited"]
+
+
+class Retries(Strict):
+    """Which blocked stages to try again; none named: all of the round."""
+
+    stages: Annotated[list[DigestText], Field(max_length=10_000)] = []

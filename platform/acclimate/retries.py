@@ -1,0 +1,90 @@
+"""What becomes of an attempt that failed: tried again, its entrant's outcome, or left to an operator. Pure.
+
+A fault of the platform never costs an entrant anything: it is tried again, without end where it says nothing of the attempt. What will
+hardly end differently has few tries. The counts come from the tries that are written down, so a new leader counts on.
+
+| class | codes | tries | then |
+| --- | --- | --- | --- |
+| passing | no_space, busy, blobs_unreachable | without end, uncharged | |
+| preempted | preempted, cancelled, runner_lost, not_found | without end, uncharged | |
+| hang | hung | 2 | blocked |
+| too much | limit_exceeded, out_of_memory | 3 | the entrant's outcome |
+| ours | job_failed | 3 | blocked |
+| infrastructure | all others | 10, elsewhere after 2 | blocked |
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+PASSING = frozenset({"no_space", "busy", "blobs_unreachable"})
+PREEMPTED = frozenset({"preempted", "cancelled", "runner_lost", "not_found"})
+UNCHARGED = PASSING | PREEMPTED
+TRIES = {"hung": 2, "limit_exceeded": 3, "out_of_memory": 3, "job_failed": 3}
+TRIES_OF_MACHINES = 10
+ELSEWHERE_AFTER = 2
+_OUTCOMES = frozenset({"limit_exceeded", "out_of_memory"})
+BACKOFF = 0.5
+"""Seconds before the second try of what has few; four times as long before each further one."""
+LONG_BACKOFF = (5.0, 300.0)
+"""Seconds of the first bound and of the largest, within which the pause after a machine's failure is drawn."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A try of an attempt that failed: with which code, and on which machine (empty where nobody knows)."""
+
+    code: str
+    machine: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of an attempt.
+
+    Attributes:
+        action: again, outcome (the entrant's, with a public reason), or block (until an operator acts).
+        wait: seconds before it is tried again.
+        tries: how many of its class are made at most; 0 for no end.
+        avoid: machines to stay away from where another can take it.
+    """
+
+    action: Literal["again", "outcome", "block"]
+    wait: float = 0.0
+    tries: int = 0
+    avoid: frozenset[str] = frozenset()
+
+
+def budget(code: str) -> int:
+    """How many tries are made that end with this code; 0 for no end."""
+    return 0 if code in UNCHARGED else TRIES.get(code, TRIES_OF_MACHINES)
+
+
+def decide(ended: Sequence[Ended], *, draw: Callable[[float, float], float]) -> Decision:
+    """What becomes of an attempt.
+
+    Args:
+        ended: its tries that failed, in their order; the last is the one to decide on.
+        draw: a number drawn evenly between two.
+    """
+    code, tries = ended[-1].code, budget(ended[-1].code)
+    if not tries:
+        return Decision("again")
+    count = sum(one.code == code for one in ended)
+    if count >= tries:
+        return Decision("outcome" if code in _OUTCOMES else "block", tries=tries)
+    if code in TRIES:
+        return Decision("again", wait=BACKOFF * 4 ** (count - 1), tries=tries)
+    return Decision("again", wait=pause(count, draw=draw), tries=tries, avoid=avoided(ended))
+
+
+def pause(count: int, *, draw: Callable[[float, float], float]) -> float:
+    """Seconds to wait after the count-th failure of a machine: up to a bound that doubles, drawn, so that not all come at once."""
+    first, last = LONG_BACKOFF
+    return draw(0.0, min(last, first * 2.0 ** min(count - 1, 16)))
+
+
+def avoided(ended: Sequence[Ended]) -> frozenset[str]:
+    """The machines on which an attempt failed as often as says that another should try."""
+    failed = [one.machine for one in ended if one.machine and one.code not in UNCHARGED and one.code not in _OUTCOMES]
+    return frozenset(machine for machine in failed if failed.count(machine) >= ELSEWHERE_AFTER)

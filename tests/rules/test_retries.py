@@ -1,0 +1,98 @@
+"""What becomes of an attempt that failed, and what its history must look like."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acclimate import retries
+from acclimate.event_history import Event, problems
+from acclimate.retries import Ended, decide
+
+
+def most(low: float, high: float) -> float:
+    return high
+
+
+@pytest.mark.parametrize("code", sorted(retries.UNCHARGED))
+def test_what_says_nothing_of_the_attempt_is_tried_again_without_end(code: str) -> None:
+    assert decide([Ended(code)] * 1000, draw=most) == retries.Decision("again")
+
+
+@pytest.mark.parametrize(
+    ("code", "tries", "end"),
+    [
+        ("hung", 2, "block"),
+        ("limit_exceeded", 3, "outcome"),
+        ("out_of_memory", 3, "outcome"),
+        ("job_failed", 3, "block"),
+        ("runner_failed", 10, "block"),
+        ("blob_corrupt", 10, "block"),
+    ],
+)
+def test_each_class_has_its_budget(code: str, tries: int, end: str) -> None:
+    actions = [decide([Ended(code)] * count, draw=most).action for count in range(1, tries + 1)]
+    assert actions == ["again"] * (tries - 1) + [end]
+
+
+def test_one_class_brings_another_no_nearer_to_its_end() -> None:
+    before = [Ended("runner_failed")] * 9 + [Ended("job_failed")] * 2
+    assert decide([*before, Ended("limit_exceeded")], draw=most).action == "again"
+    assert decide([*before, Ended("job_failed")], draw=most).action == "block"
+
+
+@given(st.integers(1, 9), st.integers())
+def test_a_machines_failure_waits_within_a_bound_that_doubles(count: int, seed: int) -> None:
+    wait = decide([Ended("runner_failed")] * count, draw=random.Random(seed).uniform).wait
+    assert 0 <= wait <= min(300, 5 * 2 ** (count - 1))
+
+
+def test_after_two_failures_on_a_machine_another_is_asked_for() -> None:
+    here, there = Ended("runner_failed", "a"), Ended("runner_failed", "b")
+    assert decide([here], draw=most).avoid == frozenset()
+    assert decide([here, there], draw=most).avoid == frozenset()
+    assert decide([here, there, here], draw=most).avoid == {"a"}
+    # A model that needs too much is no machine's fault.
+    assert decide([Ended("limit_exceeded", "a")] * 2 + [here], draw=most).avoid == frozenset()
+
+
+A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+GOOD = [
+    Event(A, 1, 1, "claimed"),
+    Event(A, 1, 1, "running"),
+    Event(B, 1, 1, "claimed"),
+    Event(A, 1, 1, "again"),
+    Event(A, 2, 1, "claimed"),
+    Event(A, 2, 2, "given_back"),
+    Event(A, 2, 2, "adopted"),
+    Event(B, 1, 2, "given_back"),
+    Event(A, 2, 2, "committed"),
+    Event(B, 2, 3, "claimed"),
+    Event(B, 2, 3, "blocked"),
+    Event(B, 2, 3, "released"),
+    Event(B, 3, 3, "claimed"),
+    Event(B, 3, 3, "committed"),
+]
+
+
+def test_a_history_in_order_has_no_problems() -> None:
+    assert problems(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ([*GOOD, Event(A, 2, 3, "committed")], "it follows committed"),
+        ([*GOOD, Event(A, 3, 3, "claimed")], "it follows committed"),
+        ([*GOOD[:5], Event(A, 1, 1, "committed")], "the newest fence is 2"),
+        ([*GOOD[:4], Event(A, 1, 1, "claimed")], "the fence 1 was used before"),
+        ([*GOOD[:6], Event(A, 2, 1, "adopted")], "written in epoch 1, after one of epoch 2"),
+        ([Event(A, 0, 1, "committed")], "it follows nothing"),
+        ([Event(A, 1, 1, "claimed"), Event(A, 2, 1, "claimed")], "it follows claimed"),
+        ([Event(A, 1, 1, "mended")], "there is no such event"),
+    ],
+)
+def test_each_kind_of_disorder_is_named(bad: list[Event], says: str) -> None:
+    (found,) = problems(bad)
+    assert says in found
