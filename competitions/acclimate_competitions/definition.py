@@ -13,11 +13,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from acclimate_competitions import compute, digests, parsing, reading
+from acclimate_competitions import compute, digests, parsing, reading, recipe
 from acclimate_competitions.compute import Compute
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.fields import NAME, NAME_MEANING, Document, Table, flat, out_of_bounds, rfc3339
-from acclimate_competitions.recipe import Optimizer, Recipe, Schedule, Selection
+from acclimate_competitions.fields import NAME, NAME_MEANING, Document, Table, flat, rfc3339
+from acclimate_competitions.recipe import LARGEST_SEED, Recipe
 
 ARCHITECTURES = ("llama", "gpt2", "gpt_neox")
 """Model types (of config.json) that a competition may allow."""
@@ -226,7 +226,7 @@ def parse(raw: bytes) -> Competition:
         custody=_custody(root.table("custody", required=True)),
         submission=_submission(root.table("submission", required=True)),
         tasks=_tasks(root),
-        preparation=_preparation(root.table("preparation", required=True)),
+        preparation=recipe.read(root.table("preparation", required=True)),
         ranking=_ranking(root.table("ranking")),
         compute=compute.read(root.table("compute")),
         isolation=_isolation(root.table("isolation")),
@@ -395,60 +395,6 @@ def _tasks(root: Table) -> tuple[Task, ...]:
     return tuple(tasks)
 
 
-def _preparation(table: Table) -> Recipe:
-    optimizer, schedule, selection = (table.table(name) for name in ("optimizer", "schedule", "selection"))
-    recipe = Recipe(
-        method=table.word("method", ("full",), default="full", designed=("lora",)),
-        epochs=table.integer("epochs", least=1),
-        global_batch=table.integer("global_batch", least=1),
-        max_length=table.integer("max_length", least=2),
-        optimizer=Optimizer(
-            name=optimizer.word("name", ("adamw",), default="adamw"),
-            beta1=optimizer.number("beta1", 0.9, below=1),
-            beta2=optimizer.number("beta2", 0.999, below=1),
-            eps=optimizer.number("eps", 1e-8, above=0),
-            weight_decay=optimizer.number("weight_decay", 0.01),
-        ),
-        schedule=Schedule(
-            name=schedule.word("name", ("linear",), default="linear"),
-            warmup_steps=schedule.integer("warmup_steps", 0),
-            final=schedule.number("final", 0.1),
-        ),
-        clip=table.number("clip", 1.0, above=0),
-        lr_grid=table.list_("lr_grid", float),
-        selection=Selection(
-            metric=selection.word("metric", ("nll",), default="nll"),
-            seed=selection.integer("seed", 0, most=_LARGEST_SEED),
-            candidates=selection.words("candidates", ("base", "last"), default=("base", "last")),
-        ),
-        seeds=table.list_("seeds", int),
-        loss=table.word("loss", ("completion",), default="completion"),
-        dtype=table.word("dtype", ("float32",), default="float32"),
-        determinism=table.word("determinism", ("D1",), default="D1"),
-        threads=table.integer("threads", 1, least=1, most=1024),
-        diverged=table.word("diverged", ("base", "missing", "fail"), default="base"),
-    )
-    if schedule.good("final") and recipe.schedule.final > 1:
-        schedule.problem("final", f"= {recipe.schedule.final}: must be at most 1")
-    if table.good("lr_grid") and not recipe.lr_grid:
-        table.problem("lr_grid", "must not be empty")
-    for index, rate in enumerate(recipe.lr_grid):
-        if reason := out_of_bounds(rate, above=0):
-            table.problem("lr_grid", f"= {rate}: {reason}", index=index)
-    for index, seed in enumerate(recipe.seeds):
-        if seed < 0:
-            table.problem("seeds", f"= {seed}: must not be negative", index=index)
-        elif seed > _LARGEST_SEED:
-            table.problem("seeds", f"= {seed}: must be at most {_LARGEST_SEED}", index=index)
-        elif selection.good("seed") and seed == recipe.selection.seed:
-            table.problem("seeds", f"= {seed} is the selection seed: reporting seeds must be others", index=index)
-    if table.good("seeds") and len(recipe.seeds) < 3:
-        table.problem("seeds", f"are {len(recipe.seeds)}: at least 3 reporting seeds are needed")
-    for part in (optimizer, schedule, selection, table):
-        part.finish()
-    return recipe
-
-
 def _ranking(table: Table) -> Policy:
     ties, interval = table.table("ties"), table.table("interval")
     policy = Policy(
@@ -467,7 +413,7 @@ def _ranking(table: Table) -> Policy:
             kind=interval.word("kind", ("simultaneous", "marginal"), default="simultaneous"),
             level=interval.number("level", 0.95, above=0, below=1),
             draws=interval.integer("draws", 10_000, least=100, most=100_000),
-            seed=interval.integer("seed", 1, most=_LARGEST_SEED),
+            seed=interval.integer("seed", 1, most=LARGEST_SEED),
         ),
         cluster=table.text("cluster", _NONE),
         baselines=table.names("baselines", ()),
@@ -478,7 +424,6 @@ def _ranking(table: Table) -> Policy:
 
 
 _NONE: Any = None
-_LARGEST_SEED = 2**32 - 1  # what every generator takes, with room for a step's number beside it
 
 
 def _isolation(table: Table) -> Isolation:

@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from acclimate_competitions import digests
+from acclimate_competitions.fields import Table, out_of_bounds
+
+LARGEST_SEED = 2**32 - 1
+"""What every generator takes, with room for a step's number beside it."""
 
 
 @dataclass(frozen=True)
@@ -85,3 +89,58 @@ def from_document(document: dict[str, Any]) -> Recipe:
     values["selection"] = Selection(**{**selection, "candidates": tuple(selection["candidates"])})
     values["lr_grid"], values["seeds"] = tuple(values["lr_grid"]), tuple(values["seeds"])
     return Recipe(**values)
+
+
+def read(table: Table) -> Recipe:
+    """The table's values; problems are noted in its document."""
+    optimizer, schedule, selection = (table.table(name) for name in ("optimizer", "schedule", "selection"))
+    recipe = Recipe(
+        method=table.word("method", ("full",), default="full", designed=("lora",)),
+        epochs=table.integer("epochs", least=1),
+        global_batch=table.integer("global_batch", least=1),
+        max_length=table.integer("max_length", least=2),
+        optimizer=Optimizer(
+            name=optimizer.word("name", ("adamw",), default="adamw"),
+            beta1=optimizer.number("beta1", 0.9, below=1),
+            beta2=optimizer.number("beta2", 0.999, below=1),
+            eps=optimizer.number("eps", 1e-8, above=0),
+            weight_decay=optimizer.number("weight_decay", 0.01),
+        ),
+        schedule=Schedule(
+            name=schedule.word("name", ("linear",), default="linear"),
+            warmup_steps=schedule.integer("warmup_steps", 0),
+            final=schedule.number("final", 0.1),
+        ),
+        clip=table.number("clip", 1.0, above=0),
+        lr_grid=table.list_("lr_grid", float),
+        selection=Selection(
+            metric=selection.word("metric", ("nll",), default="nll"),
+            seed=selection.integer("seed", 0, most=LARGEST_SEED),
+            candidates=selection.words("candidates", ("base", "last"), default=("base", "last")),
+        ),
+        seeds=table.list_("seeds", int),
+        loss=table.word("loss", ("completion",), default="completion"),
+        dtype=table.word("dtype", ("float32",), default="float32"),
+        determinism=table.word("determinism", ("D1",), default="D1"),
+        threads=table.integer("threads", 1, least=1, most=1024),
+        diverged=table.word("diverged", ("base", "missing", "fail"), default="base"),
+    )
+    if schedule.good("final") and recipe.schedule.final > 1:
+        schedule.problem("final", f"= {recipe.schedule.final}: must be at most 1")
+    if table.good("lr_grid") and not recipe.lr_grid:
+        table.problem("lr_grid", "must not be empty")
+    for index, rate in enumerate(recipe.lr_grid):
+        if reason := out_of_bounds(rate, above=0):
+            table.problem("lr_grid", f"= {rate}: {reason}", index=index)
+    for index, seed in enumerate(recipe.seeds):
+        if seed < 0:
+            table.problem("seeds", f"= {seed}: must not be negative", index=index)
+        elif seed > LARGEST_SEED:
+            table.problem("seeds", f"= {seed}: must be at most {LARGEST_SEED}", index=index)
+        elif selection.good("seed") and seed == recipe.selection.seed:
+            table.problem("seeds", f"= {seed} is the selection seed: reporting seeds must be others", index=index)
+    if table.good("seeds") and len(recipe.seeds) < 3:
+        table.problem("seeds", f"are {len(recipe.seeds)}: at least 3 reporting seeds are needed")
+    for part in (optimizer, schedule, selection, table):
+        part.finish()
+    return recipe
