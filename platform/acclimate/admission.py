@@ -33,6 +33,7 @@ class Admission:
         # Since when a round has waited for its checkpoint.
         self._awaited: dict[str, float] = {}
         self._unmet = True
+        self._planned: dict[str, assignments.Planned] = {}
         # How often a runner did not take an attempt.
         self._refused: dict[str, int] = {}
 
@@ -92,7 +93,7 @@ class Admission:
             return []
         inputs = self._holdout_inputs(state) if state.phase is Phase.OPENED else {}
         with self._lead.store.snapshot() as tx:
-            left = assignments.outstanding(tx, state, holdout_inputs=inputs)
+            left = self._planned.setdefault(name, assignments.Planned()).outstanding(tx, state, holdout_inputs=inputs)
             drawn = "" if state.phase is Phase.OPEN else _closing_checkpoint(tx, state)
         if left and drawn is None:
             since = self._awaited.setdefault(name, self._lead.moments.monotonic())

@@ -102,6 +102,36 @@ def without_answers(columns: Iterable[str], task: Task, *, cluster: str | None) 
     return [name for name in columns if name not in hidden]
 
 
+class Planned:
+    """What is left to do of a round, again and again: assignments are made once and kept, as digests of thousands of stages take a second."""
+
+    def __init__(self) -> None:
+        self._phase: Phase | None = None
+        self._kept: dict[int, Assignment] = {}
+
+    def outstanding(self, tx: Tx, state: Round, *, holdout_inputs: Mapping[str, str]) -> list[Assignment]:
+        """What is left to do in the round's phase, in the plan's order; as `outstanding`.
+
+        An assignment that is kept is right as long as the same stages are left: all else that it names is fixed once the round has closed,
+        and the holdout's inputs once it is opened.
+        """
+        if state.phase is not self._phase:
+            self._phase, self._kept = state.phase, {}
+        if state.phase is Phase.OPEN:
+            waiting = select(submissions).where(submissions.c.round == state.id, submissions.c.state == "checking")
+            rows = tx.execute(waiting.order_by(submissions.c.committed_index)).all()
+            return [_check(state, row, place) for place, row in enumerate(rows)]
+        left = _left(state)
+        new = {entry for entry, what in left.items() if entry not in self._kept or _done_by(self._kept[entry]) != what}
+        for entry, row in _entries(tx, state) if new else ():
+            if entry.submission in new and state.phase is Phase.CLOSED:
+                self._kept[entry.submission] = _prepare(state, entry, row, left=left[entry.submission])
+            elif entry.submission in new:
+                what = left[entry.submission]
+                self._kept[entry.submission] = _evaluate(state, entry, row, holdout_inputs, left=what)
+        return [self._kept[entry] for entry in left]
+
+
 def outstanding(tx: Tx, state: Round, *, holdout_inputs: Mapping[str, str]) -> list[Assignment]:
     """What is left to do of a round in its phase, in the plan's order.
 
@@ -110,23 +140,36 @@ def outstanding(tx: Tx, state: Round, *, holdout_inputs: Mapping[str, str]) -> l
         state: the round.
         holdout_inputs: task -> digest of the holdout's inputs without targets; needed in phase `opened` only.
     """
-    if state.phase is Phase.OPEN:
-        waiting = select(submissions).where(submissions.c.round == state.id, submissions.c.state == "checking")
-        rows = tx.execute(waiting.order_by(submissions.c.committed_index)).all()
-        return [_check(state, row, place) for place, row in enumerate(rows)]
+    return Planned().outstanding(tx, state, holdout_inputs=holdout_inputs)
+
+
+def _left(state: Round) -> dict[int, tuple[_Evaluation, ...]]:
+    """Entry -> what is left of it, in the phases in which entries are prepared and evaluated; a preparation has no protocol."""
+    found: dict[int, list[_Evaluation]] = {}
     if state.phase is Phase.CLOSED:
-        return [a for e, row in _entries(tx, state) if (a := _prepare(state, e, row)) is not None]
-    if state.phase is Phase.OPENED:
-        left: dict[int, list[_Evaluation]] = {}
+        done, every = state.prepared, [(task.name, seed) for task in state.competition.tasks for seed in _seeds(state)]
+        for entry in state.entries:
+            left: list[_Evaluation] = [
+                (task, seed, "") for task, seed in every if (entry.submission, task, seed) not in done
+            ]
+            if left:
+                found[entry.submission] = left
+    elif state.phase is Phase.OPENED:
+        evaluated = state.evaluated
+        by_entry: dict[int, list[_Evaluation]] = {}
         for key in state.models:
-            if key not in state.evaluated:
-                left.setdefault(key[0], []).append(key[1:])
-        return [
-            _evaluate(state, entry, row, holdout_inputs, left=left[entry.submission])
-            for entry, row in _entries(tx, state)
-            if entry.submission in left
-        ]
-    return []
+            if key not in evaluated:
+                by_entry.setdefault(key[0], []).append(key[1:])
+        found = {e.submission: by_entry[e.submission] for e in state.entries if e.submission in by_entry}
+    return {entry: tuple(left) for entry, left in found.items()}
+
+
+def _seeds(state: Round) -> tuple[int, ...]:
+    return tuple(state.competition.preparation.seeds)
+
+
+def _done_by(assignment: Assignment) -> tuple[_Evaluation, ...]:
+    return tuple((stage.task or "", stage.seed, stage.protocol or "") for stage in assignment.stages)
 
 
 def _entries(tx: Tx, state: Round) -> list[tuple[Entry, Row[Any]]]:
@@ -144,29 +187,22 @@ def _check(state: Round, row: Row[Any], place: int) -> Assignment:
     return Assignment("check", state.id, row.id, row.entrant, None, (Stage(key),), job, work, demand)
 
 
-def _prepare(state: Round, entry: Entry, row: Row[Any]) -> Assignment | None:
-    competition, model = state.competition, ModelFiles(manifests.digests_of(row.manifest))
-    left = [
-        (task, seed)
-        for task in competition.tasks
-        for seed in competition.preparation.seeds
-        if (entry.submission, task.name, seed) not in state.prepared
-    ]
-    if not left:
-        return None
-    job = round_jobs.prepare(state, model, [(task.name, seed) for task, seed in left])
+def _prepare(state: Round, entry: Entry, row: Row[Any], *, left: Sequence[_Evaluation]) -> Assignment:
+    model, tasks = ModelFiles(manifests.digests_of(row.manifest)), {task.name: task for task in state.competition.tasks}
+    wanted = [(name, seed) for name, seed, _ in left if seed is not None]
+    job = round_jobs.prepare(state, model, wanted)
     stages = tuple(
         Stage(
             stage_key(
                 "prepare",
                 state,
-                inputs=jobs.inputs(replace(job, tasks=(round_jobs.public_data(state, task),))),
-                params={"task": task.name, "seed": seed},
+                inputs=jobs.inputs(replace(job, tasks=(round_jobs.public_data(state, tasks[name]),))),
+                params={"task": name, "seed": seed},
             ),
-            task.name,
+            name,
             seed,
         )
-        for task, seed in left
+        for name, seed in wanted
     )
     work, demand = _work(row, stages), demand_of(state.competition)
     return Assignment("prepare", state.id, row.id, row.entrant, entry.submission, stages, job, work, demand)
