@@ -88,6 +88,9 @@ CODES: dict[str, Code] = {
     "witness_ahead": Code(409, "A witness has cosigned a newer checkpoint of the log than the one at hand."),
     "witness_disagrees": Code(409, "A witness has seen another history of the log than the one at hand."),
     "bundle_invalid": Code(422, "The bundle is unreadable or lacks a file."),
+    "backup_invalid": Code(
+        422, "A backup is damaged, unfinished or no backup, or the place for it or for what it restores is taken."
+    ),
     "scores_invalid": Code(422, "A score table has unknown columns, doubled keys or impossible values."),
     # machine
     "blob_unknown": Code(404, "No blob has this digest."),
@@ -100,7 +103,7 @@ CODES: dict[str, Code] = {
         503, "Another process has the lease now: it leads, or has the log cosigned; this one's write was refused."
     ),
     "infeasible": Code(409, "No machine of the pool can ever take a job of this competition."),
-    "no_space": Code(507, "The disk is full; nothing was lost."),
+    "no_space": Code(507, "The disk or the memory of the machine is full; nothing was lost."),
     "busy": Code(503, "Another process holds what this one needs; try again shortly."),
     "server_unreachable": Code(503, "The server does not answer."),
     "file_unreadable": Code(422, "A file is missing or can't be read."),

@@ -34,7 +34,7 @@ SHORTEST = 3600.0
 ATTEMPTS = "attempts/"
 _DIGEST = re.compile(rb"sha256:[0-9a-f]{64}")
 _PAGE, _PIECE, _AT_ONCE = 500, 1 << 16, 8
-_ENDED = frozenset({"committed", "failed", "cancelled"})
+ENDED = frozenset({"committed", "failed", "cancelled"})
 Progress = Callable[[int, int, str], None]
 
 
@@ -138,7 +138,7 @@ def over_notes(store: Store, *, older_than: float) -> list[str]:
     def over(name: str) -> bool:
         rows = states.get(name.split("/")[1], [])
         return (
-            any(row.state in _ENDED for row in rows)
+            any(row.state in ENDED for row in rows)
             and all(row.ended is not None for row in rows)
             and all((now - parse_time(row.ended)).total_seconds() > older_than for row in rows)
         )

@@ -397,6 +397,7 @@ class FolderBlobs:
         try:
             with space(temporary), temporary.open("xb") as stream:
                 stream.write(installation.encode())
+                temporary.chmod(0o600)
                 flush(stream)
             # A link, unlike a rename, leaves what another process has put there first.
             with suppress(FileExistsError):

@@ -61,6 +61,7 @@ def put_note(blobs: "FolderBlobs", name: str, data: bytes) -> None:
         with space(temporary):
             with temporary.open("xb") as stream:
                 stream.write(data)
+                temporary.chmod(0o600)
                 flush(stream)
             for last in (False, True):
                 private(path.parent, below=blobs.root)

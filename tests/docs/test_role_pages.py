@@ -47,7 +47,7 @@ MUST_SHOW = {
         "custodian approve-void", "custodian void", "custodian send",
     ),
     "operators": (
-        "doctor", "up", "invite", "config", "db check", "db upgrade", "db accept-loss", "log rotate", "api", "dispatch", "mlflow", "plan", "status",
+        "doctor", "up", "invite", "config", "db check", "db upgrade", "db accept-loss", "backup", "restore", "blobs gc", "log rotate", "api", "dispatch", "mlflow", "plan", "status",
     ),
     "auditors": ("round bundle", "verify", "receipt verify", "log mirror", "log check", "log keys", "audit keygen", "audit run", "audit status", "audit report"),
 }  # fmt: skip
@@ -412,8 +412,9 @@ def test_one_round_is_played_by_the_pages(tmp_path: Path) -> None:
         wait_for(f"http://127.0.0.1:{pages_port}/health", up, log)
         operator.compare(await_line(log, "Acclimate is up"), "operators.md, 3")
         play(operator, tmp_path, server, pages_port)
-        operator.act("Backup")
-        assert list((tmp_path / "backup").glob("acclimate-*.db")) and (tmp_path / "backup/keys/log.pem").exists()
+        operator.act("Backup", "Remove what nobody needs")
+        assert (tmp_path / "backup/BACKUP.json").exists() and (tmp_path / "backup/keys/log.pem").exists()
+        assert list(tmp_path.glob("backup-mlflow-*.db")) and (tmp_path / "backup-mlartifacts").is_dir()
         assert operator.finished
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 0

@@ -1,5 +1,6 @@
 """`acclimate db`: bring a database to this version's schema, and see whether it is as this version leaves it."""
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -75,35 +76,38 @@ def check(
 ) -> None:
     """Compare the database with this version's schema.
 
-    Tables and columns, triggers, the log's numbering, and whether blobs and settings are of the same installation.
-    Changes nothing; exit code 1 where something is wrong.
+    Tables and columns, triggers, the log's numbering, and whether blobs and settings are of the same installation. Where the database was put
+    back from an older backup: the entries that were signed and are not there, and the attempts whose outcomes are with the blobs, which are
+    taken as they are. Changes nothing; exit code 1 where something is wrong.
 
     Example: acclimate db check --data /srv/acclimate
     """
     need("server", "sqlalchemy", "alembic")
-    from acclimate import installation, migrations
+    from acclimate import installation, log, migrations, restoring
     from acclimate.database import connect
     from acclimate.store import Store, metadata
     from acclimate_runners.blobs import blobs_at
 
     settings = existing(data, file=config, database=database, blobs=blobs)
-    engine = connect(settings.database)
+    engine, gap = connect(settings.database), restoring.Gap(0, [], [])
     try:
         problems = migrations.problems(engine, metadata)
         if not problems:
             place = blobs_at(settings.blobs, endpoint=settings.blobs_endpoint, scratch=settings.work / "blobs")
             try:
-                installation.check(Store(engine, place), settings)
+                store = Store(engine, place)
+                verifier = log.parse_vkey(installation.check(store, settings).log)
+                gap = restoring.gap(store, settings, verifier)
             except Refusal as refusal:
                 problems = [refusal.sentence]
     finally:
         engine.dispose()
-    emit(
-        {"schema": migrations.HEAD, "problems": problems},
-        as_json=as_json,
-        text=[f"problem: {problem}" for problem in problems] or f"schema {migrations.HEAD}: nothing is wrong",
-    )
-    if problems:
+    wrong = bool(problems or gap.lost)
+    lines = [f"problem: {problem}" for problem in problems]
+    lines += [] if wrong else [f"schema {migrations.HEAD}: nothing is wrong"]
+    value = {"schema": migrations.HEAD, "problems": problems, "gap": dataclasses.asdict(gap)}
+    emit(value, as_json=as_json, text=[*lines, *gap.lines()])
+    if wrong:
         raise typer.Exit(1)
 
 

@@ -10,6 +10,7 @@ import typer
 
 from acclimate.cli import (
     audit,
+    backup,
     blobs,
     competition,
     custodian,
@@ -80,6 +81,8 @@ app.command("dispatch")(server.dispatch)
 app.command("mlflow", short_help="Run MLflow's own pages on the results.")(server.mlflow)
 app.command("doctor", short_help="Say what this machine has and lacks for a server.")(doctor.doctor)
 app.command("config")(settings.config)
+app.command("backup", short_help="Back up an installation while it runs.")(backup.backup)
+app.command("restore", short_help="Make an installation anew from its backup.")(backup.restore)
 app.add_typer(database.app, name="db")
 app.add_typer(blobs.app, name="blobs")
 app.add_typer(logs.app, name="log")

@@ -9,6 +9,8 @@
 
 import logging
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,28 +93,60 @@ def upgrade(engine: Engine) -> list[str]:
     return steps
 
 
+def fill(engine: Engine, revision: str, put: Callable[[Connection], None]) -> None:
+    """Make the schema of a revision in an empty database and have it filled, all in one transaction.
+
+    Raises:
+        Refusal: backup_invalid, where the database is not empty; data_version, for a revision that this version does not know.
+    """
+    if revision not in REVISIONS:
+        raise _newer(revision)
+    with database.refusing(), _one_at_a_time, engine.connect() as outer, _unchecked(outer):
+        with database.written(outer) as connection:
+            if (found := version(connection)) is not None:
+                raise Refusal(
+                    "backup_invalid",
+                    f"the database to restore into is not empty: it has schema {found}",
+                    hint="name an empty one in the setting `database`",
+                )
+            _run(connection, None, steps=[], to=revision)
+            put(connection)
+            _check_references(connection)
+
+
 def _migrate(engine: Engine, *, only_empty: bool = False, steps: list[str] | None = None) -> str:
     """All steps in one transaction, which begins with the writers' lock; the revision at the end."""
     steps = [] if steps is None else steps
-    with _one_at_a_time, engine.connect() as outer:
-        if engine.dialect.name == "sqlite":
-            # A rebuilt table is dropped on the way. This can't be said inside a transaction; the check comes before its end.
-            _driver(outer).execute("PRAGMA foreign_keys = OFF")
-        try:
-            with database.written(outer) as connection:
-                found = version(connection)
-                if only_empty and found is not None:
-                    return found
-                if found not in (None, HEAD):
-                    _check_unled(connection)
-                _run(connection, found, steps=steps)
-        finally:
-            if engine.dialect.name == "sqlite":
-                _driver(outer).execute("PRAGMA foreign_keys = ON")
+    with _one_at_a_time, engine.connect() as outer, _unchecked(outer):
+        with database.written(outer) as connection:
+            found = version(connection)
+            if only_empty and found is not None:
+                return found
+            if found not in (None, HEAD):
+                _check_unled(connection)
+            _run(connection, found, steps=steps)
     return HEAD
 
 
-def _run(connection: Connection, found: str | None, *, steps: list[str]) -> None:
+@contextmanager
+def _unchecked(outer: Connection) -> Iterator[None]:
+    """Without SQLite's looking after references: a rebuilt table is dropped on the way. The check comes before the transaction's end."""
+    if outer.dialect.name == "sqlite":
+        # This can't be said inside a transaction.
+        _driver(outer).execute("PRAGMA foreign_keys = OFF")
+    try:
+        yield
+    finally:
+        if outer.dialect.name == "sqlite":
+            _driver(outer).execute("PRAGMA foreign_keys = ON")
+
+
+def _check_references(connection: Connection) -> None:
+    if connection.dialect.name == "sqlite" and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").all()):
+        raise Refusal("data_version", f"the database refers to rows that it lacks: {broken[:3]}; nothing was changed")
+
+
+def _run(connection: Connection, found: str | None, *, steps: list[str], to: str = HEAD) -> None:
     from alembic import command
 
     sqlite = connection.dialect.name == "sqlite"
@@ -122,13 +156,12 @@ def _run(connection: Connection, found: str | None, *, steps: list[str]) -> None
         _check_encoding(connection)
     if sqlite and found == "0001" and not inspect(connection).has_table(_VERSIONS):
         command.stamp(settings, found)
-    if found != HEAD:
-        command.upgrade(settings, HEAD)
+    if found != to:
+        command.upgrade(settings, to)
         steps += [f"{number}: {what}" for number, what in _described(settings) if found is None or number > found]
     put_back = guards.install(connection)
     steps += [f"{what} was missing or altered: made" for what in put_back]
-    if sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").all()):
-        raise Refusal("data_version", f"the database refers to rows that it lacks: {broken[:3]}; nothing was changed")
+    _check_references(connection)
 
 
 def _check_unled(connection: Connection) -> None:
