@@ -1,6 +1,8 @@
 """Reading files that a stranger may have sent, or that somebody named by mistake: regular ones, and no more of them than they may hold."""
 
+import errno
 import json
+import math
 import stat
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,26 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
     stat.S_IFDIR: "a folder",
 }
+_OF_THE_MACHINE = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM),
+    }
+)
+
+
+def of_the_machine(error: BaseException | None) -> BaseException | None:
+    """What the machine lacked (space, memory, open files, a permission), where an exception, or one that it was raised from, says so.
+
+    It tells nothing about a file that was to be read or written: nobody is to be blamed for it.
+    """
+    while error is not None:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE):
+            return error
+        if isinstance(error, Refusal) and error.code == "no_space" and error.__cause__ is None:
+            return error
+        error = error.__cause__
+    return None
 
 
 def regular(path: Path, *, hint: str = "check the name and who owns it") -> Path:
@@ -68,6 +90,25 @@ def text(path: Path, most: int, *, hint: str = "check the name and who owns it")
         raise Refusal("file_unreadable", f"{path} is not UTF-8 text: byte {error.start}", hint=hint) from error
 
 
+def parse_json(data: str | bytes) -> Any:
+    """The value of JSON that a stranger sent: every number in it is a finite one, as JSON has no other.
+
+    Raises:
+        ValueError: it is no JSON, is nested too deeply, or says a number that is too large for one.
+    """
+    try:
+        return json.loads(data, parse_float=_finite, parse_constant=_finite)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no number of JSON, or too large for one")
+    return number
+
+
 def document(path: Path, *, hint: str = "check that it is the file that was meant, and whole") -> Any:
     """The value of a JSON file, however deep or odd what is in it.
 
@@ -76,10 +117,6 @@ def document(path: Path, *, hint: str = "check that it is the file that was mean
     """
     found = text(path, LONGEST_DOCUMENT, hint=hint)
     try:
-        return json.loads(found)
-    except RecursionError as error:
-        raise Refusal(
-            "file_unreadable", f"{path} is not JSON that can be read: it is nested too deeply", hint=hint
-        ) from error
+        return parse_json(found)
     except ValueError as error:
         raise Refusal("file_unreadable", f"{path} is not JSON: {error}", hint=hint) from error

@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from acclimate_competitions import bounds, digests
+from acclimate_competitions import bounds, digests, reading
 from acclimate_competitions.definition import Competition, Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.tables import SPLIT_COLUMNS
@@ -164,11 +164,18 @@ def _read(path: Path, name: str, split: str, seen: _Seen) -> pa.Table | None:
         seen.problems.append(f"{name}: the file is missing")
         return None
     except (OSError, ValueError, pa.ArrowException) as error:
+        _not_the_machines(error, name)
         seen.problems.append(f"{name}: not readable as Parquet: {str(error).splitlines()[0]}")
         return None
     if table.num_rows == 0:
         seen.problems.append(f"{name}: the {split} split is empty")
     return table
+
+
+def _not_the_machines(error: Exception, name: str) -> None:
+    """Refuse at once what says nothing about a file: that this machine may not, or can't, read it."""
+    if reading.of_the_machine(error) is not None:
+        raise Refusal("file_unreadable", f"{name}: {str(error).splitlines()[0]}") from error
 
 
 def _note_blobs(table: pa.Table, name: str, seen: _Seen) -> pa.Table:
@@ -273,6 +280,7 @@ def _check_tokenizer(path: Path, seen: _Seen) -> str | None:
         if not isinstance(json.loads(path.read_bytes()), dict):
             raise ValueError("not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
+        _not_the_machines(error, "tokenizer.json")
         seen.problems.append(f"tokenizer.json: {error}")
         return None
     return digests.of_file(path)

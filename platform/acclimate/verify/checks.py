@@ -1,6 +1,5 @@
 """All checks in their order, and how an audit goes through them."""
 
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import pyarrow as pa
 from acclimate.log import parse_vkey
 from acclimate.verify import audits, files, history, order, private, scores, seal, witnesses
 from acclimate.verify.audit import Audit, Rerun
-from acclimate.verify.report import Beside, Check, Failed, NotChecked, Report
+from acclimate.verify.report import Beside, Check, Failed, NotChecked, Report, lacking
 from acclimate_competitions import tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.ranking import Ranking
@@ -282,8 +281,8 @@ def verify(
         progress: told (checks made, of how many, the name of the next).
 
     Raises:
-        Refusal: key_refused, for a malformed log_key or witness; request_invalid, for an unknown level. A bad bundle raises
-            nothing: it FAILED.
+        Refusal: key_refused, for a malformed log_key or witness; request_invalid, for an unknown level; no_space, file_unreadable,
+            where this machine lacks what it takes. A bad bundle raises nothing: it FAILED.
     """
     for vkey in [*([log_key] if log_key is not None else []), *witnesses]:
         parse_vkey(vkey)
@@ -349,8 +348,8 @@ def _recomputed(path: Path, last: str) -> Iterator[Audit]:
 def _audit(
     path: Path, *, log_key: str | None, witnesses: tuple[str, ...], rerun: Rerun | None = None
 ) -> Iterator[Audit]:
-    with files.opened(path) as bundle, tempfile.TemporaryDirectory(prefix="acclimate-verify-") as work:
-        yield Audit(bundle, log_key, witnesses, Path(work), rerun)
+    with files.opened(path) as bundle, files.aside() as work:
+        yield Audit(bundle, log_key, witnesses, work, rerun)
 
 
 def _wanted(levels: Collection[str]) -> list[Rule]:
@@ -400,12 +399,15 @@ def _carry_out(rule: Rule, number: int, audit: Audit) -> Check:
         raise
     except NotChecked as unknown:
         return Check(number, rule.name, "NOT CHECKED", unknown.reason)
-    except Failed as failed:
-        return Check(number, rule.name, "FAILED", failed.why, failed.where)
-    except Refusal as refusal:
-        return Check(number, rule.name, "FAILED", refusal.sentence, f"check {rule.name}")
     except Exception as error:
-        # Whatever a stranger's bytes set off, it is evidence against them and no reason to stop.
+        # A full disk or too few open files are the auditor's own: nobody is accused of them, and nothing is ok for them.
+        if (refusal := lacking(error)) is not None:
+            raise refusal from error
+        if isinstance(error, Failed):
+            return Check(number, rule.name, "FAILED", error.why, error.where)
+        if isinstance(error, Refusal):
+            return Check(number, rule.name, "FAILED", error.sentence, f"check {rule.name}")
+        # Whatever else a stranger's bytes set off, it is evidence against them and no reason to stop.
         return Check(number, rule.name, "FAILED", f"malformed: {type(error).__name__}: {error}", f"check {rule.name}")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from acclimate.verify.report import Failed
+from acclimate.verify.report import Failed, lacking
 from acclimate_competitions import digests
 from acclimate_competitions.digests import Json
 from acclimate_competitions.errors import Refusal
@@ -154,18 +154,42 @@ def opened(path: Path, *, slack: int = SLACK) -> Iterator[Bundle]:
 
     Raises:
         Failed: there is neither, or the ZIP is damaged or refused.
+        Refusal: no_space, file_unreadable, where this machine lacks what it takes.
     """
-    if path.is_dir():
-        yield Bundle(path)
-        return
-    if not path.exists():
-        raise Failed(path.name, "there is no such file or folder")
-    if not path.is_file():
-        raise Failed(path.name, "it is no regular file, and no folder")
-    bound = slack + GROWTH * path.stat().st_size
-    with tempfile.TemporaryDirectory(prefix="acclimate-verify-") as folder:
-        _copy_out(path, Path(folder), bound)
-        yield Bundle(Path(folder))
+    try:
+        if path.is_dir():
+            yield Bundle(path)
+            return
+        if not path.exists():
+            raise Failed(path.name, "there is no such file or folder")
+        if not path.is_file():
+            raise Failed(path.name, "it is no regular file, and no folder")
+        bound = slack + GROWTH * path.stat().st_size
+        with aside() as folder:
+            _copy_out(path, folder, bound)
+            yield Bundle(folder)
+    except Refusal:
+        raise
+    except Exception as error:
+        if (refusal := lacking(error)) is not None:
+            raise refusal from error
+        raise
+
+
+@contextmanager
+def aside() -> Iterator[Path]:
+    """A temporary folder for as long as the context lasts.
+
+    Raises:
+        Refusal: no_space, where there is no room for one anywhere.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="acclimate-verify-")
+    except OSError as error:
+        sentence = f"there is no room for temporary files: {error.strerror or error}"
+        raise Refusal("no_space", sentence, hint="free some space, or name a folder that has it: TMPDIR=DIR") from error
+    with folder as name:
+        yield Path(name)
 
 
 def _copy_out(path: Path, folder: Path, bound: int) -> None:

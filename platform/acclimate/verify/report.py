@@ -1,8 +1,13 @@
 """What an audit says: numbered checks, each ok, FAILED or NOT CHECKED, in plain words, with the first bad place."""
 
 import dataclasses
+import errno
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from acclimate.files import is_full
+from acclimate_competitions import reading
+from acclimate_competitions.errors import Refusal
 
 Status = Literal["ok", "FAILED", "NOT CHECKED"]
 
@@ -35,6 +40,23 @@ class NotChecked(Exception):
 
 class Beside(Exception):
     """The claim is not one of this round, and nothing is said of it."""
+
+
+def lacking(error: BaseException) -> Refusal | None:
+    """What this machine lacks, where an exception comes of that: it is no evidence against a bundle, and none for it."""
+    if (fault := reading.of_the_machine(error)) is None:
+        return None
+    code = (
+        "file_unreadable"
+        if isinstance(fault, OSError) and not is_full(fault) and fault.errno != errno.ENOMEM
+        else "no_space"
+    )
+    why = (fault.strerror if isinstance(fault, OSError) else str(fault)) or type(fault).__name__
+    return Refusal(
+        code,
+        f"this machine could not verify it: {why}; that says nothing about the bundle",
+        hint="free some space, or name a folder that has it (TMPDIR=DIR), and verify it again",
+    )
 
 
 @dataclass(frozen=True)
