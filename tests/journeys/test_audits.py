@@ -1,89 +1,48 @@
 """A second operator over a real server and real preparations: an honest evaluator's work agrees, a dishonest one's is named and stops the round."""
 
-import base64
 import dataclasses
 import json
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import live as staging
-import numpy as np
 import pytest
 import stories
 import tiny
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dispatching import dispatcher, give_shares, send, state_of, step_until
-from live import Live, Staged
-from safetensors.numpy import load_file, save_file
+from labs import (
+    ELSEWHERE,
+    ORIGINAL,
+    PEOPLE,
+    TOLERANCE,
+    Lab,
+    audited,
+    closed_round,
+    lab_of,
+    line,
+    log_preparations,
+    moved,
+    publish_round,
+    refuses,
+)
+from live import Live
 from typer.testing import CliRunner
 
-from acclimate import bundle, keys, log, rerun, round_jobs, verify
+from acclimate import keys, log, rerun, round_jobs, verify
 from acclimate.bundle_rerun import EntrantRerun
 from acclimate.cli.main import app
-from acclimate.client import auditor, folder, organizer, reruns
+from acclimate.client import auditor, folder, reruns
 from acclimate.client.connection import Client
-from acclimate.service import accounts, identity, publish
+from acclimate.service import identity
 from acclimate.verify import audits
 from acclimate.verify.audit import Audit
 from acclimate.verify.files import Bundle
 from acclimate.verify.report import Failed, NotChecked
-from acclimate_competitions import definition, digests, records
+from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.phases import Phase, Round
-
-PEOPLE = {"ada": 1, "bea": 2}
-TOLERANCE = 0.05
-ELSEWHERE = "cpu/elsewhere/neon"
-
-
-def refuses(code, act, /, *arguments, **named):
-    with pytest.raises(Refusal) as caught:
-        act(*arguments, **named)
-    assert caught.value.code == code, caught.value
-    return caught.value
-
-
-@dataclass
-class Lab:
-    """The second operator, and the round it is named by."""
-
-    staged: Staged
-    client: Client
-    keys: keys.Keys
-
-    @property
-    def state(self) -> Round:
-        with self.staged.live.store.snapshot() as tx:
-            return tx.round(self.staged.round)
-
-    def run(self) -> list[dict[str, Any]]:
-        return list(reruns.run(self.client, self.keys, self.staged.round))
-
-    @property
-    def work(self) -> Path:
-        return self.keys.folder / "audits" / self.staged.round
-
-
-def lab_of(live: Live, where: Path) -> tuple[Client, keys.Keys]:
-    own = auditor.open_keys(where)
-    auditor.keygen(own, name="lab")
-    with Client(live.url) as visitor:
-        invitation = accounts.invite(live.store, "auditor")
-        account = folder.register_account(visitor, own, name="lab", role="auditor", invitation=invitation)
-        folder.keep_log_key(where, folder.log_key(visitor, where))
-    return account.connect(where), own
-
-
-def audited(patch: pytest.MonkeyPatch, *, audits: int, tolerance: float = TOLERANCE) -> None:
-    asked = f'audits = {audits}\nauditor = "lab"\naudit_tolerance = {tolerance}'
-    patch.setattr(tiny, "DEFINITION", ORIGINAL.replace("audits = 0", asked))
-
-
-ORIGINAL = tiny.DEFINITION
+from acclimate_competitions.phases import Phase
 
 
 @pytest.fixture(scope="module")
@@ -230,24 +189,6 @@ def written(honest: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return publish_round(honest, tmp_path_factory.mktemp("bundle"))
 
 
-def publish_round(lab: Lab, where: Path) -> Path:
-    """The bundle of a prepared round that goes on honestly."""
-    live, staged = lab.staged.live, lab.staged
-    give_shares(staged)
-    with dispatcher(live) as working:
-        step_until(working, lambda: lab.state.phase is Phase.EVALUATED)
-    ranking = publish.ranking(live.store, staged.round).document()
-    fields = {"ranking": digests.of_json(ranking), "policy": staged.fields["policy"], "reason": ""}
-    request = live.organizer().sign("RankingPublished", staged.round, **fields)
-    answer = live.organizer().post(f"{staged.path}/ranking", {"record": request, "ranking": ranking})
-    assert answer.status_code == 200, answer.text
-    return bundle.write(live.store, live.store.blobs, staged.round, where / "bundle")
-
-
-def line(report: verify.Report, name: str) -> verify.Check:
-    return next(check for check in report.checks if check.name == name)
-
-
 def test_the_bundle_shows_who_made_what_again(honest: Lab, written: Path) -> None:
     report = verify.verify(written, log_key=honest.staged.fields["log"])
     assert report.failed == ()
@@ -342,47 +283,6 @@ def cheated(honest: Lab, written: Path, tmp_path_factory: pytest.TempPathFactory
 
     log_preparations(found, honest, lie)
     return found
-
-
-def closed_round(live: Live, where: Path, **changes: Any) -> Staged:
-    """A round with everybody's models, closed."""
-    start = live.clock.now
-    later = {
-        name: records.format_time(start + timedelta(days=days))
-        for name, days in {"opens": 1, "closes": 2, "closes_latest": 2, "release_by": 30}.items()
-    }
-    staged = staging.open_round(live, where, **later, **changes)
-    for name, seed in PEOPLE.items():
-        staging.submit_model(staged, staging.enter(staged, live.actor(name)), seed=seed)
-    live.clock.set(staged.fields["closes"], seconds=1)
-    assert live.tick() == ["RoundClosed"]
-    return staged
-
-
-def log_preparations(lab: Lab, honest: Lab, lie: Callable[..., dict[str, Any]]) -> None:
-    """The evaluator says of every preparation what an honest one had, but for its lies."""
-    live = lab.staged.live
-    names = {entry.submission: entry.entrant for entry in lab.state.entries}
-    same = {entry.entrant: entry.submission for entry in honest.state.entries}
-    signer = identity.load(live.settings, live.store).evaluator_key
-    with live.store.transaction() as tx:
-        for submission, task, seed in lab.state.preparations:
-            entrant = names[submission]
-            fields = dict(honest.state.prepared[same[entrant], task, seed].fields) | {"submission": submission}
-            fields |= lie(entrant, task, seed, fields)
-            tx.append(records.sign("ModelPrepared", lab.staged.round, fields, key=signer))
-    assert live.tick() == ["PreparationFinished"]
-
-
-def moved(lab: Lab, digest: str, where: Path, *, by: float) -> str:
-    """A model's weights with noise of this size, as a blob."""
-    blobs = lab.staged.live.store.blobs
-    with blobs.local(digest) as path:
-        weights = load_file(path)
-    noise = np.random.default_rng(7)
-    weights = {n: (w + by * noise.normal(size=w.shape)).astype(np.float32) for n, w in weights.items()}
-    save_file(weights, where / "moved.safetensors", metadata={"format": "pt"})
-    return str(blobs.put(where / "moved.safetensors"))
 
 
 def test_what_the_evaluator_made_up_is_named_and_only_a_voiding_leads_on(cheated: Lab) -> None:
@@ -549,68 +449,6 @@ def test_hardware_that_the_definition_does_not_declare_excuses_no_other_bytes(
 # ---- comparing, without a machine -----------------------------------------------------------------------------------
 
 
-def first(**changes: Any) -> records.Record:
-    fields = {
-        "hardware": "cpu/a",
-        "prepared": "sha256:1",
-        "candidates": [CANDIDATE],
-        "selected": {"lr": 0.1, "epoch": 2},
-    }
-    return records.Record("ModelPrepared", "r", staging.START, {**fields, **changes})
-
-
-CANDIDATE = {"lr": 0.1, "epoch": 2, "validation": 1.0}
-
-
-def again(**changes: Any) -> rerun.Remade:
-    selection = {"candidates": [CANDIDATE], "selected": {"lr": 0.1, "epoch": 2}, "diverged": False}
-    return rerun.Remade(**{"prepared": "sha256:1", "selection": selection, "hardware": "cpu/a", **changes})
-
-
-def compared(
-    there: records.Record, here: rerun.Remade, *, tolerance: float = 0.1, nlls: Any = (1.0, 1.05)
-) -> rerun.Verdict:
-    return rerun.compare(there, here, tolerance=tolerance, measure=lambda: nlls)
-
-
-FAILED = {"failed": {"reason": "it ran longer than the 5 s allowed", "log": "sha256:2"}}
-
-
-def test_equal_bytes_agree_unless_the_selection_was_told_otherwise() -> None:
-    assert compared(first(), again()) == rerun.Verdict(agrees=True, tolerance=0, reason="the same bytes")
-    lied = first(candidates=[{**CANDIDATE, "validation": 0.9999}])
-    assert not compared(lied, again()).agrees and "selection" in compared(lied, again()).reason
-    assert compared(lied, again(hardware="cpu/b")).agrees
-
-
-def test_other_bytes_agree_by_measure_on_other_hardware_only() -> None:
-    other = again(prepared="sha256:9", hardware="cpu/b")
-    assert compared(first(), other).agrees
-    assert not compared(first(), other, nlls=(1.0, 1.2)).agrees
-    assert not compared(first(), other, nlls=(None, 1.0)).agrees
-    assert compared(first(), other, nlls=(None, None)).agrees
-    assert not compared(first(candidates=[{**CANDIDATE, "validation": 1.3}]), other).agrees
-    assert not compared(first(candidates=[{**CANDIDATE, "lr": 0.2}]), other).agrees
-    assert not compared(first(), again(prepared="sha256:9")).agrees
-    refuses("rerun_undecided", compared, first(), other, tolerance=0.0)
-
-
-def test_a_failure_agrees_with_a_failure_and_a_machines_limits_decide_nothing() -> None:
-    failed = again(prepared=None, failed="it diverged")
-    assert compared(first(**FAILED), failed).agrees
-    assert not compared(first(**FAILED), again()).agrees
-    assert not compared(first(), failed).agrees
-    refuses("rerun_undecided", compared, first(**FAILED), again(hardware="cpu/b"))
-    refuses("rerun_undecided", compared, first(), again(prepared=None, failed="too slow", limited=True))
-
-
-def test_other_libraries_are_told_from_other_work() -> None:
-    own = {"python": sys.version.split()[0], "numpy": np.__version__}
-    assert rerun.other_versions(own) == []
-    found = rerun.other_versions({**own, "numpy": "1.0", "nothing-of-this-name": "3"})
-    assert found == ["nothing-of-this-name 3 there, none here", f"numpy 1.0 there, {np.__version__} here"]
-
-
 def test_other_code_makes_nothing_again(written: Path) -> None:
     story = stories.begin()
     assert stories.digest("code") in refuses("code_other", rerun.require_same_code, story.state).sentence
@@ -638,36 +476,3 @@ def test_a_re_run_needs_the_entrants_files(written: Path, tmp_path: Path) -> Non
     assert isinstance(none.exception, Refusal) and none.exception.code == "file_unreadable"
     part = CliRunner().invoke(app, ["verify", str(written), "--log", "--json"])
     assert {check["name"] for check in json.loads(part.stdout)["checks"]}.isdisjoint({"scores", "opening", "re-run"})
-
-
-# ---- keys -----------------------------------------------------------------------------------------------------------
-
-
-def test_keygen_is_finished_by_the_same_command_and_a_secret_is_never_replaced(tmp_path: Path) -> None:
-    where = tmp_path / "lab"
-    command = ["audit", "keygen", "--name", "lab", "--keys", str(where), "--json"]
-    made = json.loads(CliRunner().invoke(app, command).stdout)
-    secret = auditor.secret_of(keys.load(where), made["draw"])
-    assert digests.of_bytes(base64.b64decode(secret)) == made["draw"]
-    for name in ("draws.json", "auditor.json", "ed25519.pem"):
-        assert (where / name).stat().st_mode & 0o077 == 0
-    assert secret not in (where / "auditor.json").read_text()
-    refused = CliRunner().invoke(app, command)
-    assert isinstance(refused.exception, Refusal) and refused.exception.code == "key_refused"
-    # Killed between secret and public part, the same command makes a new pair; the old secret stays.
-    (where / "auditor.json").unlink()
-    second = json.loads(CliRunner().invoke(app, command).stdout)
-    assert second["ed25519"] == made["ed25519"] and second["draw"] != made["draw"]
-    assert auditor.secret_of(keys.load(where), made["draw"]) == secret
-    refuses("conflict", auditor.keygen, keys.load(where), name="other", again=True)
-    refuses("file_unreadable", auditor.secret_of, keys.load(where), digests.of_bytes(b"lost"))
-
-
-def test_a_round_is_created_with_the_auditor_whom_its_definition_names(tmp_path: Path) -> None:
-    rules = definition.parse(ORIGINAL.replace("audits = 0", 'audits = 1\nauditor = "lab"').encode())
-    plain = definition.parse(ORIGINAL.encode())
-    public = {"name": "lab", "ed25519": "k", "draw": "d"}
-    assert organizer._named_auditor(rules, {**public, "secret": "s"}) == {"auditor": public}
-    assert organizer._named_auditor(plain, None) == {}
-    for competition, given in ((rules, None), (plain, public), (rules, {**public, "name": "other"}), (rules, ["lab"])):
-        assert "audit keygen" in refuses("definition_invalid", organizer._named_auditor, competition, given).hint
