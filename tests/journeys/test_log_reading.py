@@ -21,6 +21,12 @@ from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 
 INDEX = 2
+MOMENT = "2027-03-01T00:00:00.000000Z"
+SERVER = {"now": MOMENT, "code": digests.of_bytes(b"a wheel"), "evaluators": [], "witnesses": [], "quorum": 0}
+SUMMARY = {
+    **{"competition": "marbles", "title": "Marbles", "phase": "prepared", "closes": MOMENT, "now": MOMENT, "next": ""},
+    **{"data_is_public": True, "entrants": 3, "submissions": 4, "threshold": 2, "tracked": None},
+}
 DRAW = digests.of_bytes(b"the auditor's secret: 32 bytes..")
 ASKED = 'audits = 1\nauditor = "lab"\naudit_tolerance = 0.0'
 DEFINITION = rounds_made.DEFINITION.replace("audits = 0", ASKED)
@@ -66,11 +72,11 @@ class Shown:
             yield self.note.encode()
         else:
             told = {
-                "/v1/server": {"log": self.made.signer.vkey},
+                "/v1/server": SERVER | {"log": self.made.signer.vkey},
                 "/v1/log/rotations": {"receipts": []},
                 "/v1/log/consistency": {"proof": []},
                 f"{whole}/records": [{"index": index, "record": json.loads(entry)}],
-                whole: {"id": self.made.round, "round": self.made.round},
+                whole: SUMMARY | {"round": self.made.round},
             }
             yield DEFINITION.encode() if path.endswith("/definition") else json.dumps(told[path]).encode()
 
