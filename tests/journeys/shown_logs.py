@@ -89,6 +89,20 @@ def mailed(made: Made, where: Path, *, definition: str, entries: list[bytes], no
     return Mailed(where / "mailed", made.round, definition.encode(), note, entries, made.envelopes)
 
 
+_ROUND = {
+    **{
+        "competition": "marbles",
+        "title": "Marbles",
+        "phase": "open",
+        "next": "",
+        "closes": "",
+        "now": "",
+        "tracked": False,
+    },
+    **{"data_is_public": True, "entrants": 0, "submissions": 0, "threshold": 2},
+}
+
+
 @dataclass
 class Shown:
     """What a server shows of a log.
@@ -126,10 +140,13 @@ class Shown:
         start, limit = int(query.get("start", ["0"])[0]), int(query.get("limit", ["100"])[0])
         listed = [{"index": i, "record": json.loads(entry)} for i, entry in own if i >= start][:limit]
         told = {
-            "/v1/server": {"log": self.made.signer.vkey},
+            "/v1/server": {
+                **{"log": self.made.signer.vkey, "now": records.format_time(self.made.now), "code": rounds_made.CODE},
+                **{"evaluators": [], "witnesses": [], "quorum": 0},
+            },
             "/v1/log/rotations": {"receipts": []},
             f"{whole}/records": listed,
-            whole: {"id": self.made.round, "round": self.made.round, **self.round},
+            whole: {**_ROUND, "round": self.made.round, **self.round},
         }
         return json.dumps(told[path]).encode()
 

@@ -11,7 +11,7 @@ import base64
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from acclimate import files
 from acclimate import keys as key_files
@@ -19,13 +19,16 @@ from acclimate.client.connection import Client, Progress
 from acclimate.client.definitions import definition_of
 from acclimate.client.evidence import require_quorum, require_seen
 from acclimate.client.folder import ACCOUNT_FILE, DOCUMENT_FILE, load_account
-from acclimate.client.history import History, Known, Online, behind, read_history
+from acclimate.client.history import History, Known, Online, behind, read_history, require_beginning
 from acclimate.keys import Keys
 from acclimate.notes import LARGEST_NOTE
 from acclimate_competitions import digests, reading, records, rounds
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import Record
+
+if TYPE_CHECKING:
+    from acclimate.verify import files as bundles
 
 AUDITOR_FILE = "auditor.json"
 DRAWS_FILE = "draws.json"
@@ -235,8 +238,8 @@ def report(
 ) -> dict[str, Any]:
     """Verify the whole bundle of a published round, and sign that nothing FAILED; {round, index, bundle, checks}.
 
-    1. The bundle is the round's, whole, and of the newest ranking.
-    2. It is verified here, by the log key that RoundDefined names; nothing may FAIL.
+    1. The bundle is the round's, whole, and of the newest ranking; its entries are those that this machine has read of the log itself.
+    2. It is verified here, by the log key that RoundDefined names; nothing may FAIL. It is opened once: what is verified is what is signed.
     3. RoundAudited names the bundle by its MANIFEST.
 
     Args:
@@ -247,13 +250,16 @@ def report(
         progress: told (done, of how many, what is done).
 
     Raises:
-        Refusal: phase_wrong, bundle_invalid, …
+        Refusal: phase_wrong, bundle_invalid, log_inconsistent, …
     """
     from acclimate import verify
     from acclimate.verify import files as bundles
 
     # 1
-    state = evidence(client, keys, round_id, progress=lambda done, total: progress(done, total, "reading the log"))
+    def reading_log(done: int, total: int) -> None:
+        progress(done, total, "reading the log")
+
+    state, history = _seen(client, keys, round_id, progress=reading_log)
     if state.phase is not Phase.PUBLISHED:
         raise Refusal(
             "phase_wrong",
@@ -262,34 +268,51 @@ def report(
         )
     try:
         with bundles.opened(bundle) as found:
-            whole = bool(found.under("predictions"))
-            manifest, ranking = found.digest("MANIFEST"), found.digest("ranking.json")
+            entries = found.lines("entries.jsonl")
+            if len(entries) > len(history.entries):
+                # Newer than what the quorum has cosigned so far: nothing is signed for what was not read.
+                history = _seen(client, keys, round_id, size=len(entries), progress=reading_log)[1]
+            _require_whole(found, state)
+            ranked = [i for i, r in history.numbered if r.type in ("RankingPublished", "RankingRevised")]
+            require_beginning(history, entries, of=bundle, holding=ranked[-1])
+            # 2
+            manifest = found.digest("MANIFEST")
+            checked = verify.verify(found, log_key=state.defined["log"], progress=progress)
+            unchanged = digests.of_file(found.path("MANIFEST")) == manifest
     except verify.Failed as failed:
         raise Refusal("bundle_invalid", f"{failed.where}: {failed.why}", hint="download the bundle again") from failed
-    newest = state.rankings[-1][0]
-    if not whole or ranking != newest:
-        sentence = (
-            f"{bundle} has no predictions: it is the public bundle of a round whose holdout stays private"
-            if not whole
-            else f"{bundle} has the ranking {ranking}, the newest published is {newest}"
-        )
-        whole_bundle = f"acclimate round bundle {state.id} --out FILE" + (" --whole" if state.private else "")
-        raise Refusal("bundle_invalid", sentence, hint=f"report on the whole bundle of now: {whole_bundle}")
-    # 2
-    checked = verify.verify(bundle, log_key=state.defined["log"], progress=progress)
-    if checked.failed or checked.round != state.id:
+    if checked.failed or checked.round != state.id or not unchanged:
+        wrong = f"the bundle is of {checked.round}, not {state.id}" if unchanged else f"{bundle} changed meanwhile"
         raise Refusal(
             "bundle_invalid",
-            checked.summary if checked.failed else f"the bundle is of {checked.round}, not {state.id}",
+            checked.summary if checked.failed else wrong,
             hint="nothing was signed; `acclimate verify` on it says all that is wrong",
             problems=[f"{check.where}: {check.meaning}" for check in checked.failed],
         )
     # 3
     said = [check.status for check in checked.checks]
     counts = {"ok": said.count("ok"), "failed": said.count("FAILED"), "not_checked": said.count("NOT CHECKED")}
-    fields = {"bundle": manifest, "ranking": newest, "checks": counts}
+    fields = {"bundle": manifest, "ranking": state.rankings[-1][0], "checks": counts}
     answer = client.post(state.id, "reports", records.sign("RoundAudited", state.id, fields, key=keys.ed25519))
     return {"round": state.id, "index": answer["index"], "bundle": manifest, "checks": counts}
+
+
+def _require_whole(found: "bundles.Bundle", state: Round) -> None:
+    """Refuse a public bundle where there is a whole one, and one of an older ranking.
+
+    Raises:
+        Refusal: bundle_invalid.
+    """
+    whole, ranking = bool(found.under("predictions")), found.digest("ranking.json")
+    newest = state.rankings[-1][0]
+    if not whole or ranking != newest:
+        sentence = (
+            f"{found.source} has no predictions: it is the public bundle of a round whose holdout stays private"
+            if not whole
+            else f"{found.source} has the ranking {ranking}, the newest published is {newest}"
+        )
+        whole_bundle = f"acclimate round bundle {state.id} --out FILE" + (" --whole" if state.private else "")
+        raise Refusal("bundle_invalid", sentence, hint=f"report on the whole bundle of now: {whole_bundle}")
 
 
 def _draws(keys: Keys) -> dict[str, Any]:

@@ -6,7 +6,7 @@ A Source only says where bytes come from: a server, or a mailed file.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -354,6 +354,36 @@ def read(source: Source, defined: Record, note: str) -> History:
             hint="somebody shows you other terms than everybody else: sign nothing, and phone the others",
         )
     return History(note, entries, hashes, numbered, chain, seals)
+
+
+def require_beginning(history: History, entries: Sequence[bytes], *, of: Path, holding: int) -> None:
+    """Refuse a bundle whose entries are not the beginning of the log that this machine has read.
+
+    Who has the log's key can make a bundle of another history for one reader alone: round, key and ranking may be the same.
+
+    Args:
+        history: what was read.
+        entries: the bundle's.
+        of: the bundle, for what is said.
+        holding: the index of an entry that the bundle must hold.
+
+    Raises:
+        Refusal: log_inconsistent; bundle_invalid, where it ends before that entry.
+    """
+    if list(entries) != history.entries[: len(entries)]:
+        pairs = enumerate(zip(entries, history.entries, strict=False))
+        index = next((i for i, (one, other) in pairs if one != other), len(history.entries))
+        raise Refusal(
+            "log_inconsistent",
+            f"{of} is of another history than the log of {len(history.entries)} entries that was read here: they differ at log entry {index}",
+            hint="nothing was signed; keep the bundle and the key folder, and phone the others: somebody shows two histories",
+        )
+    if len(entries) <= holding:
+        raise Refusal(
+            "bundle_invalid",
+            f"{of} ends before log entry {holding}: it has {len(entries)} entries",
+            hint="nothing was signed; download the bundle again",
+        )
 
 
 def _require_order(parsed: list[tuple[int, Record]]) -> None:

@@ -22,7 +22,7 @@ from acclimate.client.definitions import definition_of
 from acclimate.client.entrant import Say, baseline_keys
 from acclimate.client.folder import load_account
 from acclimate.client.servers import Witnesses
-from acclimate.client.voiding import approvals_of
+from acclimate.client.voiding import approvals_of, newest_history
 from acclimate.keys import Keys
 from acclimate_competitions import definition, digests, records, rounds
 from acclimate_competitions.definition import Competition
@@ -214,25 +214,26 @@ def publish(
 ) -> dict[str, Any]:
     """Publish the ranking of an evaluated round, after recomputing it from the predictions here; {index, ranking}.
 
-    1. The bundle is downloaded and audited as a stranger would, by the log key that RoundDefined names: nothing may FAIL.
+    1. The bundle is downloaded and audited as a stranger would, by the log key that RoundDefined names: nothing may FAIL. Its entries are those
+       that this machine has read of the log itself.
     2. Scores are recomputed from predictions and holdout, the ranking from the scores: a second process, on the
        organizer's machine. The ranking that is signed is the recomputed one.
     3. RankingPublished is sent with the document; the server compares it with its own.
 
     Raises:
-        Refusal: phase_wrong, bundle_invalid, scores_invalid, …
+        Refusal: phase_wrong, bundle_invalid, log_inconsistent, scores_invalid, …
     """
+    from acclimate.client import rankings
+
     defined, competition = _mine(client, keys, round_id)
     # 1
     with tempfile.TemporaryDirectory(prefix="acclimate-publish-") as temporary:
         whole = competition.round.holdout_after == "private"
         bundle = client.bundle(defined.round, Path(temporary) / "bundle.zip", whole=whole)
         # 2
-        document = _recomputed(bundle, defined)
+        document, history = rankings.recomputed(client, keys, bundle, defined)
     ranking = digests.of_json(document)
-    submitted = {
-        record["entrant"] for _, record in client.records(defined.round) if record.type == "SubmissionAccepted"
-    }
+    submitted = {record["entrant"] for _, record in history.numbered if record.type == "SubmissionAccepted"}
     for name in submitted_baselines(competition):
         if name not in submitted:
             say(f"warning: the baseline {name}, which the definition names, was never submitted; it has no scores")
@@ -253,8 +254,13 @@ def void(
     approvals: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """Void a round; after its close k custodians' approvals of exactly this reason, in its phase, are needed; {index, record, …}."""
-    round_id = _mine(client, keys, round_id)[0].round
-    fields: dict[str, Any] = {"reason": reason, "phase": client.round(round_id)["phase"]}
+    defined, competition = _mine(client, keys, round_id)
+    round_id = defined.round
+    # Which phase it is in, this machine's fold of the log says: what is signed for one is of no use in another.
+    state = rounds.fold(newest_history(client, keys, defined).numbered, competition)
+    if "RoundVoided" not in rounds.allowed(state.phase):
+        raise Refusal("phase_wrong", f"{state.id} is {state.phase}: nothing is left to void", hint="nothing was signed")
+    fields: dict[str, Any] = {"reason": reason, "phase": str(state.phase)}
     if predecessor:
         fields["predecessor"] = predecessor
     if approvals:
@@ -457,18 +463,3 @@ def _after(before: int, total: int, progress: Progress | None) -> Progress | Non
         return None
     tell = progress
     return lambda done, size: tell(before + done, total)
-
-
-def _recomputed(bundle: Path, defined: Record) -> dict[str, Any]:
-    """The ranking that a bundle of exactly this round and log leads to, where no check of the bundle FAILED."""
-    from acclimate import verify
-
-    report = verify.verify(bundle, log_key=defined["log"])
-    if report.failed or report.round != defined.round:
-        raise Refusal(
-            "bundle_invalid",
-            report.summary if report.failed else f"the server's bundle is of {report.round}, not {defined.round}",
-            hint="nothing was signed; fetch the bundle and see: acclimate round bundle, acclimate verify",
-            problems=[f"{check.where}: {check.meaning}" for check in report.failed],
-        )
-    return verify.recompute_ranking(bundle).document()

@@ -12,7 +12,7 @@ from typing import Any
 from acclimate import log
 from acclimate.client import evidence
 from acclimate.client.connection import Client
-from acclimate.client.history import Online, read_history
+from acclimate.client.history import History, Known, Online, read_history
 from acclimate.client.pins import Pin, pinned
 from acclimate.hand_overs import Chain
 from acclimate.keys import Keys
@@ -54,6 +54,11 @@ class Newest:
     def envelope(self, round_id: str, index: int) -> dict[str, Any] | None:
         """See Source."""
         return self.online.envelope(round_id, index)
+
+
+def newest_history(client: Client, keys: Keys, defined: Record, *, size: int = 0) -> History:
+    """The log as this machine reads it, of so many entries at least; cosignatures are not asked for: witnesses that are down stop no phase."""
+    return read_history(Newest(Online(client)), defined, known=Known.of(keys), size=size)
 
 
 def approve_void(

@@ -1,7 +1,7 @@
 """All checks in their order, and how an audit goes through them."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -262,7 +262,7 @@ CHECKS: tuple[Rule, ...] = (*_LOG, *_SEAL, *_SCORES, *_RERUN)
 
 
 def verify(
-    path: Path,
+    path: Path | files.Bundle,
     *,
     log_key: str | None = None,
     witnesses: Sequence[str] = (),
@@ -273,7 +273,7 @@ def verify(
     """Audit a bundle.
 
     Args:
-        path: its folder or ZIP.
+        path: its folder or ZIP; or what was opened of it, where the same bytes are to be used again.
         log_key: the log's vkey, got elsewhere than from the bundle.
         witnesses: vkeys of witnesses, got elsewhere.
         levels: which of LEVELS to check; checks that those need are made and reported too, and always whose log it is.
@@ -295,8 +295,12 @@ def verify(
             checks = _go_through(audit, rules, progress)
             name = audit.records[audit.first].round if _ok(checks, "round") else ""
     except Failed as failed:
-        return Report(str(path), "", (Check(1, "manifest", "FAILED", failed.why, failed.where),))
-    return Report(str(path), name, tuple(checks))
+        return Report(_named(path), "", (Check(1, "manifest", "FAILED", failed.why, failed.where),))
+    return Report(_named(path), name, tuple(checks))
+
+
+def _named(path: Path | files.Bundle) -> str:
+    return str(path if isinstance(path, Path) else path.source)
 
 
 def recompute_scores(path: Path) -> pa.Table:
@@ -309,7 +313,7 @@ def recompute_scores(path: Path) -> pa.Table:
         return pa.concat_tables(audit.scores[entrant] for entrant in sorted(audit.scores)).cast(tables.SCORES)
 
 
-def recompute_ranking(path: Path) -> Ranking:
+def recompute_ranking(path: Path | files.Bundle) -> Ranking:
     """The ranking of a bundle, recomputed from its predictions; for the organizer before the ranking is published.
 
     Raises:
@@ -320,7 +324,7 @@ def recompute_ranking(path: Path) -> Ranking:
 
 
 @contextmanager
-def _recomputed(path: Path, last: str) -> Iterator[Audit]:
+def _recomputed(path: Path | files.Bundle, last: str) -> Iterator[Audit]:
     until = [rule for rule in CHECKS if rule.name in {"manifest"} | _closure({last})]
     try:
         with _audit(path, log_key=None, witnesses=()) as audit:
@@ -332,7 +336,7 @@ def _recomputed(path: Path, last: str) -> Iterator[Audit]:
                 if private.withheld(audit):
                     raise Refusal(
                         "holdout_private",
-                        f"{path} is the public bundle of round {audit.round.id}, whose holdout stays private: nothing to compute from",
+                        f"{_named(path)} is the public bundle of round {audit.round.id}, whose holdout stays private: nothing to compute from",
                         hint="the round's organizer and its auditor get more: acclimate round bundle ROUND --out FILE --whole",
                     )
                 missing = next(check for check in checks if check.status == "NOT CHECKED" and check.name != "whose log")
@@ -346,9 +350,9 @@ def _recomputed(path: Path, last: str) -> Iterator[Audit]:
 
 @contextmanager
 def _audit(
-    path: Path, *, log_key: str | None, witnesses: tuple[str, ...], rerun: Rerun | None = None
+    path: Path | files.Bundle, *, log_key: str | None, witnesses: tuple[str, ...], rerun: Rerun | None = None
 ) -> Iterator[Audit]:
-    with files.opened(path) as bundle, files.aside() as work:
+    with files.opened(path) if isinstance(path, Path) else nullcontext(path) as bundle, files.aside() as work:
         yield Audit(bundle, log_key, witnesses, work, rerun)
 
 

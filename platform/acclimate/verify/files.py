@@ -37,10 +37,12 @@ class Bundle:
     Attributes:
         names: of all files, relative, with `/`, sorted bytewise.
         odd: what stands in the folder and is no plain file with a plain name.
+        source: the folder or ZIP that it was opened from.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, source: Path | None = None) -> None:
         self.root = root
+        self.source = source or root
         found = list(_walk(root, root))
         self.names = tuple(sorted(name for name, plain in found if plain))
         self.odd = tuple(sorted(name for name, plain in found if not plain))
@@ -167,7 +169,7 @@ def opened(path: Path, *, slack: int = SLACK) -> Iterator[Bundle]:
         bound = slack + GROWTH * path.stat().st_size
         with aside() as folder:
             _copy_out(path, folder, bound)
-            yield Bundle(folder)
+            yield Bundle(folder, source=path)
     except Refusal:
         raise
     except Exception as error:
