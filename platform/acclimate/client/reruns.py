@@ -105,7 +105,9 @@ def run(
                     # 5
                     yield _send(client, keys, drawn, verdict)
     # 6
-    if not undecided:
+    if undecided:
+        shop.forget()
+    else:
         shutil.rmtree(work, ignore_errors=True)
 
 
