@@ -39,6 +39,7 @@ from acclimate_runners.blobs import Blobs, FolderBlobs, space
 FORMAT, MANIFEST, LIST = 1, "BACKUP.json", "blobs.txt"
 Progress = Callable[[int, int, str], None]
 _TABLES, _AT_ONCE = "tables-", 4
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,34 @@ def read(folder: Path) -> dict[str, Any]:
         raise Refusal(
             "backup_invalid", f"{folder / MANIFEST} can't be read: {error}", hint="take another copy of the backup"
         ) from error
-    if manifest["format"] != FORMAT:
+    if manifest.get("format") != FORMAT:
         raise Refusal(
             "backup_invalid",
-            f"the backup in {folder} has format {manifest['format']}, this version reads {FORMAT}",
-            hint=f"use Acclimate {manifest['version']}, which wrote it",
+            f"the backup in {folder} has format {manifest.get('format')}, this version reads {FORMAT}",
+            hint=f"use Acclimate {manifest.get('version')}, which wrote it",
         )
+    _check_form(folder, manifest)
     return {**manifest, "digest": told}
+
+
+def _check_form(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuse what no backup of this format says; above all a name that leads out of its folder."""
+    try:
+        Installation(**manifest["installation"])
+        names = [row["file"] for row in manifest["tables"].values()] + list(manifest["keys"] or {})
+        names += [manifest["blobs"]["file"]] if manifest["blobs"] is not None else []
+        found = [*manifest["tables"].values(), manifest["log"], *([manifest["blobs"]] if manifest["blobs"] else [])]
+        whole = all(isinstance(each["size"], int) for each in found)
+        whole &= all(isinstance(manifest[name], str) for name in ("schema", "made", "version", "engine"))
+        inside = all(_NAME.fullmatch(name) and ".." not in name for name in names)
+    except (KeyError, TypeError, AttributeError):
+        whole = inside = False
+    if not (whole and inside):
+        raise Refusal(
+            "backup_invalid",
+            f"{folder / MANIFEST} does not say what a backup holds, or names files outside of it",
+            hint="take another copy of the backup",
+        )
 
 
 def damage(folder: Path, manifest: Mapping[str, Any], *, blobs: bool, progress: Progress) -> list[str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, select, text
+from sqlalchemy.exc import IntegrityError
 
 from acclimate import backups, config, database, garbage, installation, log, migrations, table_files
 from acclimate.backups import Progress
@@ -278,7 +279,10 @@ def _filled(connection: Connection, folder: Path, manifest: Mapping[str, Any], p
         raise _damaged(folder, [f"schema {manifest['schema']} and the backup differ in the tables {odd}"])
     for done, table in enumerate(metadata.sorted_tables):
         progress(done, len(files), table.name)
-        columns = table_files.fill(connection, table, folder / files[table.name]["file"])
+        try:
+            columns = table_files.fill(connection, table, folder / files[table.name]["file"])
+        except (ValueError, KeyError, TypeError, IntegrityError) as error:
+            raise _damaged(folder, [f"table {table.name} can't be put into the database: {error}"]) from error
         tally = table_files.Tally()
         for line in table_files.lines(connection, table, columns=columns, tree=tree):
             tally.add(line)

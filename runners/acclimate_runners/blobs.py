@@ -342,12 +342,12 @@ class FolderBlobs:
         return FolderIncoming(self, digest=digest, size=size)
 
     def sweep(self, *, older_than: float = 3600.0) -> int:
-        """Remove what crashed writers left in root/tmp; returns how many files.
+        """Remove what crashed writers left in root/tmp, and put back what a crashed removal moved there; returns how many files.
 
         Args:
             older_than: seconds since a file was last written to; younger ones may still be in use.
         """
-        return swept(self.root / "tmp", older_than=older_than)
+        return folder_keeping.sweep(self.root, older_than=older_than)
 
     def sweep_local(self, *, older_than: float = 3600.0) -> int:
         """Nothing: files being made lie in the store."""

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from acclimate_competitions import digests
-from acclimate_runners.placing import flush, flush_folder, private, space
+from acclimate_runners.placing import flush, flush_folder, private, space, swept
 
 if TYPE_CHECKING:
     from acclimate_runners.blobs import FolderBlobs
 
+_ASIDE = "removing-"
 _PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
 _NOTE = re.compile(rf"(?!tmp(/|$)|quarantine(/|$)|[0-9a-f]{{2}}(/|$)){_PART}(/{_PART})*")
 
@@ -118,16 +119,41 @@ def keep(blobs: "FolderBlobs", digest: str) -> bool:
 
 def remove(blobs: "FolderBlobs", digest: str, *, older_than: float) -> bool:
     """See blobs.Blobs.remove."""
-    path, aside = blobs.path(digest), blobs.scratch / uuid.uuid4().hex
+    path, aside = blobs.path(digest), blobs.scratch / f"{_ASIDE}{digest[7:]}-{uuid.uuid4().hex[:8]}"
     try:
+        if not _older(path, older_than):
+            return False
         path.rename(aside)
     except FileNotFoundError:
         return False
-    try:
-        if time.time() - aside.stat().st_mtime > older_than:
-            return True
-        with suppress(FileExistsError):
-            path.hardlink_to(aside)
+    # It was kept between the look and the move. Whoever comes later misses it, and stores it again.
+    if not _older(aside, older_than):
+        put_back(blobs.root, aside)
         return False
-    finally:
-        aside.unlink()
+    aside.unlink()
+    return True
+
+
+def put_back(root: Path, aside: Path) -> None:
+    """Put back what a removal moved away and did not remove, for it was kept or the process was killed."""
+    digest = aside.name.removeprefix(_ASIDE).partition("-")[0]
+    with suppress(FileExistsError):
+        private(root / digest[:2], below=root)
+        (root / digest[:2] / digest[2:]).hardlink_to(aside)
+    aside.unlink()
+
+
+def sweep(root: Path, *, older_than: float) -> int:
+    """Remove what crashed writers left in root/tmp, and put back what a crashed removal did; how many files."""
+    done = 0
+    for aside in (root / "tmp").glob(f"{_ASIDE}*"):
+        # By when it was moved: the file's other time says when the blob was stored.
+        with suppress(OSError):
+            if time.time() - aside.stat().st_ctime > older_than:
+                put_back(root, aside)
+                done += 1
+    return done + swept(root / "tmp", older_than=older_than, but=_ASIDE)
+
+
+def _older(path: Path, seconds: float) -> bool:
+    return time.time() - path.stat().st_mtime > seconds

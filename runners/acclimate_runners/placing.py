@@ -119,10 +119,12 @@ def private(folder: Path, *, below: Path) -> Path:
     return folder
 
 
-def swept(folder: Path, *, older_than: float) -> int:
-    """Remove files that were not written to for so many seconds; returns how many."""
+def swept(folder: Path, *, older_than: float, but: str = "\0") -> int:
+    """Remove files that were not written to for so many seconds, but those whose name begins so; returns how many."""
     removed = 0
     for path in folder.glob("*"):
+        if path.name.startswith(but):
+            continue
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > older_than:
                 path.unlink()

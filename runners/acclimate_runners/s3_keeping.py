@@ -9,7 +9,7 @@ from acclimate_runners.blobs import Stored, note_name
 from acclimate_runners.bucket import Bucket
 from acclimate_runners.s3_reading import Exchanged
 
-KEPT_SECONDS = 600.0
+KEPT_SECONDS = 1800.0
 """A blob stored or kept within so many seconds is not marked again: that would be a request for each time it is stored."""
 _LARGEST_NOTE = 64 << 20
 

@@ -225,6 +225,56 @@ def test_what_is_damaged_is_named_and_nothing_is_restored(whole, tmp_path):
     assert "root" in refused("backup_invalid", restore, backup, target(whole, tmp_path / "other"))
 
 
+def test_a_backup_that_was_forged_writes_nowhere_else(tmp_path):
+    whole = kept.installation(tmp_path)
+    backup = tmp_path / "backup"
+    back_up(whole, backup, keys=True)
+    whole.store.close()
+    good = backups.read(backup)
+    del good["digest"]
+    (tmp_path / "evil").write_bytes(b"evil")
+    evil = digests.of_bytes(b"evil")
+    forged = [
+        {"keys": {"../../evil": evil}},
+        {"keys": {str(tmp_path / "evil"): evil}},
+        {"keys": {"a/../../../evil": evil}},
+        {"keys": [1]},
+        {"blobs": {**good["blobs"], "file": "../evil"}},
+        {"tables": {**good["tables"], "rounds": {**good["tables"]["rounds"], "file": "/etc/passwd"}}},
+        {"tables": {"rounds": {}}},
+        {"tables": []},
+        {"log": None},
+        {"installation": {"id": "x"}},
+        {"schema": 5},
+    ]
+    for change in forged:
+        changed = {**good, **change}
+        (backup / "BACKUP.json").write_text(json.dumps({**changed, "digest": digests.of_json(changed)}))
+        refused("backup_invalid", restore, backup, target(whole, tmp_path / "new"))
+        assert not (tmp_path / "new").exists()
+    for text_ in ("", "[]", "7", "{}", '{"digest": 1}', "\0", "{"):
+        (backup / "BACKUP.json").write_text(text_)
+        refused("backup_invalid", restore, backup, target(whole, tmp_path / "new"))
+    # A table that is none.
+    path = backup / good["tables"]["rounds"]["file"]
+    for data in (
+        b"{",
+        b"[]\n",
+        b'{"table":"rounds","columns":["id"]}\n',
+        path.read_bytes() + b"[1]\n",
+        path.read_bytes() * 2,
+    ):
+        path.write_bytes(data)
+        changed = {
+            **good,
+            "tables": {**good["tables"], "rounds": {**good["tables"]["rounds"], "digest": digests.of_bytes(data)}},
+        }
+        (backup / "BACKUP.json").write_text(json.dumps({**changed, "digest": digests.of_json(changed)}))
+        settings = target(whole, tmp_path / "new")
+        assert "rounds" in refused("backup_invalid", restore, backup, settings)
+        shutil.rmtree(settings.data)
+
+
 def test_nothing_is_restored_over_anything(whole, tmp_path, postgresql_url):
     backup = tmp_path / "backup"
     back_up(whole, backup)

@@ -1,4 +1,5 @@
 import io
+import os
 import pickle
 import resource
 import subprocess
@@ -205,3 +206,40 @@ print(len(list(blobs.scratch.iterdir())))
 def test_a_probe_of_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PROBES, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["no_space"] * 3 + ["0"], done.stderr
+
+
+def test_a_removal_that_was_killed_half_way_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs = FolderBlobs(tmp_path / "blobs")
+    digest, again = blobs.put_bytes(b"needed"), blobs.put_bytes(b"stored again meanwhile")
+
+    class Killed(Exception):
+        pass
+
+    def killed(path: Path, missing_ok: bool = False) -> None:
+        raise Killed
+
+    for each in (digest, again):
+        with monkeypatch.context() as patched, pytest.raises(Killed):
+            patched.setattr(Path, "unlink", killed)
+            blobs.remove(each, older_than=-1)
+        assert not blobs.has(each)
+    blobs.put_bytes(b"stored again meanwhile")
+    assert blobs.sweep(older_than=60) == 0 and not blobs.has(digest)
+    assert blobs.sweep(older_than=-1) == 2
+    assert blobs.read(digest) == b"needed" and blobs.read(again) == b"stored again meanwhile"
+    assert list(blobs.scratch.iterdir()) == []
+
+
+def test_what_is_kept_in_the_instant_of_its_removal_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs = FolderBlobs(tmp_path / "blobs")
+    digest = blobs.put_bytes(b"about to be named")
+    os.utime(blobs.path(digest), (0, 0))
+    rename = Path.rename
+
+    def slow(path: Path, target: Path) -> Path:
+        assert blobs.keep(digest)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", slow)
+    assert not blobs.remove(digest, older_than=60) and blobs.read(digest) == b"about to be named"
+    assert list(blobs.scratch.iterdir()) == []

@@ -294,7 +294,7 @@ def _lost(store: Store, manifest: Mapping[str, Any], *, again: bool = False) -> 
         try:
             if again:
                 store.blobs.check(digest)
-            elif not store.blobs.keep(digest):
+            elif not store.blobs.has(digest):
                 found.append(digest)
         except Refusal as refusal:
             if refusal.code not in LOST:
