@@ -75,7 +75,9 @@ class Held:
 
 
 def stage_key(kind: str, state: Round, *, inputs: Iterable[str], params: Mapping[str, Any]) -> str:
-    """A stage's key: the digest of all that can change its result, and of nothing else.
+    """A stage's key: the digest of the entry whose stage it is, and of all that can change its result.
+
+    Two entries may be the same files: each has stages of its own, as each has its own records.
 
     Not in it: who runs it, when, in which attempt, with which priority. The hardware class is the pool that the definition declares;
     what a stage really ran on is in its result.
@@ -197,7 +199,7 @@ def _prepare(state: Round, entry: Entry, row: Row[Any], *, left: Sequence[_Evalu
                 "prepare",
                 state,
                 inputs=jobs.inputs(replace(job, tasks=(round_jobs.public_data(state, tasks[name]),))),
-                params={"task": name, "seed": seed},
+                params={"submission": entry.submission, "task": name, "seed": seed},
             ),
             name,
             seed,
@@ -230,7 +232,7 @@ def _evaluate(
                 "evaluate",
                 state,
                 inputs=shared | {holdout_inputs[name], models[(entry.submission, name, seed, protocol)]},
-                params={"task": name, "seed": seed, "protocol": protocol},
+                params={"submission": entry.submission, "task": name, "seed": seed, "protocol": protocol},
             ),
             name,
             seed,

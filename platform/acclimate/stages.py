@@ -85,7 +85,9 @@ def adoptable(tx: Tx) -> dict[str, int]:
 
 
 def register(store: Store, wanted: Iterable[Assignment]) -> dict[str, str]:
-    """Write down the stages that are new, so that everyone sees what is to be done; key -> state of all."""
+    """Write down the stages that are new, so that everyone sees what is to be done, and in which order; key -> state of all."""
+    wanted = list(wanted)
+    places = {assignment.attempt: number for number, assignment in enumerate(wanted, start=1)}
     planned = {stage.key: (assignment, stage) for assignment in wanted for stage in assignment.stages}
     with store.snapshot() as tx:
         known = states_of(tx, planned)
@@ -99,6 +101,7 @@ def register(store: Store, wanted: Iterable[Assignment]) -> dict[str, str]:
             "seed": stage.seed,
             "protocol": stage.protocol,
             "state": "pending",
+            "place": places[assignment.attempt],
         }
         for key, (assignment, stage) in planned.items()
         if key not in known
@@ -344,7 +347,7 @@ def _mine(held: Held) -> Any:
 
 def _hold(tx: Tx, held: Held, *, state: str) -> None:
     values = {"attempt": held.assignment.attempt, "fence": held.fence, "state": state, "heartbeat": timestamp(tx)}
-    values |= {"progress": 0.0, "place": None, "not_before": None}
+    values |= {"progress": 0.0, "not_before": None}
     for part in _parts([stage.key for stage in held.assignment.stages]):
         tx.execute(update(stages).where(stages.c.key.in_(part)).values(**values, attempts=stages.c.attempts + 1))
 

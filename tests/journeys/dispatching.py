@@ -23,7 +23,9 @@ from acclimate.dispatch import Dispatcher
 from acclimate.service import publish
 from acclimate.store import stages, submissions
 from acclimate_competitions import digests
+from acclimate_runners.jobs import Job
 from acclimate_runners.local import LocalRunner
+from acclimate_runners.runner import BlobAccess, Demand, Handle, Machine, Status
 
 
 def dispatcher(live: Live, *, finish: Callable[[str], None] | None = None) -> Dispatcher:
@@ -33,6 +35,54 @@ def dispatcher(live: Live, *, finish: Callable[[str], None] | None = None) -> Di
         live.settings,
         lambda: LocalRunner(live.settings.work, slots=2),
         finish_round=(lambda round_, _: finish(round_)) if finish is not None else None,
+    )
+
+
+class Said:
+    """An attempt that has ended as it was told to."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def poll(self) -> Status:
+        return self._status
+
+    def cancel(self) -> None:
+        pass
+
+
+class Troubled:
+    """A runner that first does what it was told to, one start after the other, and then what a local one does."""
+
+    slots = 1
+
+    def __init__(self, runner: LocalRunner, troubles: list[Status | Exception]) -> None:
+        self._runner, self.troubles = runner, troubles
+
+    def machines(self) -> tuple[Machine, ...]:
+        return self._runner.machines()
+
+    def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand) -> Handle:
+        if not self.troubles:
+            return self._runner.start(name, job, blobs, demand=demand)
+        trouble = self.troubles.pop(0)
+        if isinstance(trouble, Exception):
+            raise trouble
+        return Said(trouble)
+
+    def find(self, name: str, job: Job, blobs: BlobAccess) -> Handle:
+        return self._runner.find(name, job, blobs)
+
+    def close(self, *, keep: bool = False) -> None:
+        self._runner.close(keep=keep)
+
+
+def troubled(live: Live, troubles: list[Status | Exception]) -> Dispatcher:
+    return Dispatcher(
+        live.store,
+        live.store.blobs,
+        live.settings,
+        lambda: Troubled(LocalRunner(live.settings.work, slots=1), troubles),
     )
 
 

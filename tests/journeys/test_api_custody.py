@@ -178,7 +178,7 @@ def test_voiding_ends_what_waits_and_costs_the_entrant_nothing(staged, ada):
         assert (found["state"], found["reason"]) == ("forfeited", "the round was voided")
     found = ada.get(f"/v1/submissions/{accepted}").json()
     assert (found["state"], found["quota"]["used"], found["quota"]["used_today"]) == ("accepted", 1, 1)
-    assert served.anyone().get(staged.path).json()["stages"] == {"failed": 3, "committed": 1}
+    assert served.anyone().get(staged.path).json()["stages"] == {"cancelled": 3, "committed": 1}
     # A check that ends now is no longer waited for, not even in a folder that an older version wrote.
     for _ in range(2):
         assert submit.accept(served.store, checking["submission"])["state"] == "forfeited"

@@ -15,22 +15,31 @@ from pathlib import Path
 import live as staging
 import pytest
 import tiny
-from dispatching import children, dispatcher, give_shares, holding, rows, send, state_of, states, step_until, under_way
+from dispatching import (
+    children,
+    dispatcher,
+    give_shares,
+    holding,
+    rows,
+    send,
+    state_of,
+    states,
+    step_until,
+    troubled,
+    under_way,
+)
 from live import Live
 from sqlalchemy import select, update
 
 import acclimate_runners
 from acclimate import config, hosting, installation, retries, settling
 from acclimate import stages as lifecycle
-from acclimate.dispatch import Dispatcher
 from acclimate.service import clockwork, publish, release
 from acclimate.store import Store, Tx, outbox, results, stages, submissions
 from acclimate_competitions import digests, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
-from acclimate_runners.jobs import Job
-from acclimate_runners.local import LocalRunner
-from acclimate_runners.runner import BlobAccess, Demand, Handle, Machine, Status
+from acclimate_runners.runner import Status
 
 
 @pytest.fixture
@@ -59,7 +68,8 @@ def test_a_round_from_check_to_evaluation_with_a_dispatcher_that_is_killed(
     server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged, finished = staging.open_round(server, tmp_path), []
-    submitted = {name: send(staged, name, seed=seed)[1] for name, seed in {"ada": 1, "bea": 2}.items()}
+    # The same files from two entrants are two entries.
+    submitted = {name: send(staged, name, seed=1)[1] for name in ("ada", "bea")}
     _, bad = send(staged, "cal", seed=3, poisoned=True)
     # 1. Checks: the models are loaded and run, the one with a NaN is refused with a reason its entrant can read.
     with dispatcher(server, finish=finished.append) as first:
@@ -197,54 +207,6 @@ def test_a_model_that_needs_too_much_is_its_entrants_outcome_and_stops_no_round(
     given = [tables.read(server.store.blobs.path(record["predictions"])) for record in evaluated]
     assert given and all(table.num_rows == 12 for table in given)
     assert all(table.column("loglikelihoods").null_count == 12 for table in given)
-
-
-class Said:
-    """An attempt that has ended as it was told to."""
-
-    def __init__(self, status: Status) -> None:
-        self._status = status
-
-    def poll(self) -> Status:
-        return self._status
-
-    def cancel(self) -> None:
-        pass
-
-
-class Troubled:
-    """A runner that first does what it was told to, one start after the other, and then what a local one does."""
-
-    slots = 1
-
-    def __init__(self, runner: LocalRunner, troubles: list[Status | Exception]) -> None:
-        self._runner, self.troubles = runner, troubles
-
-    def machines(self) -> tuple[Machine, ...]:
-        return self._runner.machines()
-
-    def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand) -> Handle:
-        if not self.troubles:
-            return self._runner.start(name, job, blobs, demand=demand)
-        trouble = self.troubles.pop(0)
-        if isinstance(trouble, Exception):
-            raise trouble
-        return Said(trouble)
-
-    def find(self, name: str, job: Job, blobs: BlobAccess) -> Handle:
-        return self._runner.find(name, job, blobs)
-
-    def close(self, *, keep: bool = False) -> None:
-        self._runner.close(keep=keep)
-
-
-def troubled(live: Live, troubles: list[Status | Exception]) -> Dispatcher:
-    return Dispatcher(
-        live.store,
-        live.store.blobs,
-        live.settings,
-        lambda: Troubled(LocalRunner(live.settings.work, slots=1), troubles),
-    )
 
 
 @pytest.mark.parametrize(

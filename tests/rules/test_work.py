@@ -41,6 +41,14 @@ def outstanding(store, state):
         return assignments.outstanding(tx, state, holdout_inputs=inputs)
 
 
+def with_files(state):
+    """The same state, whose definition names the public files."""
+    tasks, splits = [task.name for task in state.competition.tasks], ("preparation", "validation")
+    names = [*(f"splits/{task}/{split}.parquet" for task in tasks for split in splits), "tokenizer.json"]
+    fields = {**state.defined.fields, "files": {name: told.digest(name) for name in names}}
+    return replace(state, defined=replace(state.defined, fields=fields))
+
+
 def opened_round(entrants):
     story = told.until(Phase.OPEN)
     for number in range(entrants):
@@ -68,16 +76,28 @@ def test_what_is_left_to_evaluate_is_the_plan_without_what_the_log_has(tmp_path)
     }
 
 
+def test_entries_of_the_same_files_have_stages_of_their_own(tmp_path):
+    """Equal keys would be one row: the second entry would wait for ever."""
+    story = told.until(Phase.OPEN)
+    for number in range(3):
+        story.register(f"e{number}").submit(f"e{number}", 1)
+    story.close()
+    found = outstanding(stored(tmp_path / "prepare", story), with_files(story.state))
+    story.prepare_all().finish("PreparationFinished").release(1).release(2).open_holdout()
+    found += outstanding(stored(tmp_path / "evaluate", story), story.state)
+    assert len({a.job.model.digest for a in found}) == 1
+    keys = [stage.key for assignment in found for stage in assignment.stages]
+    assert len(set(keys)) == len(keys) and len({a.attempt for a in found}) == len(found) == 6
+
+
 def test_whoever_makes_an_entry_again_makes_the_dispatchers_jobs(tmp_path):
     """From the records and the files' digests alone, as an auditor has them."""
     model = ModelFiles({name: told.digest(name) for name in FILES})
     story = told.until(Phase.OPEN)
     story.register("e0").submit("e0", 1)
     story.close()
-    tasks, splits = [task.name for task in story.state.competition.tasks], ("preparation", "validation")
-    names = [*(f"splits/{task}/{split}.parquet" for task in tasks for split in splits), "tokenizer.json"]
-    fields = {**story.state.defined.fields, "files": {name: told.digest(name) for name in names}}
-    state = replace(story.state, defined=replace(story.state.defined, fields=fields))
+    state = with_files(story.state)
+    fields = state.defined.fields
     (dispatched,) = outstanding(stored(tmp_path / "prepare", story), state)
     again = round_jobs.prepare(state, model, [(stage.task, stage.seed) for stage in dispatched.stages])
     assert jobs.to_json(again) == jobs.to_json(dispatched.job) and len(again.stages) > 1

@@ -91,31 +91,6 @@ def records(round_id: RoundId, here: Here, start: Start = 0, limit: Limit = None
 
 
 @router.get(
-    "/v1/rounds/{round_id}/stages",
-    summary="The round's work and how far it is",
-    responses=answers(
-        [
-            {
-                "kind": "prepare",
-                "entrant": "team-a",
-                "task": "digit",
-                "seed": 11,
-                "protocol": None,
-                "state": "running",
-                "attempts": 1,
-                "progress": 0.4,
-                "reason": "",
-                "heartbeat": "2027-04-01T12:03:00.000000Z",
-            }
-        ]
-    ),
-)
-def stages(round_id: RoundId, here: Here, account: AnyCaller) -> list[dict[str, Any]]:
-    """Whose submission a stage belongs to is hidden until the close, except from its own entrant."""
-    return reading.stage_list(here.store, account, round_id)
-
-
-@router.get(
     "/v1/rounds/{round_id}/ranking",
     summary="The ranking",
     responses=answers({"policy": {}, "ranking": [], "baselines": [], "tasks": {}}),

@@ -1,16 +1,63 @@
 """Routes about a round's work: what became of its stages, and trying again what is blocked."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 
 from acclimate.api import bodies
 from acclimate.api.access import Guarded
-from acclimate.api.answers import Caller, Here, RoundId, answers
+from acclimate.api.answers import AnyCaller, Caller, Here, RoundId, answers
 from acclimate.service import attempts
 
 router = APIRouter(route_class=Guarded)
 _KEY = "sha256:" + "7" * 64
+_STAGE = {
+    "key": _KEY,
+    "kind": "prepare",
+    "entrant": "team-a",
+    "task": "digit",
+    "seed": 11,
+    "protocol": None,
+    "state": "running",
+    "attempts": 1,
+    "tries": 10,
+    "progress": 0.4,
+    "place": None,
+    "reason": "",
+    "code": "",
+    "heartbeat": "2027-04-01T12:03:00.000000Z",
+    "not_before": None,
+    "expected": "2027-04-01T12:09:00.000000Z",
+    "machine": None,
+}
+_EVENT = {
+    "at": "2027-04-01T12:00:00.000000Z",
+    "event": "claimed",
+    "fence": 1,
+    "code": "",
+    "reason": "",
+    "machine": None,
+}
+
+
+@router.get(
+    "/v1/rounds/{round_id}/stages",
+    summary="The round's work and how far it is",
+    responses=answers([_STAGE]),
+)
+def stages(round_id: RoundId, here: Here, account: AnyCaller) -> list[dict[str, Any]]:
+    """Whose submission a stage belongs to is hidden until the close, except from its own entrant."""
+    return attempts.stage_list(here.store, account, round_id)
+
+
+@router.get(
+    "/v1/rounds/{round_id}/stages/{key}",
+    summary="A stage and the tries at it",
+    responses=answers({"stage": _STAGE, "history": [_EVENT]}),
+)
+def why(round_id: RoundId, key: Annotated[str, Path(max_length=71)], here: Here, account: AnyCaller) -> dict[str, Any]:
+    """By its key or any unique beginning of it; the history is the oldest first."""
+    return attempts.why(here.store, account, round_id, key)
 
 
 @router.post(

@@ -25,6 +25,7 @@ from acclimate.cli import (
     seal,
     server,
     settings,
+    stage,
     submit,
     up,
     verify,
@@ -70,6 +71,7 @@ app.add_typer(submit.app, name="submission")
 app.add_typer(receipts.app, name="receipt")
 app.command("ranking")(rounds.ranking)
 app.add_typer(rounds.app, name="round")
+app.add_typer(stage.app, name="stage")
 app.add_typer(custodian.app, name="custodian")
 app.add_typer(seal.app, name="seal")
 app.add_typer(audit.app, name="audit")

@@ -37,7 +37,7 @@ def named(round_id: str | None) -> str | None:
         Refusal: round_unknown.
     """
     if round_id is not None:
-        from acclimate.client.connection import require_round
+        from acclimate.client.addresses import require_round
 
         require_round(round_id)
     return round_id

@@ -6,8 +6,9 @@ reached or says 503. Bodies of any size are streamed in pieces of at most 1 MiB.
 """
 
 import base64
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,11 +18,13 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import acclimate
-from acclimate.client.problems import refusal_of
+from acclimate.client import answers
+from acclimate.client.addresses import round_path
+from acclimate.client.problems import fitting, no_room, odd_answer, refusal_of, require_pace, unreachable
 from acclimate.files import is_full
 from acclimate.log import LONGEST_RECEIPT, parse_note
 from acclimate.notes import LARGEST_NOTE
-from acclimate_competitions import digests, records
+from acclimate_competitions import digests, reading, records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record
 
@@ -32,6 +35,7 @@ _LARGEST_PAGE = 1000 * (records.MAX_BYTES + 1)
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 _OF_THE_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
 _NO_LOG = "no log of Acclimate shows this: check the address, keep the message, and ask the server's operator"
+ANYTHING: Mapping[str, Any] = {}
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 Json = Any
@@ -101,7 +105,7 @@ class Client:
 
     def server(self) -> dict[str, Any]:
         """{version, origin, log (vkey), evaluators, code, witnesses, quorum, now, challenge}."""
-        return self._object("GET", "/v1/server")
+        return self._object("GET", "/v1/server", form=answers.SERVER)
 
     def pool(self) -> dict[str, Any]:
         """{leads, runner, slots, machines: [{name, cpus, gpus, memory, labels}], problem, at, age (seconds), now}."""
@@ -114,7 +118,7 @@ class Client:
         body = {"name": name, "role": role, "ed25519": ed25519, "proof": proof, "challenge": challenge}
         if invitation is not None:
             body["invitation"] = invitation
-        return self._object("POST", "/v1/accounts", body=body)
+        return self._object("POST", "/v1/accounts", body=body, form=answers.ACCOUNT)
 
     def put_blob(self, path: Path, *, digest: str | None = None, progress: Progress | None = None) -> str:
         """Upload a file as a blob; the digest. Bytes that changed since the digest was taken are refused by the server."""
@@ -126,90 +130,105 @@ class Client:
 
     def define(self, request: Request) -> dict[str, Any]:
         """{round, index} of a signed RoundDefined."""
-        return self._object("POST", "/v1/rounds", body=request)
+        return self._object("POST", "/v1/rounds", body=request, form=answers.DEFINED)
 
     def rounds(self) -> list[dict[str, Any]]:
         """All rounds, in short."""
         answer = self._json("GET", "/v1/rounds")
         # A list, alone or under the one key that a page of it has.
         found = answer.get("rounds") if isinstance(answer, dict) else answer
-        return _list(found, self.url)
+        return self._list(found, answers.SUMMARY)
 
     def round(self, round_id: str) -> dict[str, Any]:
         """A round's state; round_id may be any unique prefix."""
-        return self._object("GET", _round(round_id))
+        return self._object("GET", round_path(round_id), form=answers.ROUND)
 
     def definition(self, round_id: str) -> bytes:
         """The definition's bytes."""
-        return self._bytes(f"{_round(round_id)}/definition")
+        return self._bytes(f"{round_path(round_id)}/definition")
 
     def file(self, round_id: str, name: str, to: Path) -> Path:
         """Download a public file of the round."""
-        return self._download(f"{_round(round_id)}/files/{quote(name)}", to)
+        return self._download(f"{round_path(round_id)}/files/{quote(name)}", to)
 
     def records(self, round_id: str, *, start: int = 0, limit: int | None = None) -> list[tuple[int, Record]]:
         """The round's records with their log indices, parsed strictly: all from the log index `start` on, or `limit` of them."""
         page = f"?start={start}" + (f"&limit={limit}" if limit is not None else "")
-        answer = self._json("GET", f"{_round(round_id)}/records{page}")
+        answer = self._json("GET", f"{round_path(round_id)}/records{page}")
         try:
-            return [(int(item["index"]), _record(item["record"])) for item in _list(answer, self.url)]
-        except (KeyError, TypeError, ValueError) as error:
-            raise _odd_answer(self.url) from error
+            return [(item["index"], _record(item["record"])) for item in self._list(answer, answers.LOGGED)]
         except Refusal as refusal:
             raise refusal.of(f"a record of {round_id} that {self.url} shows", hint=_NO_LOG) from refusal
 
     def stages(self, round_id: str) -> list[dict[str, Any]]:
-        """[{kind, entrant, task, seed, protocol, state, attempts, progress, reason, heartbeat}]."""
-        return _list(self._json("GET", f"{_round(round_id)}/stages"), self.url)
+        """The round's stages, as service/attempts.py tells them."""
+        return self._list(self._json("GET", f"{round_path(round_id)}/stages"), answers.STAGE)
+
+    def stage(self, round_id: str, key: str) -> dict[str, Any]:
+        """{stage, history} of a stage by its key or a unique beginning of it."""
+        return self._object("GET", f"{round_path(round_id)}/stages/{quote(key, safe='')}", form=answers.STORY)
+
+    def retry(self, round_id: str, keys: Sequence[str]) -> dict[str, Any]:
+        """{round, stages} of the blocked stages that will be tried again: those named, or all."""
+        return self._object(
+            "POST", f"{round_path(round_id)}/retries", body={"stages": list(keys)}, form=answers.RETRIED
+        )
 
     def seal(self, round_id: str, request: Request, *, envelopes: Json) -> dict[str, Any]:
         """{index, record} of a signed HoldoutSealed, whose ciphertext is a blob already."""
-        return self._object("POST", f"{_round(round_id)}/seal", body={"record": request, "envelopes": envelopes})
+        body = {"record": request, "envelopes": envelopes}
+        return self._object("POST", f"{round_path(round_id)}/seal", body=body, form=answers.INDEXED)
 
     def rehearse(self, round_id: str, fields: Json, *, envelopes: Json) -> dict[str, Any]:
         """Hand in the dummy seal."""
-        return self._object("POST", f"{_round(round_id)}/rehearsal", body={"fields": fields, "envelopes": envelopes})
+        return self._object(
+            "POST", f"{round_path(round_id)}/rehearsal", body={"fields": fields, "envelopes": envelopes}
+        )
 
     def envelopes(self, round_id: str) -> dict[str, Any]:
         """{real: {seal, envelopes}, rehearsal: {seal, envelopes}}."""
-        return self._object("GET", f"{_round(round_id)}/envelopes")
+        return self._object("GET", f"{round_path(round_id)}/envelopes", form=answers.ENVELOPES)
 
     def rehearsal_share(self, round_id: str, *, index: int, document: str) -> dict[str, Any]:
         """Hand in the dummy seal's share document (base64)."""
         body = {"index": index, "document": document}
-        return self._object("POST", f"{_round(round_id)}/rehearsal/shares", body=body)
+        return self._object("POST", f"{round_path(round_id)}/rehearsal/shares", body=body)
 
     def post(self, round_id: str, what: str, request: Request) -> dict[str, Any]:
         """{index, record, …} of a signed request; what: acknowledgements | extension | entrants | withdrawals | void | draw | audits | reports."""
-        return self._object("POST", f"{_round(round_id)}/{what}", body=request)
+        return self._object("POST", f"{round_path(round_id)}/{what}", body=request, form=answers.INDEXED)
 
     def release(self, round_id: str, request: Request, *, document: str) -> dict[str, Any]:
         """{index, record} of a signed ShareReleased with its share document (base64)."""
-        return self._object("POST", f"{_round(round_id)}/shares", body={"record": request, "document": document})
+        body = {"record": request, "document": document}
+        return self._object("POST", f"{round_path(round_id)}/shares", body=body, form=answers.INDEXED)
 
     def audits(self, round_id: str) -> list[dict[str, Any]]:
         """[{submission, entrant, task, seed, files: {name: digest}, versions}] of the drawn jobs, for the round's auditor."""
-        return _list(self._json("GET", f"{_round(round_id)}/audits", signed=True), self.url)
+        return self._list(self._json("GET", f"{round_path(round_id)}/audits", signed=True), answers.JOB)
 
     def audit_file(self, round_id: str, digest: str, to: Path, *, progress: Progress | None = None) -> Path:
         """Download a file of a drawn job."""
-        return self._download(f"{_round(round_id)}/audits/files/{quote(digest)}", to, progress, signed=True)
+        return self._download(f"{round_path(round_id)}/audits/files/{quote(digest)}", to, progress, signed=True)
 
     def publish(self, round_id: str, request: Request, *, ranking: Json) -> dict[str, Any]:
         """{index, record} of a signed RankingPublished with the ranking's document."""
-        return self._object("POST", f"{_round(round_id)}/ranking", body={"record": request, "ranking": ranking})
+        body = {"record": request, "ranking": ranking}
+        return self._object("POST", f"{round_path(round_id)}/ranking", body=body, form=answers.INDEXED)
 
     def ranking(self, round_id: str) -> dict[str, Any]:
         """ranking.json."""
-        return self._object("GET", f"{_round(round_id)}/ranking")
+        return self._object("GET", f"{round_path(round_id)}/ranking", form=answers.RANKING)
 
     def bundle(self, round_id: str, to: Path, *, whole: bool = False, progress: Progress | None = None) -> Path:
         """Download the bundle as a ZIP; `whole`: with what only organizer and auditor get where the holdout stays private."""
-        return self._download(f"{_round(round_id)}/bundle{'?whole=true' if whole else ''}", to, progress, signed=whole)
+        return self._download(
+            f"{round_path(round_id)}/bundle{'?whole=true' if whole else ''}", to, progress, signed=whole
+        )
 
     def report(self, round_id: str, to: Path) -> Path:
         """Download the report (HTML)."""
-        return self._download(f"{_round(round_id)}/report", to)
+        return self._download(f"{round_path(round_id)}/report", to)
 
     # ---- submissions -----------------------------------------------------------------------------------------------
 
@@ -218,7 +237,7 @@ class Client:
     ) -> dict[str, Any]:
         """{submission, state, index, missing: [digest]}."""
         body = {"committed": committed, "accepted": accepted, "nonce": nonce, "manifest": manifest}
-        return self._object("POST", f"{_round(round_id)}/submissions", body=body)
+        return self._object("POST", f"{round_path(round_id)}/submissions", body=body, form=answers.SUBMITTED)
 
     def put_file(self, submission: str, path: Path, *, digest: str, progress: Progress | None = None) -> None:
         """Upload one file of a submission."""
@@ -226,11 +245,12 @@ class Client:
 
     def complete(self, submission: str) -> dict[str, Any]:
         """{state: checking}: all files are there."""
-        return self._object("POST", f"/v1/submissions/{quote(submission, safe='')}/complete")
+        path = f"/v1/submissions/{quote(submission, safe='')}/complete"
+        return self._object("POST", path, form=answers.COMPLETED)
 
     def submission(self, submission: str) -> dict[str, Any]:
         """{submission, round, entrant, state, reason, committed_index, accepted_index}."""
-        return self._object("GET", f"/v1/submissions/{quote(submission, safe='')}")
+        return self._object("GET", f"/v1/submissions/{quote(submission, safe='')}", form=answers.SUBMISSION)
 
     # ---- log -------------------------------------------------------------------------------------------------------
 
@@ -282,7 +302,7 @@ class Client:
         try:
             return self._bytes(f"/v1/log/proof/{index}", most=LONGEST_RECEIPT).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise _odd_answer(self.url) from error
+            raise odd_answer(self.url) from error
 
     def consistency(self, first: int, second: int) -> list[bytes]:
         """The proof that the log of `first` entries is the beginning of that of `second`.
@@ -290,26 +310,32 @@ class Client:
         Raises:
             Refusal: entry_unknown; server_unreachable, where the answer is no proof.
         """
-        answer = self._object("GET", f"/v1/log/consistency?first={first}&second={second}")
+        path = f"/v1/log/consistency?first={first}&second={second}"
+        answer = self._object("GET", path, form=answers.PROOF)
         try:
             return [base64.b64decode(node, validate=True) for node in answer["proof"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise _odd_answer(self.url) from error
+        except ValueError as error:
+            raise odd_answer(self.url) from error
 
     def hand_overs(self) -> list[str]:
         """Receipts of all hand-overs of the log's key, in the log's order, as text."""
-        found = _list(self._object("GET", "/v1/log/rotations").get("receipts"), self.url)
-        if not all(isinstance(text, str) for text in found):
-            raise _odd_answer(self.url)
+        found: list[str] = self._object("GET", "/v1/log/rotations", form=answers.RECEIPTS)["receipts"]
         return found
 
     # ---- how it is sent --------------------------------------------------------------------------------------------
 
-    def _object(self, method: str, path: str, *, body: Json = None, repeatable: bool = True) -> dict[str, Any]:
+    def _object(
+        self, method: str, path: str, *, body: Json = None, repeatable: bool = True, form: Mapping[str, Any] = ANYTHING
+    ) -> dict[str, Any]:
         answer = self._json(method, path, body=body, repeatable=repeatable)
-        if not isinstance(answer, dict):
-            raise _odd_answer(self.url)
+        if not isinstance(answer, dict) or not answers.fits(answer, form):
+            raise odd_answer(self.url)
         return answer
+
+    def _list(self, value: Json, form: Mapping[str, Any]) -> list[Any]:
+        if not isinstance(value, list) or not answers.fits(value, [form]):
+            raise odd_answer(self.url)
+        return value
 
     def _json(
         self, method: str, path: str, *, body: Json = None, repeatable: bool = True, signed: bool = False
@@ -319,9 +345,9 @@ class Client:
 
         response = self._repeat(send, repeatable=repeatable)
         try:
-            return response.json()
-        except (ValueError, RecursionError) as error:
-            raise _odd_answer(self.url) from error
+            return reading.parse_json(response.content)
+        except ValueError as error:
+            raise odd_answer(self.url) from error
 
     def _bytes(self, path: str, *, params: Mapping[str, int | str] | None = None, most: int = LARGEST_ANSWER) -> bytes:
         return self._repeat(lambda: self._ask("GET", path, most=most, params=params)).content
@@ -332,10 +358,11 @@ class Client:
             return self._read(response, most)
 
     def _read(self, response: httpx.Response, most: int) -> httpx.Response:
-        held = bytearray()
+        held, begun = bytearray(), time.monotonic()
         try:
             for chunk in response.iter_bytes(CHUNK):
                 held += chunk
+                require_pace(self.url, begun, len(held))
                 if len(held) > most:
                     raise Refusal(
                         "server_unreachable",
@@ -343,7 +370,7 @@ class Client:
                         hint="no Acclimate server sends so much: check the address, and ask its operator",
                     )
         except httpx.DecodingError as error:
-            raise _odd_answer(self.url) from error
+            raise odd_answer(self.url) from error
         # What is held is decoded already.
         headers = [pair for pair in response.headers.multi_items() if pair[0].lower() not in _OF_THE_TRANSFER]
         return httpx.Response(response.status_code, headers=headers, content=bytes(held), request=response.request)
@@ -390,10 +417,17 @@ class Client:
         def send() -> httpx.Response:
             with self._http.stream("GET", path, headers=self._proof(path) if signed else None) as response:
                 if response.status_code != 200:
+                    if response.is_success:
+                        raise odd_answer(self.url)
                     return self._read(response, LARGEST_NOTE)
                 size = int(response.headers.get("Content-Length", 0))
+                most, done, begun = fitting(to.parent), 0, time.monotonic()
                 with part.open("wb") as stream:
                     for chunk in response.iter_bytes(CHUNK):
+                        done += len(chunk)
+                        require_pace(self.url, begun, done)
+                        if done > most:
+                            raise no_room(to)
                         stream.write(chunk)
                         if progress is not None:
                             progress(response.num_bytes_downloaded, size)
@@ -402,15 +436,17 @@ class Client:
         try:
             self._repeat(send)
             part.replace(to)
+        except httpx.DecodingError as error:
+            raise odd_answer(self.url) from error
         except OSError as error:
             if is_full(error):
-                hint = "free some space and repeat the command; nothing of it was kept"
-                raise Refusal("no_space", f"no space to write {to}", hint=hint) from error
+                raise no_room(to) from error
             raise Refusal(
                 "file_unreadable", f"{to}: {error.strerror}", hint="check the name and who owns it"
             ) from error
         finally:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink()
         return to
 
     def _repeat(self, send: Callable[[], httpx.Response], *, repeatable: bool = True) -> httpx.Response:
@@ -422,7 +458,7 @@ class Client:
                 response = send()
             except httpx.TransportError as error:
                 never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-                refusal = _unreachable(self.url, error)
+                refusal = unreachable(self.url, error)
                 again = repeatable or never_sent
             else:
                 if response.is_success:
@@ -435,47 +471,6 @@ class Client:
             pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def require_round(round_id: str) -> str:
-    """A round's id or its beginning, as it was given; an empty one means none, never the only round that there is.
-
-    Raises:
-        Refusal: round_unknown.
-    """
-    if not round_id.strip():
-        raise Refusal(
-            "round_unknown", "the round's id is empty: is $ROUND set in this terminal?", hint="export ROUND=… sets it"
-        )
-    return round_id
-
-
-def _round(round_id: str) -> str:
-    # What follows it in an address must stay below the round: a name with a slash or of dots is one that somebody mailed, or made up.
-    if "/" in round_id or round_id in (".", ".."):
-        raise Refusal(
-            "round_unknown",
-            f"{round_id[:80]!r} is no round's id: letters, digits, dots and hyphens, such as digits-2027-1-0a7b65ef6e43",
-            hint="acclimate status --server URL shows the rounds that there are",
-        )
-    return f"/v1/rounds/{quote(require_round(round_id), safe='', errors='replace')}"
-
-
-def _list(value: Json, url: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise _odd_answer(url)
-    return value
-
-
 def _record(value: Json) -> Record:
     # Whatever JSON the server wrapped it in, the entry's bytes are its canonical form.
     return records.parse(value.encode() if isinstance(value, str) else digests.canonical(value))
-
-
-def _unreachable(url: str, error: Exception) -> Refusal:
-    what = str(error) or type(error).__name__
-    return Refusal(
-        "server_unreachable", f"{url} does not answer: {what}", hint="check the address, and that the server runs"
-    )
-
-
-def _odd_answer(url: str) -> Refusal:
-    return Refusal("server_unreachable", f"{url} answers, but not as an Acclimate server", hint="check the address")

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from acclimate import files
-from acclimate.client.connection import require_round
+from acclimate.client.addresses import require_round
 from acclimate.client.folder import PINS_FILE
+from acclimate.client.folder_lock import alone
 from acclimate.keys import Keys
 from acclimate_competitions.errors import Refusal
 
@@ -78,10 +79,11 @@ def keep(keys: Keys, pin: Pin, *, envelope: Mapping[str, Any]) -> None:
 
     What was pinned first stays: a second acknowledgement must not move a custodian to another history.
     """
-    files.write_json(keys.folder / ENVELOPES / f"{pin.round}.json", dict(envelope))
-    stored = _stored(keys)
-    if pin.round not in stored:
-        files.write_json(keys.folder / PINS_FILE, {**stored, pin.round: dataclasses.asdict(pin)})
+    with alone(keys.folder / ".pins.lock", doing=f"writing {keys.folder / PINS_FILE}"):
+        files.write_json(keys.folder / ENVELOPES / f"{pin.round}.json", dict(envelope))
+        stored = _stored(keys)
+        if pin.round not in stored:
+            files.write_json(keys.folder / PINS_FILE, {**stored, pin.round: dataclasses.asdict(pin)})
 
 
 def require_same_seal(keys: Keys, round_id: str, *, seal: str) -> None:

@@ -1,14 +1,171 @@
-"""What a round's organizer asks of the dispatcher about stages that failed, and what everybody may know of their tries."""
+"""What everybody may know of a round's stages and of the tries at them, and what its organizer asks of the dispatcher about them."""
 
-from collections.abc import Sequence
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import insert, select
 
-from acclimate.service import finding
+from acclimate import retries
+from acclimate.service import finding, reading
 from acclimate.service.accounts import Account
-from acclimate.store import Store, stages, timestamp, wishes
+from acclimate.store import Store, Tx, attempts, events, pools, stages, submissions, timestamp, wishes
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Phase, Round
+from acclimate_competitions.records import format_time, parse_time
+
+_UNDER_WAY = frozenset({"starting", "running", "verifying"})
+
+
+def stage_list(store: Store, account: Account | None, given: str) -> list[dict[str, Any]]:
+    """The work of a round; whose submission a stage belongs to is hidden until the close, except from its own entrant.
+
+    Returns:
+        Of each stage {key, kind, entrant, task, seed, protocol, state, attempts, tries, progress, place, reason, code, heartbeat, not_before,
+        expected, machine}: `attempts` are the tries that counted so far, of `tries` that there will be at most (None: no end is set);
+        `place` is that of its entry among those that wait, from 1; `expected` is when it should be done, by the pace of those that are.
+        Where it runs only the round's organizer reads; until the close not even the organizer reads whose a stage is, nor why it failed.
+    """
+    with store.snapshot() as tx:
+        state = finding.find(tx, given)
+        is_owner = finding.is_owner(tx, state.id, account)
+        rows = _rows(tx, state)
+        tried = {(row.attempt, row.fence): row for row in _tries(tx, state.id)}
+        outlook = _Outlook(tx, rows, tried)
+    hidden = state.phase in reading.HIDING or (state.phase is Phase.VOIDED and state.closed is None)
+    result = []
+    for row in rows:
+        shown = not hidden or (account is not None and row.owner == account.id)
+        newest = tried.get((row.attempt, row.fence))
+        held = newest if row.state in _UNDER_WAY else None
+        result.append(
+            {
+                "key": row.key,
+                "kind": row.kind,
+                "entrant": row.entrant if shown else None,
+                "task": row.task,
+                "seed": row.seed,
+                "protocol": row.protocol,
+                "state": row.state,
+                "attempts": row.attempts,
+                "tries": retries.budget(row.code or "") or None,
+                "progress": row.progress,
+                "place": outlook.place(row),
+                "reason": reading.reason_of(row.state, row.reason, is_owner=is_owner) if shown else "",
+                "code": (row.code or "") if shown or is_owner else "",
+                "heartbeat": row.heartbeat,
+                "not_before": row.not_before if row.state == "pending" else None,
+                "expected": outlook.expected(row),
+                "machine": held.machine if is_owner and held is not None else None,
+            }
+        )
+    return result
+
+
+def why(store: Store, account: Account | None, given: str, key: str) -> dict[str, Any]:
+    """One stage, as stage_list shows it, with what happened to the tries at it.
+
+    Args:
+        store: the store.
+        account: who asks.
+        given: the round.
+        key: of the stage, or any beginning of it that is unique in the round.
+
+    Returns:
+        {stage, history: [{at, event, fence, code, reason, machine}]}, the oldest first; reasons and machines as in stage_list.
+
+    Raises:
+        Refusal: round_unknown; not_found, for a key that no stage or more than one begins with.
+    """
+    listed = stage_list(store, account, given)
+    beginning = key if key.startswith("sha256:") else f"sha256:{key}"
+    found = [stage for stage in listed if stage["key"].startswith(beginning)]
+    if len(found) != 1:
+        sentence = f"{len(found) or 'no'} stages of the round begin with {beginning!r}"
+        raise Refusal("not_found", sentence, hint="acclimate stage list shows their keys")
+    (stage,) = found
+    with store.snapshot() as tx:
+        is_owner = finding.is_owner(tx, finding.row(tx, given).id, account)
+        mine = [row.attempt for row in _tries(tx, finding.row(tx, given).id) if stage["key"] in row.stages]
+        query = select(events).where(events.c.attempt.in_(mine)).order_by(events.c.id)
+        rows = tx.execute(query).all() if mine else []
+    told = stage["entrant"] is not None
+    history = [
+        {
+            "at": row.at,
+            "event": row.event,
+            "fence": row.fence,
+            "code": row.code if told or is_owner else "",
+            "reason": reading.reason_of("pending", row.reason, is_owner=is_owner) if told else "",
+            "machine": row.machine if is_owner else None,
+        }
+        for row in rows
+    ]
+    return {"stage": stage, "history": history}
+
+
+class _Outlook:
+    """When what waits and runs should be done: by the median time of the round's attempts of the same kind that are."""
+
+    def __init__(self, tx: Tx, rows: Sequence[Any], tried: Mapping[tuple[str, int], Any]) -> None:
+        self._now, self._tried = tx.now(), tried
+        took: dict[str, list[float]] = defaultdict(list)
+        for one in tried.values():
+            if one.state == "committed":
+                took[one.kind].append((parse_time(one.ended) - parse_time(one.claimed)).total_seconds())
+        self._median = {kind: statistics.median(found) for kind, found in took.items()}
+        waiting = {(row.kind, row.submission): row.place for row in rows if row.state == "pending" and row.place}
+        ordered = sorted(waiting, key=lambda entry: waiting[entry])
+        self._places = {entry: number for number, entry in enumerate(ordered, start=1)}
+        slots = tx.execute(select(pools.c.slots).where(pools.c.name == "dispatch")).scalar()
+        self._slots = max(1, int(slots or 1))
+
+    def place(self, row: Any) -> int | None:
+        """Of its entry among those that wait."""
+        return self._places.get((row.kind, row.submission)) if row.state == "pending" else None
+
+    def expected(self, row: Any) -> str | None:
+        """When it should be done; None where nothing of its kind is yet that one could go by, or it doesn't move."""
+        pace, end = self._median.get(row.kind), None
+        if row.state in _UNDER_WAY:
+            end = self._running(row, pace)
+        elif (place := self.place(row)) is not None and pace is not None:
+            waves = (place - 1) // self._slots + 1
+            end = self._now + timedelta(seconds=pace * (waves + 0.5))
+        return None if end is None else format_time(end)
+
+    def _running(self, row: Any, pace: float | None) -> datetime | None:
+        one = self._tried.get((row.attempt, row.fence))
+        if one is None:
+            return None
+        began = parse_time(one.claimed)
+        if row.progress > 0.05:
+            whole: timedelta = (self._now - began) / float(row.progress)
+            return max(self._now, began + whole)
+        return None if pace is None else max(self._now, began + timedelta(seconds=pace))
+
+
+def _rows(tx: Tx, state: Round) -> list[Any]:
+    found = tx.execute(
+        select(stages, submissions.c.entrant, submissions.c.owner)
+        .join(submissions, submissions.c.id == stages.c.submission)
+        .where(stages.c.round == state.id)
+        .order_by(
+            submissions.c.committed_index,
+            stages.c.kind,
+            # Of its own accord PostgreSQL has them last, SQLite first.
+            stages.c.task.nulls_first(),
+            stages.c.seed.nulls_first(),
+            stages.c.protocol.nulls_first(),
+        )
+    )
+    return list(found.all())
+
+
+def _tries(tx: Tx, round_id: str) -> list[Any]:
+    return list(tx.execute(select(attempts).where(attempts.c.round == round_id).order_by(attempts.c.fence)).all())
 
 
 def retry(store: Store, account: Account, given: str, keys: Sequence[str]) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from acclimate import cosignatures, schedule
 from acclimate.quorum import Quorum
 from acclimate.service import clockwork, finding, release
 from acclimate.service.accounts import Account
-from acclimate.store import Store, Tx, log_entries, outbox, rounds, share_documents, stages, submissions
+from acclimate.store import Store, Tx, log_entries, outbox, rounds, share_documents, stages
 from acclimate_competitions import rounds as rules
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import format_time, parse_time
 from acclimate_runners.placement import HAS
 
-_HIDING = frozenset({Phase.DRAFT, Phase.SEALED, Phase.OPEN})
+HIDING = frozenset({Phase.DRAFT, Phase.SEALED, Phase.OPEN})
 _WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
 _ENDED = frozenset({"committed", "failed"})
 _UNTOLD = "something failed of which the dispatcher's log and the round's organizer are told"
@@ -151,7 +151,7 @@ def _cosigned(tx: Tx, state: Round, *, last: int) -> dict[str, Any] | None:
     return {**counts, "late": late}
 
 
-def _reason(row_state: str, reason: str, *, is_owner: bool) -> str:
+def reason_of(row_state: str, reason: str, *, is_owner: bool) -> str:
     """A stage's reason for whoever asks: of an outcome it is on the record; any other may name hosts, addresses and folders."""
     if is_owner or not reason or row_state in _ENDED or reason.startswith(schedule.PINNED):
         return reason
@@ -164,9 +164,9 @@ def _blocked(tx: Tx, state: Round, *, is_owner: bool) -> dict[str, str] | None:
     if state.phase not in _WORKING or (count := tx.execute(select(func.count()).where(mine)).scalar_one()) == 0:
         return None
     sentence = f"an operator must look at this: {count} stages are blocked"
-    if state.phase not in _HIDING:
+    if state.phase not in HIDING:
         reason = tx.execute(select(stages.c.reason).where(mine).order_by(stages.c.key).limit(1)).scalar_one()
-        sentence += f", one of them as {_reason('blocked', reason, is_owner=is_owner)}"
+        sentence += f", one of them as {reason_of('blocked', reason, is_owner=is_owner)}"
     return {"code": "work_blocked", "sentence": sentence}
 
 
@@ -178,7 +178,7 @@ def _unmet(tx: Tx, state: Round, *, is_owner: bool) -> dict[str, str] | None:
     ).scalar()
     if state.phase not in _WORKING or reason is None:
         return None
-    told = _reason("pending", reason, is_owner=is_owner)
+    told = reason_of("pending", reason, is_owner=is_owner)
     return {"code": "infeasible", "sentence": f"this waits for a machine that can take it: {told}"}
 
 
@@ -311,46 +311,6 @@ def records(store: Store, given: str, *, start: int = 0, limit: int | None = Non
         name = finding.row(tx, given).id
         found = tx.records(name, start=start, limit=limit)
         return [{"index": index, "record": record.document()} for index, record in found]
-
-
-def stage_list(store: Store, account: Account | None, given: str) -> list[dict[str, Any]]:
-    """The work of a round; whose submission a stage belongs to is hidden until the close, except from its own entrant."""
-    with store.snapshot() as tx:
-        state = finding.find(tx, given)
-        is_owner = finding.is_owner(tx, state.id, account)
-        rows = tx.execute(
-            select(stages, submissions.c.entrant, submissions.c.owner)
-            .join(submissions, submissions.c.id == stages.c.submission)
-            .where(stages.c.round == state.id)
-            .order_by(
-                submissions.c.committed_index,
-                stages.c.kind,
-                # Of its own accord PostgreSQL has them last, SQLite first.
-                stages.c.task.nulls_first(),
-                stages.c.seed.nulls_first(),
-                stages.c.protocol.nulls_first(),
-            )
-        ).all()
-    hidden = state.phase in _HIDING or (state.phase is Phase.VOIDED and state.closed is None)
-    result = []
-    for row in rows:
-        mine = account is not None and row.owner == account.id
-        shown = mine or not hidden
-        result.append(
-            {
-                "kind": row.kind,
-                "entrant": row.entrant if shown else None,
-                "task": row.task,
-                "seed": row.seed,
-                "protocol": row.protocol,
-                "state": row.state,
-                "attempts": row.attempts,
-                "progress": row.progress,
-                "reason": _reason(row.state, row.reason, is_owner=is_owner) if shown else "",
-                "heartbeat": row.heartbeat,
-            }
-        )
-    return result
 
 
 def definition(store: Store, given: str) -> bytes:

@@ -1,0 +1,139 @@
+"""`acclimate stage`: a round's work, stage by stage: what it waits for, what became of it, and trying again what is blocked."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from acclimate.cli import moments
+from acclimate.cli.options import AsJson, KeysFolder, ReaderKeys, RoundId, Server, connect, reader
+from acclimate.cli.output import emit
+
+app = typer.Typer(no_args_is_help=True, help="A round's work, stage by stage.")
+ENDED = ("committed", "cancelled")
+SHORT = 12
+
+All = Annotated[bool, typer.Option("--all", help="Also what is done.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="A stage's key, or any unique beginning of it.")]
+Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Keys of blocked stages; none for all.")]
+
+
+@app.command("list")
+def list_(
+    round_id: RoundId, server: Server = None, keys: ReaderKeys = None, all_: All = False, as_json: AsJson = False
+) -> None:
+    """Show the stages of a round that are not done: state, place in the queue, tries, when it should end, and why it waits.
+
+    Example: acclimate stage list digits-2027-1 --server https://rounds.example.org
+    """
+    with reader(keys, server) as client:
+        found = client.stages(round_id)
+    shown = found if all_ else [stage for stage in found if stage["state"] not in ENDED]
+    done = len(found) - len(shown)
+    text = [*table(shown), *([f"{done} more are done; --all shows them"] if done else [])]
+    emit(shown, as_json=as_json, text=text or ["the round has no work yet"])
+
+
+@app.command()
+def why(round_id: RoundId, key: Key, server: Server = None, keys: ReaderKeys = None, as_json: AsJson = False) -> None:
+    """Tell what a stage waits for, and what became of each try at it.
+
+    Example: acclimate stage why digits-2027-1 3f2a --server https://rounds.example.org
+    """
+    with reader(keys, server) as client:
+        found = client.stage(round_id, key)
+    emit(found, as_json=as_json, text=list(_story(found)))
+
+
+@app.command()
+def retry(round_id: RoundId, keys: KeysFolder, key: Keys = None, as_json: AsJson = False) -> None:
+    """Have the dispatcher try blocked stages again, once what blocked them is put right; for the round's organizer.
+
+    Example: acclimate stage retry digits-2027-1 --keys organizer/
+    """
+    client, _ = connect(keys)
+    with client:
+        wanted = [str(client.stage(round_id, beginning)["stage"]["key"]) for beginning in key or ()]
+        found = client.retry(round_id, wanted)["stages"]
+    emit(
+        {"stages": found},
+        as_json=as_json,
+        text=[f"asked for: {short(one)}" for one in found] + ["the leading dispatcher tries them again within seconds"],
+    )
+
+
+def short(key: str) -> str:
+    """A key as people give it: its first digits."""
+    return key.removeprefix("sha256:")[:SHORT]
+
+
+def name_of(stage: dict[str, Any]) -> str:
+    """What a stage is, in words: "prepare digit, seed 11"."""
+    parts = [stage["kind"], stage.get("task"), stage.get("protocol")]
+    words = " ".join(str(part) for part in parts if part)
+    return words if stage.get("seed") is None else f"{words}, seed {stage['seed']}"
+
+
+def table(found: list[dict[str, Any]]) -> Iterator[str]:
+    """Lines of a table of stages; who runs and who waits first."""
+    order = ("running", "starting", "verifying", "blocked", "failed", "pending")
+    rank = {state: number for number, state in enumerate(order)}
+    ordered = sorted(found, key=lambda s: (rank.get(s["state"], len(order)), s.get("place") or 0))
+    rows = [("key", "entrant", "stage", "state", "try", "ends", "")]
+    rows += [
+        (short(s.get("key") or ""), s.get("entrant") or "(hidden)", name_of(s), _state(s), _try(s), _ends(s), _note(s))
+        for s in ordered
+    ]
+    if len(rows) > 1:
+        widths = [max(len(row[column]) for row in rows) for column in range(6)]
+        for row in rows:
+            yield "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[6]]).rstrip()
+
+
+def _state(stage: dict[str, Any]) -> str:
+    if stage["state"] == "pending" and stage.get("place"):
+        return f"waits, {stage['place']}. in the queue"
+    if stage["state"] == "running":
+        return f"running, {100 * (stage.get('progress') or 0):.0f} %"
+    return str(stage["state"])
+
+
+def _try(stage: dict[str, Any]) -> str:
+    tries = stage.get("tries")
+    return f"{stage.get('attempts') or 0} of {tries}" if tries else str(stage.get("attempts") or "")
+
+
+def _ends(stage: dict[str, Any]) -> str:
+    from acclimate_competitions.records import parse_time
+
+    at = stage.get("expected")
+    return f"{parse_time(at):%H:%M:%S}" if at else ""
+
+
+def _note(stage: dict[str, Any]) -> str:
+    parts = [f"on {stage['machine']}" if stage.get("machine") else "", stage.get("reason") or ""]
+    return "; ".join(part for part in parts if part)
+
+
+def _story(found: dict[str, Any]) -> Iterator[str]:
+    from acclimate_competitions.records import parse_time
+
+    stage = found["stage"]
+    yield f"{name_of(stage)} of {stage['entrant'] or '(hidden until the close)'}"
+    yield f"{'key':<10}{stage['key']}"
+    yield f"{'state':<10}{_state(stage)}"
+    if tries := _try(stage):
+        yield f"{'tries':<10}{tries}"
+    now = moments.clock()
+    for label, name in (("not before", "not_before"), ("expected", "expected"), ("heartbeat", "heartbeat")):
+        if stage.get(name):
+            yield f"{label:<10}{moments.show(parse_time(stage[name]), now=now)}"
+    if note := _note(stage):
+        yield f"{'why':<10}{note}"
+    if stage["state"] == "blocked":
+        yield "it waits for the organizer: put right what blocks it, then `acclimate stage retry`"
+    for event in found["history"]:
+        words = "; ".join(str(event[name]) for name in ("machine", "code", "reason") if event.get(name))
+        yield f"  {event['at'][:19]}Z  try {event['fence']}  {event['event']}{': ' + words if words else ''}"
+    if not found["history"]:
+        yield "  nothing has been tried yet"
