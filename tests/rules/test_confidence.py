@@ -216,3 +216,50 @@ def test_the_covariance_agrees_with_the_published_errors():
         for size in (1, 3)
     ]
     assert np.sqrt(np.diag(confidence.covariance(errors))) == pytest.approx(confidence.standard_errors(errors))
+
+
+# ---- what is left out of the computation decides nothing -----------------------------------------------------------
+
+
+def told_plainly(scores, covariance, *, level, draws, seed):
+    """The simultaneous sets, every pair of every draw computed at every step: (better, critical)."""
+    found = confidence._Pairs.of(scores, covariance)
+    sample = confidence._sample(covariance, draws=draws, seed=seed)
+    rejected, remaining, critical = found.certain.copy(), found.testable.copy(), 0.0
+    while remaining.any():
+        inverse = np.triu(np.where(remaining, found.inverse, 0.0))
+        maxima = np.abs((sample[:, None, :] - sample[None, :, :]) * inverse[:, :, None]).max(axis=(0, 1))
+        critical = float(np.sort(maxima)[max(1, math.ceil(level * draws)) - 1])
+        new = remaining & (np.abs(found.difference) * found.inverse > critical)
+        if not new.any():
+            break
+        rejected, remaining = rejected | new, remaining & ~new
+    return rejected & (found.difference > 0), critical
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    m=st.integers(2, 14),
+    draws=st.sampled_from([100, 257, 700]),
+    level=st.sampled_from([0.5, 0.9, 0.95, 0.999]),
+    spread=st.sampled_from([0.0, 0.01, 1.0, 100.0]),
+    scale=st.sampled_from([1e-30, 1.0, 1e30]),
+    odd=st.sampled_from(["", "one without error", "one unknown", "two the same", "one huge"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_sets_are_those_of_all_pairs_and_draws(m, draws, level, spread, scale, odd, seed):
+    draw = np.random.default_rng(seed)
+    factor = draw.standard_normal((m, 5)) * np.exp(draw.standard_normal((m, 1)))
+    scores = draw.standard_normal(m) * spread
+    if odd == "one without error":
+        factor[0] = 0.0
+    elif odd == "two the same":
+        factor[0], scores[0] = factor[1], scores[1]
+    elif odd == "one huge":
+        factor[0] *= 1e20
+    covariance = (factor @ factor.T + np.eye(m) * (odd == "")) * scale**2
+    if odd == "one unknown":
+        covariance[0, :] = covariance[:, 0] = math.nan
+    found = sets(scores * scale, covariance, level=level, draws=draws)
+    better, critical = told_plainly(scores * scale, covariance, level=level, draws=draws, seed=1)
+    assert (found.better == better).all() and (found.critical == critical).all()
