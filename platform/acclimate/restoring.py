@@ -4,7 +4,8 @@
 2. Nothing is restored over anything: data folder and database must be empty, the blobs' place empty or this installation's own.
 3. The blobs come first, each hashed on its way; a damaged one ends the restore before there is a database that names it.
 4. The database is made in one transaction: schema, rows; every table is read again and must give the file's own digest, the log its root,
-   the newest checkpoint its signature. Nothing of this holds, nothing is there.
+   the newest checkpoint its signature. Does anything differ, then there is no database. Then the outbox is emptied: MLflow, bundles and
+   reports are in no backup, and the next dispatcher makes them again (finishing.py), to the same end where they are still there.
 5. Keys, if the backup has them. RESTORING, which lies in the data folder all the while, goes last: until then the same command goes on.
 """
 
@@ -295,6 +296,7 @@ def _filled(connection: Connection, folder: Path, manifest: Mapping[str, Any], p
         signed = log.open_checkpoint(note, log.parse_vkey(manifest["installation"]["log"])).checkpoint
         if signed.size > len(tree) or tree.root(signed.size) != signed.root:
             raise _damaged(folder, [f"the checkpoint over {signed.size} entries is not of this log"])
+    connection.execute(metadata.tables["outbox"].delete())
 
 
 def _keys(folder: Path, manifest: Mapping[str, Any], settings: Settings) -> None:
