@@ -7,12 +7,12 @@ transaction that requires the stage to be this attempt's, and the lease to be th
 
 from acclimate import stages
 from acclimate.admission import Admission
+from acclimate.aside import Aside
 from acclimate.assignments import Held
 from acclimate.console import say
 from acclimate.finishing import Finish, Finisher
 from acclimate.hosting import outlives
 from acclimate.lead import OUTAGES, Lead, Running
-from acclimate.opening import Opener
 from acclimate.pool import PoolRow
 from acclimate.service import clockwork, release
 from acclimate.settling import Settling
@@ -34,7 +34,7 @@ class Leader:
         self._lead = lead
         self._settling = Settling(lead)
         self._admission = Admission(lead, self._settling)
-        self._opener = Opener(lead.store, lead.settings)
+        self._aside = Aside(lead.store, lead.settings)
         self._sweeper = Sweeper(lead.blobs)
         self._finisher: Finisher | None = None
         if finish_round is not None:
@@ -69,7 +69,7 @@ class Leader:
         Raises:
             Refusal: busy, lease_lost, database_unreachable, no_space.
         """
-        self._opener.close()
+        self._aside.close()
         if self._finisher is not None:
             self._finisher.close()
         with self._lead.store.transaction() as tx:
@@ -84,7 +84,7 @@ class Leader:
     def abandon(self) -> None:
         """Forget everything, as another leads: attempts that it may adopt are left alone."""
         self._lead.running.clear()
-        self._opener.close(patience=0.0)
+        self._aside.close(patience=0.0)
         if self._finisher is not None:
             self._finisher.close(patience=0.0)
 
@@ -95,14 +95,14 @@ class Leader:
             Refusal: busy, no_space, lease_lost, database_unreachable, blobs_unreachable; what was not done is done in a later step.
         """
         try:
-            made = clockwork.tick(self._lead.store, self._lead.settings, opening=self._opener.begin)
+            made = clockwork.tick(self._lead.store, self._lead.settings, aside=self._aside.begin)
         except Refusal as refusal:
             if refusal.code in OUTAGES:
                 raise
             # What stops one transition must not keep finished work from being committed.
             self._lead.say_once("no transition", code=refusal.code, reason=refusal.sentence)
             made = []
-        made += self._opener.made()
+        made += self._aside.made()
         for line in made:
             self._lead.vitals.transitions[line.rpartition(": ")[2]] += 1
             say("transition", made=line)

@@ -4,7 +4,7 @@
 
 has the bundle and nothing else: no database, no keys, no settings. It verifies the bundle as any auditor would, scores the predictions
 again, ranks the scores, and says {"round", "ranking", "summary", "failed"} as JSON: the digest of the ranking that it computed, null where
-it could not, and the checks that FAILED.
+it could not, and the checks that FAILED; or {"refused"}, where this machine lacks what it takes.
 """
 
 import json
@@ -30,7 +30,7 @@ def ranking(bundle: Path, *, log_key: str) -> dict[str, Any]:
         log_key: of the log, as RoundDefined names it.
 
     Raises:
-        Refusal: runner_failed, where it ended otherwise than with an answer.
+        Refusal: runner_failed, where it ended otherwise than with an answer; what it lacked to verify the bundle: no_space, …
     """
     # -P keeps the current folder off the module path, where a folder named `platform` would hide the standard library's.
     command = [sys.executable, "-P", "-m", "acclimate.recomputing", str(bundle), log_key, str(os.getpid())]
@@ -52,6 +52,9 @@ def ranking(bundle: Path, *, log_key: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         sentence = f"the second process that computes the ranking ended with status {done.returncode}"
         raise Refusal("runner_failed", f"{sentence}: {done.stderr[-_TAIL:].strip()}")
+    if "refused" in found:
+        code, sentence = (str(found["refused"][name]) for name in ("code", "sentence"))
+        raise Refusal(code, f"the second process that computes the ranking: {sentence}")
     return found
 
 
@@ -62,7 +65,12 @@ def main(bundle: str, log_key: str, parent: str) -> None:
     from acclimate import verify
     from acclimate_competitions import digests
 
-    report = verify.verify(Path(bundle), log_key=log_key)
+    try:
+        report = verify.verify(Path(bundle), log_key=log_key)
+    except Refusal as refusal:
+        # What this machine lacks says nothing of the bundle.
+        sys.stdout.write(json.dumps({"refused": {"code": refusal.code, "sentence": refusal.sentence}}))
+        return
     # ok means that what was recomputed is ranking.json, digit for digit.
     same = any(check.name == "ranking" and check.status == "ok" for check in report.checks)
     ranked = digests.of_bytes((Path(bundle) / "ranking.json").read_bytes()) if same and not report.failed else None

@@ -222,9 +222,13 @@ def test_what_an_audit_does_not_find_right_does_not_publish_itself(
 
 
 def test_a_second_process_that_does_not_answer_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match="ended with status 1") as caught:
-        recomputing.ranking(tmp_path / "none", log_key="no key")
+    with pytest.raises(Refusal, match="the second process that computes the ranking") as caught:
+        recomputing.ranking(tmp_path / "none/bundle", log_key="no key")
     assert caught.value.code == "runner_failed"
+    # It can begin, and says what it lacks.
+    with pytest.raises(Refusal, match="the second process that computes the ranking: ") as caught:
+        recomputing.ranking(tmp_path / "bundle", log_key="no key")
+    assert caught.value.code == "key_refused"
 
 
 # ---- what an auditor finds, without any server ---------------------------------------------------------------------

@@ -27,18 +27,18 @@ TERMINAL = frozenset({Phase.PUBLISHED, Phase.VOIDED})
 _WHOLE = frozenset({"busy", "lease_lost", "database_unreachable"})
 
 
-def tick(store: Store, settings: Settings, *, opening: Callable[[str], str | None] | None = None) -> list[str]:
+def tick(store: Store, settings: Settings, *, aside: Callable[[str], str | None] | None = None) -> list[str]:
     """Make all transitions that are due, of every round; one line for each that was made.
 
     Args:
         store: the store.
         settings: of the installation.
-        opening: does, of a round, what takes its time, and says whether it has; as carry_out does.
+        aside: does, of a round, what takes its time, and says what it has logged; as carry_out does.
 
     Raises:
         Refusal: busy, lease_lost, database_unreachable.
     """
-    opening = opening or partial(carry_out, store, settings)
+    aside = aside or partial(carry_out, store, settings)
     done: list[str] = []
     with store.snapshot() as tx:
         names = tx.execute(select(rounds.c.id).order_by(rounds.c.created, rounds.c.id)).scalars().all()
@@ -48,7 +48,7 @@ def tick(store: Store, settings: Settings, *, opening: Callable[[str], str | Non
             continue
         try:
             # Several may be due at once: a round without entries goes from closed to prepared in the same tick.
-            while (kind := _advance(store, name, opening)) is not None:
+            while (kind := _advance(store, name, aside)) is not None:
                 done.append(f"{name}: {kind}")
         except Exception as error:
             if isinstance(error, Refusal) and error.code in _WHOLE:
@@ -77,14 +77,14 @@ def carry_out(store: Store, settings: Settings, round_id: str) -> str | None:
     return "RankingPublished" if publication.publish_itself(store, settings, round_id) else None
 
 
-def _advance(store: Store, round_id: str, opening: Callable[[str], str | None]) -> str | None:
+def _advance(store: Store, round_id: str, aside: Callable[[str], str | None]) -> str | None:
     with store.snapshot() as tx:
         state = tx.round(round_id)
         long = state.phase is Phase.RELEASED or publication.is_due(tx, round_id)
         if not long and _due(tx, state) is None:
             return None
     if long:
-        return opening(round_id)
+        return aside(round_id)
     with store.transaction() as tx:
         state = tx.round(round_id)
         due = _due(tx, state)

@@ -16,7 +16,7 @@ AGAIN_AFTER = (1.0, 60.0)
 _WHOLE = frozenset({"lease_lost", "database_unreachable"})
 
 
-class Opener:
+class Aside:
     """Opens holdouts and publishes rankings one at a time, in a thread that does not outlive the process.
 
     Args:
@@ -40,7 +40,7 @@ class Opener:
             self._asked.put(round_id)
         if self._thread is None:
             # A daemon: concurrent.futures would keep a process that is stopped until a holdout is open.
-            self._thread = threading.Thread(target=self._work, name="opening", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="aside", daemon=True)
             self._thread.start()
 
     def made(self) -> list[str]:
