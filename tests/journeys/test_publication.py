@@ -89,6 +89,18 @@ def test_a_round_publishes_itself_and_a_stranger_verifies_it(tmp_path: Path, mon
         refused(server.organizer().post(f"{staged.path}/ranking", body), "conflict", 409)
 
 
+def test_a_round_that_nobody_entered_publishes_itself_by_the_clock_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve(tmp_path, monkeypatch, AUTO) as server:
+        staged = staging.open_round(server, tmp_path)
+        server.clock.set(staged.fields["closes"])
+        assert server.tick() == ["RoundClosed", "PreparationFinished"]
+        give_shares(staged)
+        assert server.tick() == ["HoldoutOpened", "EvaluationFinished", "RankingPublished"]
+        assert not audited(staged, tmp_path).failed
+
+
 @pytest.fixture
 def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An evaluated round, really played, whose organizer has an hour to publish it."""

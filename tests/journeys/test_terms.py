@@ -23,12 +23,12 @@ from sqlalchemy import select, update
 
 from acclimate import (
     admission,
+    aside,
     commits,
     config,
     database,
     dispatch,
     leader,
-    opening,
     publisher,
     retries,
     settling,
@@ -332,7 +332,7 @@ def test_an_opening_and_scoring_longer_than_a_step_may_hang_are_done_by_one_lead
 def test_an_opening_under_way_when_its_leader_stops_writes_nothing_more_and_leaves_no_plaintext(
     server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "PATIENCE", 0.0)
+    monkeypatch.setattr(aside, "PATIENCE", 0.0)
     staged = staging.open_round(server, tmp_path)
     server.clock.set(staged.fields["closes"], seconds=61)
     assert server.tick() == ["RoundClosed", "PreparationFinished"]
@@ -354,7 +354,7 @@ def test_an_opening_under_way_when_its_leader_stops_writes_nothing_more_and_leav
     assert not list((tmp_path / "own/work").glob("opening-*"))
     before = written(server)
     go.set()
-    wait(lambda: not any(thread.name == "opening" for thread in threading.enumerate()))
+    wait(lambda: not any(thread.name == "aside" for thread in threading.enumerate()))
     # Neither the opening nor, as its files were taken from under it, a failure that would keep the round from opening.
     with server.store.snapshot() as tx:
         assert release.opening_problem(tx, staged.round) is None
