@@ -15,7 +15,7 @@ from acclimate.settling import Settling
 from acclimate.store import Tx, log_checkpoints, log_entries, rounds
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
-from acclimate_runners import placement
+from acclimate_runners import failpoints, placement
 from acclimate_runners.runner import Machine, Runner
 
 _WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
@@ -184,12 +184,14 @@ class Admission:
             held = stages.claim(tx, assignment, epoch=self._lead.watch.epoch)
         if held is None:
             return
+        failpoints.reach("claimed")
         demand = replace(assignment.demand, avoid=self._settled.avoid.get(assignment.attempt, frozenset()))
         try:
             handle = runner.start(f"{assignment.attempt}/{held.fence}", assignment.job, self._lead.blobs, demand=demand)
         except Exception as error:
             self._not_started(held, error)
             return
+        failpoints.reach("started")
         self._lead.host.trust()
         self._refused.pop(assignment.attempt, None)
         self._lead.running[assignment.attempt] = Running(held, handle, runner)

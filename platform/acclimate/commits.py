@@ -20,6 +20,7 @@ from acclimate_competitions import records, tables
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
+from acclimate_runners import failpoints
 from acclimate_runners.jobs import Outcome
 from acclimate_runners.runner import Status
 
@@ -58,6 +59,7 @@ def commit(
         _prepare(store, identity, held, status)
     else:
         _evaluate(store, identity, held, status, holdout=holdout, alive=alive)
+    failpoints.reach("committed")
 
 
 def outlasted(store: Store, state: Round, status: Status, *, tries: int) -> Status:
@@ -74,11 +76,13 @@ def _check(store: Store, identity: Identity, held: Held, status: Status) -> None
         submit.accept(store, assignment.submission)
     else:
         submit.refuse(store, assignment.submission, outcome.reason, identity=identity)
+    failpoints.reach("settled")
     # A crash in between is mended by the next plan, which sees that the submission is no longer being checked.
     with store.transaction() as tx:
         document = {**finite(outcome.results), **_circumstances(status)}
         _close(tx, assignment.stages[0], held, document, failed=outcome.reason)
         stages.committed(tx, held)
+        failpoints.reach("committing")
 
 
 def _prepare(store: Store, identity: Identity, held: Held, status: Status) -> None:
@@ -100,6 +104,7 @@ def _prepare(store: Store, identity: Identity, held: Held, status: Status) -> No
             document = {**entry, "selection": selection, **_circumstances(status)}
             _close(tx, stage, held, document, failed=failed)
         stages.committed(tx, held)
+        failpoints.reach("committing")
 
 
 def _prepared_fields(
@@ -179,6 +184,7 @@ def _evaluate(
             tx.append(_signed(identity, state, ("ModelEvaluated", fields)))
             _close(tx, stage, held, document, failed=document.get("failed", {}).get("reason", ""))
         stages.committed(tx, held)
+        failpoints.reach("committing")
 
 
 def score(

@@ -21,6 +21,7 @@ from acclimate.files import is_full
 from acclimate.redaction import hidden, place
 from acclimate_competitions import reading
 from acclimate_competitions.errors import Refusal
+from acclimate_runners import failpoints
 
 DATA_VERSION = "1"
 PREFIX = "ACCLIMATE_"
@@ -308,6 +309,8 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
     found: dict[str, Any] = {}
     for variable, value in environ.items():
         if not variable.startswith(PREFIX) or variable in CLIENT_VARIABLES or variable == PREFIX + "CONFIG":
+            continue
+        if variable in failpoints.VARIABLES and failpoints.armed(environ):
             continue
         name = variable[len(PREFIX) :].lower()
         if name != "data" and name not in SETTINGS:

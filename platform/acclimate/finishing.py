@@ -16,6 +16,7 @@ from acclimate.store import Store, log_entries, outbox
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
+from acclimate_runners import failpoints
 
 PATIENCE = 15.0
 """Seconds for which a dispatcher that is stopped waits before it hands over."""
@@ -109,9 +110,11 @@ class Finisher:
     def _carry_out(self, mark: str, state: Round) -> None:
         self._still_leading()
         self._finish(state.id, self._still_leading)
+        failpoints.reach("finishing")
         with self._store.transaction() as tx:
             payload = {"kind": "round", "phase": _part(state)}
             tx.execute(insert(outbox), {"round": state.id, "stage": mark, "payload": payload, "run": "done"})
+            failpoints.reach("marking")
         say("finished", round=state.id, part=_part(state))
 
     def _ended(self, mark: str, future: "Future[None]") -> None:

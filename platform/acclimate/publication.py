@@ -12,6 +12,7 @@ from acclimate.store import Store, Tx, openings, timestamp
 from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase
+from acclimate_runners import failpoints
 
 
 def is_due(tx: Tx, round_id: str) -> bool:
@@ -52,10 +53,12 @@ def publish_itself(store: Store, settings: Settings, round_id: str) -> bool:
     store.blobs.put_bytes(digests.canonical(own.document()))
     fields = {"ranking": own.digest, "policy": state.defined["policy"], "reason": ""}
     key = identity.load(settings, store).evaluator_key
+    failpoints.reach("ranked")
     with store.transaction() as tx:
         if not is_due(tx, round_id):
             return False
         tx.append(records.sign("RankingPublished", round_id, fields, key=key))
+        failpoints.reach("publishing")
     return True
 
 

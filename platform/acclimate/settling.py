@@ -10,6 +10,7 @@ from acclimate.lead import OUTAGES, Lead, Running, ids
 from acclimate.retries import Ended
 from acclimate.service import release
 from acclimate_competitions.errors import Refusal
+from acclimate_runners import failpoints
 from acclimate_runners.runner import Status
 
 PAUSE = 5.0
@@ -64,6 +65,7 @@ class Settling:
     def _commit(self, held: Held, status: Status) -> None:
         assert status.outcome is not None
         assignment, store = held.assignment, self._lead.store
+        failpoints.reach("done")
         try:
             files = {}
             if assignment.kind == "evaluate":

@@ -18,6 +18,7 @@ from acclimate.store import Store, Tx, rounds, seals, submissions, unsigned
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round, entries_root
+from acclimate_runners import failpoints
 
 _log = logging.getLogger(__name__)
 # What was last said of each round: ticks come several times a second.
@@ -94,7 +95,9 @@ def _advance(store: Store, round_id: str, aside: Callable[[str], str | None]) ->
         tx.append(unsigned(kind, round_id, fields))
         if kind == "RoundClosed":
             _forfeit(tx, state)
-        return kind
+        failpoints.reach("moving")
+    failpoints.reach("moved")
+    return kind
 
 
 def _due(tx: Tx, state: Round) -> tuple[str, dict[str, Any]] | None:

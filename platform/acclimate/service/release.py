@@ -23,6 +23,7 @@ from acclimate_competitions import digests
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
+from acclimate_runners import failpoints
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -198,6 +199,7 @@ def open_holdout(store: Store, settings: Settings, round_id: str) -> bool:
             raise
         _note_failure(store, round_id, refusal)
         return False
+    failpoints.reach("opened")
     with store.transaction() as tx:
         if tx.round(round_id).phase is not Phase.RELEASED:
             return False
@@ -206,6 +208,7 @@ def open_holdout(store: Store, settings: Settings, round_id: str) -> bool:
         tx.execute(
             insert(openings), {"round": round_id, "files": files, "code": "", "problem": "", "at": timestamp(tx)}
         )
+        failpoints.reach("opening")
     return True
 
 
