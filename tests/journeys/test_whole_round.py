@@ -5,6 +5,8 @@ Organizer, three custodians of whom one is missing, four entrants, an analyst, a
 
 import json
 import subprocess
+import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,8 +16,9 @@ import pytest
 import tiny
 from players import ENTRANTS, Players, invitations
 
-from acclimate import config, demo_servers, log, tracking
-from acclimate.client import custodian, entrant
+from acclimate import backups, config, demo_servers, garbage, installation, log, restoring, tracking
+from acclimate.client import Client, custodian, entrant
+from acclimate.store import Store
 from acclimate_competitions import definition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
@@ -124,3 +127,46 @@ def test_ray_gives_the_same_bytes_and_the_same_ranking(local: Played, on_ray: Pl
     assert prepared(on_ray) == prepared(local)
     assert on_ray.state.rankings[-1][0] == local.state.rankings[-1][0]
     assert definition.load(local.folder / "competition").digest == on_ray.state.competition.digest
+
+
+def test_restored_on_postgresql_and_swept_it_is_the_same_round(
+    local: Played, tmp_path: Path, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def quiet(*_: object) -> None:
+        pass
+
+    def tally(name: str) -> list[str]:
+        with zipfile.ZipFile(name) as bundle:
+            return sorted(f"{item.filename} {item.CRC}" for item in bundle.infolist())
+
+    store = Store.open(local.settings)
+    found = installation.check(store, local.settings)
+    wanted = backups.Wanted(keys=True)
+    made = backups.write(store, local.settings, found, tmp_path / "backup", wanted=wanted, progress=quiet)
+    store.close()
+    assert made["lost"] == []
+    monkeypatch.setenv("ACCLIMATE_DATABASE", postgresql_url)
+    settings = config.load(tmp_path / "new")
+    assert restoring.restore(tmp_path / "backup", settings, progress=quiet)["gap"] == restoring.Gap(0, [], [])
+    store = Store.open(settings)
+    spare, verifier = store.blobs.put_bytes(b"nobody's"), log.parse_vkey(local.log_key)
+    swept = garbage.collect(store, settings, verifier, older_than=-2.0, dry=False, progress=quiet)
+    assert swept.removed >= 1 and not store.blobs.has(spare)
+    for each in store.blobs.listing():
+        store.blobs.check(each.digest)
+    store.close()
+    with demo_servers.Servers(tmp_path / "new", runner="local") as servers, Client(servers.url) as client:
+        again = client.bundle(local.state.id, tmp_path / "again.zip")
+        assert tally(str(again)) == tally(str(local.bundle))
+        until = time.monotonic() + 120
+        while not client.round(local.state.id)["tracked"]:
+            servers.check()
+            assert time.monotonic() < until
+            time.sleep(0.2)
+    before, after = (
+        tracking.ranking(each.tracking, local.state.competition.slug, local.state.defined["name"])
+        for each in (local.settings, settings)
+    )
+    assert (
+        before["score"].tolist() == after["score"].tolist() and before["entrant"].tolist() == after["entrant"].tolist()
+    )
