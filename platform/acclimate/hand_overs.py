@@ -10,7 +10,7 @@ A bundle's or mirror's entries hold all hand-overs (`chain`); who has no entries
 
 import base64
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from acclimate import log
@@ -33,12 +33,14 @@ class HandOver:
         old: the key before.
         new: the key after.
         reason: as the operator gave it.
+        root: of the index + 1 entries, where a checkpoint of them was verified.
     """
 
     index: int
     old: Verifier
     new: Verifier
     reason: str
+    root: bytes | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ def follow(receipts: Iterable[str], known: Verifier) -> Chain:
             raise _invalid(receipt.index, f"its checkpoint is of {signed.checkpoint.size} entries, expected the next")
         # 2
         log.open_checkpoint(receipt.checkpoint, hand_over.new)
-        found = _linked(found, [hand_over])
+        found = _linked(found, [replace(hand_over, root=signed.checkpoint.root)])
     return found
 
 

@@ -22,6 +22,7 @@ from acclimate.client import key_chain
 from acclimate.client.connection import Client
 from acclimate.client.history import opened as opened_checkpoint
 from acclimate.hand_overs import Chain
+from acclimate.log_keys import LogKeys
 from acclimate_competitions import reading
 from acclimate_competitions.errors import Refusal
 
@@ -101,12 +102,13 @@ def begun_with(folder: Path) -> str | None:
     return _read(folder / KEY).strip() if (folder / KEY).is_file() else None
 
 
-def check(folder: Path, known: str | None = None) -> Followed:
+def check(folder: Path, known: str | None = None, *, keys: LogKeys | None = None) -> Followed:
     """Check what a mirror holds, offline.
 
     Args:
         folder: the mirror's.
         known: a key that must be among the log's; None for whatever the mirror was begun with.
+        keys: the log's keys, where it is known which were given up, and where.
 
     Raises:
         Refusal: file_unreadable, log_inconsistent, proof_invalid, rotation_invalid.
@@ -127,15 +129,23 @@ def check(folder: Path, known: str | None = None) -> Followed:
             f"{folder} mirrors the log {', then '.join(key.text() for key in chain.keys)}, the key given is {known}",
             hint="ask whom you have the key from: this is another log, or the mirror was made of a false one",
         )
+    if keys is not None:
+        keys.doubt(chain, kept.size)
     for hand_over in chain.hand_overs:
         _check_hand_over(kept, chain, hand_over, _read(folder / CHECKPOINTS / str(hand_over.index + 1)))
     return Followed(chain, kept.signed, 0)
 
 
-def follow(client: Client, kept: Kept, *, progress: Progress = lambda done, total: None) -> Followed:
+def follow(
+    client: Client,
+    kept: Kept,
+    *,
+    keys: LogKeys | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Followed:
     """Fetch what is new.
 
-    1. The server's newest checkpoint is signed by the known key, or by one that it handed over to.
+    1. The server's newest checkpoint is signed by the known key, or by one that it handed over to; never by one that `keys` say was given up.
     2. It is over a log that begins with what the mirror holds; else both checkpoints are kept, and the server is refused.
     3. The entries up to it are fetched, and give its root.
     4. The hand-overs among the entries are those that led to the key, each in a checkpoint that both keys signed.
@@ -147,7 +157,10 @@ def follow(client: Client, kept: Kept, *, progress: Progress = lambda done, tota
     # 1
     note = client.checkpoint()
     receipts = key_chain.receipts(client)
-    shown = opened_checkpoint(hand_overs.follow(receipts, kept.known), note)
+    led = hand_overs.follow(receipts, kept.known)
+    shown = opened_checkpoint(led, note)
+    if keys is not None:
+        keys.require_now(led, shown.size)
     # 2
     _check_growth(client, kept, note, shown)
     # 3

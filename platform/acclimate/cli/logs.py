@@ -16,7 +16,6 @@ from acclimate.cli.options import (
     LogKey,
     Server,
     need,
-    read_log_key,
     read_log_keys,
 )
 from acclimate.cli.output import bar, counted, emit, say
@@ -24,6 +23,7 @@ from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
     from acclimate.hand_overs import Chain, HandOver
+    from acclimate.log_keys import LogKeys
     from acclimate.mirror import Followed
 
 _PASSING = ("server_unreachable", "busy", "database_unreachable")
@@ -60,12 +60,12 @@ def mirror(
 
     if server is None:
         raise Refusal("config_invalid", "which server?", hint="--server URL, or ACCLIMATE_SERVER in the environment")
-    known = read_log_key(log_key, of=mirrors.begun_with(out)) if log_key is not None else None
-    with mirrors.opened(out, known) as kept, Client(server) as client:
+    keys = read_log_keys(log_key, of=mirrors.begun_with(out)) if log_key is not None else None
+    with mirrors.opened(out, _one_of(keys, mirrors.begun_with(out))) as kept, Client(server) as client:
         while True:
             try:
                 with bar("following the log", unit="entries") as progress:
-                    found = mirrors.follow(client, kept, progress=progress)
+                    found = mirrors.follow(client, kept, keys=keys, progress=progress)
                 emit(_value(found), as_json=as_json, text=_words(found, out))
             except Refusal as refusal:
                 # Who watches a log for months outlives its server's restarts; anything else ends it.
@@ -91,8 +91,16 @@ def check(
     """
     from acclimate import mirror as mirrors
 
-    found = mirrors.check(folder, read_log_key(log_key, of=mirrors.begun_with(folder)) if log_key is not None else None)
+    keys = read_log_keys(log_key, of=mirrors.begun_with(folder)) if log_key is not None else None
+    found = mirrors.check(folder, _one_of(keys, mirrors.begun_with(folder)), keys=keys)
     emit(_value(found), as_json=as_json, text=_words(found, folder))
+
+
+def _one_of(keys: "LogKeys | None", begun_with: str | None) -> str | None:
+    """The key that a mirror was begun with, where it is one of these; else the newest."""
+    if keys is None:
+        return None
+    return begun_with if begun_with in keys.texts else keys.newest
 
 
 @app.command()
@@ -103,14 +111,17 @@ def keys(server: Server = None, log_key: LogKey = None, as_json: AsJson = False)
 
     Example: acclimate log keys --server https://rounds.example.org --log-key ./ada
     """
+    from acclimate import log
     from acclimate.client import Client
-    from acclimate.client.key_chain import chain_to, oldest
+    from acclimate.client.key_chain import chain_to
 
     if server is None:
         raise Refusal("config_invalid", "which server?", hint="--server URL, or ACCLIMATE_SERVER in the environment")
     with Client(server) as client:
-        known = oldest(read_log_keys(log_key), client) if log_key is not None else None
-        found = chain_to(client, known)
+        kept = read_log_keys(log_key, of=str(client.server().get("log"))) if log_key is not None else None
+        found = chain_to(client, kept.texts[0] if kept is not None else None)
+        if kept is not None:
+            kept.require_now(found, log.parse_checkpoint(log.parse_note(client.checkpoint()).text).size)
     lines = [found.first.text(), *(_told(hand_over) for hand_over in found.hand_overs)]
     if log_key is None:
         lines.append("(no --log-key was given: where they begin is the server's word)")

@@ -12,6 +12,7 @@ from acclimate_competitions.errors import Refusal, installing
 if TYPE_CHECKING:
     from acclimate.client import Client
     from acclimate.keys import Keys
+    from acclimate.log_keys import LogKeys
 
 KeysFolder = Annotated[
     Path,
@@ -147,39 +148,34 @@ def read_key(text: str) -> str:
     return text
 
 
-def read_log_keys(text: str) -> list[str]:
-    """A log's key: itself, or what a file holds; or all that an actor's key folder keeps, the oldest first.
-
-    Raises:
-        Refusal: file_unreadable.
-    """
-    from acclimate.client.folder import known_log_keys
-
-    if _VKEY.fullmatch(text) or not (folder := Path(text)).is_dir():
-        return [read_key(text)]
-    if not (known := known_log_keys(folder)):
-        raise _unfit(f"{text} keeps no log key")
-    return known
-
-
-def read_log_key(text: str, *, of: str | None = None) -> str:
-    """A log's key, of several that a key folder keeps the one that fits.
+def read_log_keys(text: str, *, of: str | None = None) -> "LogKeys":
+    """A log's key: itself, or what a file holds; or those of a log that an actor's key folder keeps, the given up ones with where that was.
 
     Args:
         text: the key, or the name of a file or key folder.
-        of: the key that a bundle or mirror names: that one, else the oldest of the same log, since hand-overs lead from older keys to newer
-            ones. Without it, the newest.
+        of: the key that a bundle, a mirror or a server names: of several logs that a folder knows, its one is meant.
 
     Raises:
         Refusal: file_unreadable; where a folder keeps keys of several logs, and it is not said which is meant.
     """
-    known = read_log_keys(text)
+    from acclimate.client.folder import known_logs
+    from acclimate.log_keys import LogKeys
+
+    if _VKEY.fullmatch(text) or not (folder := Path(text)).is_dir():
+        return LogKeys(read_key(text))
+    if not (known := known_logs(folder)):
+        raise _unfit(f"{text} keeps no log key")
     if of is not None:
-        alike = [key for key in known if key.partition("+")[0] == of.partition("+")[0]]
-        return of if of in known else (alike or known)[0]
-    if len({key.partition("+")[0] for key in known}) > 1:
-        raise _unfit(f"{text} keeps the keys of several logs: {', '.join(known)}")
-    return known[-1]
+        same = [one for one in known if of in one.texts]
+        return (same or [one for one in known if one.origin == of.partition("+")[0]] or known)[0]
+    if len({one.origin for one in known}) > 1:
+        raise _unfit(f"{text} keeps the keys of several logs: {', '.join(one.newest for one in known)}")
+    return known[0]
+
+
+def read_log_key(text: str) -> str:
+    """A log's key of now, as `read_log_keys`."""
+    return read_log_keys(text).newest
 
 
 def _unfit(sentence: str) -> Refusal:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from acclimate.client import Client
     from acclimate.client.receipts import Bundle
     from acclimate.log import Receipt
+    from acclimate.log_keys import LogKeys
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check receipts, offline.")
 
@@ -82,9 +83,12 @@ def verify(
     with ExitStack() as stack:
         client = stack.enter_context(Client(url)) if url is not None else None
         other = found.read_bundle(bundle) if bundle is not None else None
-        key = _key(log_key, receipt, other, client) if log_key is not None else None
+        keys = read_log_keys(log_key, of=found.origin(receipt)) if log_key is not None else None
+        key = _key(keys, receipt, other, client) if keys is not None else None
         chain = found.chain_of(key, bundle=other, client=client)
         record, signed, checks = found.alone(receipt, chain, witnesses)
+        if keys is not None:
+            checks += found.whose(keys, chain, signed, bundle=other, client=client)
         if round_id is not None:
             found.require_round(record, round_id)
         if key is None and not signed.cosigned:
@@ -104,13 +108,12 @@ def verify(
     emit(value, as_json=as_json, text=text)
 
 
-def _key(text: str, receipt: "Receipt", bundle: "Bundle | None", client: "Client | None") -> str:
-    """The log's key that was given; of several that a key folder keeps, the one that fits what the receipt is held against."""
+def _key(keys: "LogKeys", receipt: "Receipt", bundle: "Bundle | None", client: "Client | None") -> str:
+    """The log's key that was given; of those that a key folder keeps, the one that fits what the receipt is held against."""
     from acclimate.client import receipts as found
 
-    known = read_log_keys(text)
-    if bundle is not None and bundle.key in known:
+    if bundle is not None and bundle.key in keys.texts:
         return str(bundle.key)
-    if bundle is None and client is None and (signer := found.signing(receipt, known)):
+    if bundle is None and client is None and (signer := found.signing(receipt, keys.texts)):
         return signer
-    return found.oldest(receipt, known)
+    return keys.texts[0]

@@ -55,6 +55,7 @@ def register(
         # Nothing is written before a server has answered.
         kept = folder.kept_log_keys(keys)
         vkey = folder.log_key(client, keys, follow=renew)
+        ended = folder.given_up(client, keys)
         opened = key_files.create(keys, age=role == "custodian") if new else key_files.load(keys)
         try:
             account = register_account(client, opened, name=name, role=role, invitation=_given(invitation), renew=renew)
@@ -62,7 +63,7 @@ def register(
             if new:
                 say(f"no account was made; the new key in {keys} is kept, and the next try uses it")
             raise
-    folder.keep_log_key(keys, vkey)
+    folder.keep_log_key(keys, vkey, ended=ended)
     if kept and kept[0] != vkey:
         say(f"the log was handed over from {kept[0]} to {vkey}; {keys / folder.LOG_KEY_FILE} keeps the new key")
     if new:

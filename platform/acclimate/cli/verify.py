@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acclimate.cli.options import AsJson, LogKey, need, read_key, read_log_key
+from acclimate.cli.options import AsJson, LogKey, need, read_key, read_log_keys
 from acclimate.cli.output import emit, named_bar, plain
 from acclimate_competitions import reading
 from acclimate_competitions.errors import Refusal
@@ -66,7 +66,7 @@ def verify(
     with named_bar("verifying") as progress:
         report = auditor.verify(
             bundle,
-            log_key=read_log_key(log_key, of=_named(bundle)) if log_key is not None else None,
+            log_key=read_log_keys(log_key, of=_named(bundle)) if log_key is not None else None,
             witnesses=[read_key(text) for text in witness or []],
             levels=[*chosen, "rerun"] if chosen and rerun is not None else chosen or auditor.LEVELS,
             rerun=_again(rerun, models, progress) if rerun is not None and models is not None else None,

@@ -7,6 +7,7 @@ import base64
 import dataclasses
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from acclimate import keys as key_files
 from acclimate.client import key_chain
 from acclimate.client.connection import Client, Request
 from acclimate.keys import Keys
+from acclimate.log_keys import GivenUp, LogKeys
 from acclimate.quorum import Quorum
 from acclimate_competitions import digests, reading
 from acclimate_competitions.errors import Refusal
@@ -149,48 +151,75 @@ def log_key(client: Client, folder: Path, *, follow: bool = False) -> str:
     return found
 
 
-def keep_log_key(folder: Path, vkey: str) -> None:
+def given_up(client: Client, folder: Path) -> tuple[GivenUp, ...]:
+    """Where the key that the folder keeps, and each one after it, was handed over; none where the server still has it.
+
+    Raises:
+        Refusal: log_inconsistent, rotation_invalid, proof_invalid.
+    """
+    path = folder / LOG_KEY_FILE
+    if not path.exists():
+        return ()
+    turns = key_chain.chain_to(client, _read_text(path)).hand_overs
+    return tuple(GivenUp(turn.old.text(), turn.index, turn.root) for turn in turns)
+
+
+def keep_log_key(folder: Path, vkey: str, *, ended: Sequence[GivenUp] = ()) -> None:
     """Keep a log's key in the key folder, for `--log-key DIR`; `log_key` has said that it may follow one that is there.
 
-    That one is kept, too, in `log.older.vkeys`: receipts and bundles of its time are checked with it.
+    That one is kept, too, in `log.older.vkeys`, with where it was given up: what it signed is of its time, and of no later one.
     """
     path = folder / LOG_KEY_FILE
     before = _read_text(path) if path.exists() else vkey
-    if before != vkey and before not in (older := _older(folder)):
-        files.write(folder / OLDER_LOG_KEYS_FILE, "".join(f"{key}\n" for key in [*older, before]).encode(), mode=0o644)
+    if before != vkey:
+        left = {one.vkey: one for one in [*_older(folder), *(ended or [GivenUp(before)])] if one.vkey != vkey}
+        lines = "".join(f"{one.text()}\n" for one in left.values())
+        files.write(folder / OLDER_LOG_KEYS_FILE, lines.encode(), mode=0o644)
     if before != vkey or not path.exists():
         files.write(path, f"{vkey}\n".encode(), mode=0o644)
 
 
-def known_log_keys(folder: Path) -> list[str]:
-    """All log keys that a key folder ever kept, each once: those of before a hand-over, a custodian's pins, the one of now.
+def known_logs(folder: Path) -> list[LogKeys]:
+    """The logs whose keys a key folder keeps: that of log.vkey, with its older keys, then those of a custodian's pins.
 
     Raises:
         Refusal: file_unreadable.
     """
-    newest, *pinned = kept_log_keys(folder) or [""]
-    found = dict.fromkeys(key for key in [*_older(folder), *pinned] if key != newest)
-    return [*found, newest] if newest else []
+    newest, *others = kept_log_keys(folder) or [""]
+    if not (folder / LOG_KEY_FILE).exists():
+        return [LogKeys(key) for key in [newest, *others] if key]
+    own = LogKeys(newest)
+    left = {one.vkey: one for one in _older(folder)}
+    # A round was pinned under it once; that it is another one now is all that is known.
+    left |= {key: GivenUp(key) for key in _pinned(folder) if LogKeys(key).origin == own.origin and key not in left}
+    return [LogKeys(newest, tuple(one for one in left.values() if one.vkey != newest)), *map(LogKeys, others)]
 
 
-def _older(folder: Path) -> list[str]:
+def _older(folder: Path) -> list[GivenUp]:
     path = folder / OLDER_LOG_KEYS_FILE
-    return _read_text(path).split() if path.exists() else []
+    return [GivenUp.parse(line) for line in _read_text(path).splitlines()] if path.exists() else []
 
 
 def kept_log_keys(folder: Path) -> list[str]:
-    """The log keys that a key folder keeps, each once: of log.vkey, and of a custodian's pins.json.
+    """The log keys that a key folder takes for those of now, each once: of log.vkey, and of a custodian's pins.json.
+
+    A pin of the log that log.vkey is of counts for nothing beside it: its key may have been given up since.
 
     Raises:
         Refusal: file_unreadable.
     """
-    found = [_read_text(folder / LOG_KEY_FILE)] if (folder / LOG_KEY_FILE).exists() else []
-    if (folder / PINS_FILE).exists():
-        try:
-            found += [str(pin["log"]) for pin in files.read_json(folder / PINS_FILE).values()]
-        except (AttributeError, KeyError, TypeError) as error:
-            raise Refusal("file_unreadable", f"{folder / PINS_FILE} does not hold pins") from error
-    return list(dict.fromkeys(found))
+    own = [_read_text(folder / LOG_KEY_FILE)] if (folder / LOG_KEY_FILE).exists() else []
+    pinned = [key for key in _pinned(folder) if all(LogKeys(key).origin != LogKeys(kept).origin for kept in own)]
+    return list(dict.fromkeys([*own, *pinned]))
+
+
+def _pinned(folder: Path) -> list[str]:
+    if not (folder / PINS_FILE).exists():
+        return []
+    try:
+        return [str(pin["log"]) for pin in files.read_json(folder / PINS_FILE).values()]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise Refusal("file_unreadable", f"{folder / PINS_FILE} does not hold pins") from error
 
 
 def load_account(folder: Path) -> Account:

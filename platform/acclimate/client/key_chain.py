@@ -1,7 +1,5 @@
 """Coming from a log's key that somebody keeps to the one that its server has now."""
 
-from collections.abc import Sequence
-
 from acclimate import hand_overs, log
 from acclimate.client.connection import Client
 from acclimate.hand_overs import Chain
@@ -16,12 +14,6 @@ def receipts(client: Client) -> list[str]:
         if refusal.code != "not_found":
             raise
         return []
-
-
-def oldest(known: Sequence[str], client: Client) -> str:
-    """The first of these keys, the oldest first, that is one of the server's log, by its name."""
-    origin = str(client.server().get("log")).partition("+")[0]
-    return next((text for text in known if text.partition("+")[0] == origin), known[0])
 
 
 def chain_to(client: Client, known: str | None) -> Chain:

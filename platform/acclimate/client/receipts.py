@@ -14,6 +14,7 @@ from acclimate.client.connection import Client
 from acclimate.client.evidence import Check
 from acclimate.hand_overs import Chain
 from acclimate.log import LONGEST_RECEIPT, Receipt, SignedCheckpoint, Verifier
+from acclimate.log_keys import LogKeys
 from acclimate.notes import ED25519
 from acclimate.quorum import Quorum, moment
 from acclimate.verify import files as bundles
@@ -103,10 +104,27 @@ def signing(receipt: Receipt, known: Sequence[str]) -> str | None:
     return next((key.text() for key in keys if (key.name, key.key_id) in ids), None)
 
 
-def oldest(receipt: Receipt, known: Sequence[str]) -> str:
-    """The first of these keys, the oldest first, that is one of the receipt's log, by its name."""
-    origin = log.parse_checkpoint(log.parse_note(receipt.checkpoint).text).origin
-    return next((text for text in known if text.partition("+")[0] == origin), known[0])
+def origin(receipt: Receipt) -> str:
+    """The name of the receipt's log."""
+    return log.parse_checkpoint(log.parse_note(receipt.checkpoint).text).origin
+
+
+def whose(
+    keys: LogKeys, chain: Chain, signed: SignedCheckpoint, *, bundle: Bundle | None, client: Client | None
+) -> list[Check]:
+    """What a receipt leaves open whose key was given up since; nothing where it is the newest key's, or that one's log goes on from there.
+
+    Raises:
+        Refusal: rotation_invalid, where it was signed after the key was given up, or beside a bundle of another history.
+    """
+    if client is not None:
+        # `against_log` holds it against the log of now, which the key of now signs.
+        keys.require_now(chain, signed.checkpoint.size)
+        return []
+    entries = bundle.entries if bundle is not None else []
+    if not (doubt := keys.doubt(chain, signed.checkpoint.size, entries)) or signed.cosigned:
+        return []
+    return [Check("whose log", "NOT CHECKED", doubt)]
 
 
 def alone(

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from acclimate.hand_overs import Chain
 from acclimate.log import Checkpoint, Tree, Verifier
+from acclimate.log_keys import LogKeys
 from acclimate.verify.files import Bundle
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.digests import leaf_hash
@@ -27,14 +28,14 @@ class Audit:
 
     Attributes:
         bundle: the files under audit.
-        log_key: the log's vkey that the auditor got elsewhere, if any.
+        log_keys: the log's keys that the auditor got elsewhere, if any: the newest, and those that were given up.
         witnesses: vkeys of witnesses that the auditor got elsewhere.
         work: a temporary folder, for the opened holdout.
         rerun: makes an entry's preparations and evaluations again, and says how many agree; raises Failed or NotChecked.
     """
 
     bundle: Bundle
-    log_key: str | None
+    log_keys: LogKeys | None
     witnesses: tuple[str, ...]
     work: Path
     rerun: "Rerun | None" = None
@@ -54,6 +55,11 @@ class Audit:
     plan: dict[str, dict[str, list[EvaluationKey]]] = field(init=False)  # predictions: by entrant and task
     scores: dict[str, pa.Table] = field(init=False)  # scores, majority: recomputed, by entrant
     ranking: Ranking = field(init=False)  # ranking: recomputed
+
+    @property
+    def log_key(self) -> str | None:
+        """The newest of the log's keys that the auditor got elsewhere."""
+        return self.log_keys.newest if self.log_keys is not None else None
 
     @cached_property
     def leaves(self) -> list[bytes]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from acclimate.log import parse_vkey
+from acclimate.log_keys import LogKeys
 from acclimate.verify import audits, files, history, order, private, scores, seal, witnesses
 from acclimate.verify.audit import Audit, Rerun
 from acclimate.verify.report import Beside, Check, Failed, NotChecked, Report, lacking
@@ -264,7 +265,7 @@ CHECKS: tuple[Rule, ...] = (*_LOG, *_SEAL, *_SCORES, *_RERUN)
 def verify(
     path: Path | files.Bundle,
     *,
-    log_key: str | None = None,
+    log_key: str | LogKeys | None = None,
     witnesses: Sequence[str] = (),
     levels: Collection[str] = LEVELS,
     rerun: Rerun | None = None,
@@ -274,7 +275,7 @@ def verify(
 
     Args:
         path: its folder or ZIP; or what was opened of it, where the same bytes are to be used again.
-        log_key: the log's vkey, got elsewhere than from the bundle.
+        log_key: the log's vkey, got elsewhere than from the bundle; with those that were given up, where they are known.
         witnesses: vkeys of witnesses, got elsewhere.
         levels: which of LEVELS to check; checks that those need are made and reported too, and always whose log it is.
         rerun: makes an entry again, for the check of this name; such as acclimate.bundle_rerun.EntrantRerun.
@@ -284,7 +285,8 @@ def verify(
         Refusal: key_refused, for a malformed log_key or witness; request_invalid, for an unknown level; no_space, file_unreadable,
             where this machine lacks what it takes. A bad bundle raises nothing: it FAILED.
     """
-    for vkey in [*([log_key] if log_key is not None else []), *witnesses]:
+    log_key = LogKeys(log_key) if isinstance(log_key, str) else log_key
+    for vkey in [*(log_key.texts if log_key is not None else []), *witnesses]:
         parse_vkey(vkey)
     unknown = sorted(set(levels) - set(LEVELS))
     if unknown:
@@ -350,7 +352,7 @@ def _recomputed(path: Path | files.Bundle, last: str) -> Iterator[Audit]:
 
 @contextmanager
 def _audit(
-    path: Path | files.Bundle, *, log_key: str | None, witnesses: tuple[str, ...], rerun: Rerun | None = None
+    path: Path | files.Bundle, *, log_key: LogKeys | None, witnesses: tuple[str, ...], rerun: Rerun | None = None
 ) -> Iterator[Audit]:
     with files.opened(path) if isinstance(path, Path) else nullcontext(path) as bundle, files.aside() as work:
         yield Audit(bundle, log_key, witnesses, work, rerun)

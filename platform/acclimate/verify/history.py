@@ -75,6 +75,10 @@ def whose(audit: Audit) -> str:
             + (", and no witness whose key you gave has cosigned the round's last record" if audit.witnesses else "")
             + ", so this may be anyone's log of the right form; get the key from a custodian or an entrant whom you trust"
         )
+    if doubt := _doubt(audit):
+        if cosigned := whole(audit):
+            return f"{audit.log.text()}, which was given up since, cosigned by {', '.join(sorted(cosigned))}"
+        raise NotChecked(doubt)
     # A later key speaks for the entries before it, too, where it signed the checkpoint over all of them.
     if audit.log_key == audit.log.text() or audit.log_key == audit.chain.at(audit.note.size).text():
         return audit.log_key
@@ -88,6 +92,15 @@ def whose(audit: Audit) -> str:
         f'at log entry {hand_over.index} to {hand_over.new.text()} ("{hand_over.reason}")' for hand_over in followed
     )
     return f"{audit.log_key}, which handed over {told}"
+
+
+def _doubt(audit: Audit) -> str:
+    """What the log's signature leaves open because its key was given up since; empty where it leaves nothing open."""
+    assert audit.log_keys is not None
+    try:
+        return audit.log_keys.doubt(audit.chain, audit.note.size)
+    except Refusal as refusal:
+        raise Failed("checkpoint", refusal.sentence) from refusal
 
 
 def _way_out(audit: Audit) -> str:
