@@ -16,12 +16,12 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from acclimate.stages import STATES
 from acclimate.store import Store, stages
 from acclimate_competitions.errors import Refusal
 
 PATIENCE = 60.0
 """Seconds without a runner after which a leading dispatcher is not ready."""
-_STATES = ("pending", "running", "committed", "failed", "blocked")
 _TIMEOUT = 10.0
 
 
@@ -191,4 +191,4 @@ class _Collected:
                 found = tx.execute(select(stages.c.state, func.count()).group_by(stages.c.state)).all()
         except Refusal:
             return {}
-        return dict.fromkeys(_STATES, 0) | {row[0]: int(row[1]) for row in found}
+        return dict.fromkeys(STATES, 0) | {row[0]: int(row[1]) for row in found}

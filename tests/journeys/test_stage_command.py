@@ -63,6 +63,8 @@ def test_blocked_work_is_explained_and_tried_again_by_its_organizer_alone(
     assert (whole["reason"], whole["code"], whole["attempts"], whole["tries"]) == ("", "job_failed", 3, 3)
     lines = done(acclimate("stage", "list", staged.round, "--keys", boss)).out.splitlines()
     assert lines[0].split()[:4] == ["key", "entrant", "stage", "state"] and "3 of 3" in lines[1]
+    shown = done(acclimate("status", staged.round, "--keys", boss)).out
+    assert "1 blocked" in shown and lines[1] in shown
     # 2. Its history, by the beginning of its key.
     short = row.key.removeprefix("sha256:")[:12]
     told = done(acclimate("stage", "why", staged.round, short, "--keys", boss, "--json")).json

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 PHASES = ("draft", "sealed", "open", "closed", "prepared", "released", "opened", "evaluated", "published")
 EVERY = 1.0
 WIDTH = 24
+SHOWN = 8
 KINDS = {"check": "checks", "select": "selections", "prepare": "preparations", "evaluate": "evaluations"}
-DONE = ("committed", "failed")
+DONE = ("committed", "failed", "cancelled")
+COUNTED = {"running": ("starting", "running", "verifying"), "failed": ("failed",), "blocked": ("blocked",)}
 
 Watch = Annotated[bool, typer.Option("--watch", help="Go on showing it until the round has ended.")]
 Until = Annotated[
@@ -87,6 +89,19 @@ def lines(state: dict[str, Any], stages: list[dict[str, Any]]) -> Iterator[str]:
     yield from custodians(state)
     for kind in _work(stages):
         yield f"{kind['kind']:<14}{bar(kind['done'], kind['total'])}{_trouble(kind)}"
+    yield from under_way(stages)
+
+
+def under_way(stages: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """The stages that somebody is at, or that wait for an operator: the first few, with try, end and reason."""
+    from acclimate.cli import stage
+
+    shown = [one for one in stages if one["state"] in (*COUNTED["running"], "blocked") and one.get("key")]
+    if shown:
+        yield ""
+        yield from list(stage.table(shown))[: SHOWN + 1]
+    if len(shown) > SHOWN:
+        yield f"and {len(shown) - SHOWN} more: acclimate stage list"
 
 
 def _cosigned(found: dict[str, Any]) -> str:
@@ -146,12 +161,12 @@ def _work(stages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if found:
             states = [stage["state"] for stage in found]
             parts = sum(1.0 if stage["state"] in DONE else float(stage["progress"] or 0) for stage in found)
-            numbers = {name: states.count(name) for name in ("running", "failed", "blocked")}
+            numbers = {name: sum(map(states.count, which)) for name, which in COUNTED.items()}
             yield {"kind": label, "total": len(found), "done": round(parts, 3), **numbers}
 
 
 def _trouble(kind: dict[str, Any]) -> str:
-    return "".join(f", {kind[name]} {name}" for name in ("running", "failed", "blocked") if kind[name])
+    return "".join(f", {kind[name]} {name}" for name in COUNTED if kind[name])
 
 
 def _look(client: "Client", round_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
