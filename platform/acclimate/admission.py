@@ -2,6 +2,7 @@
 
 import traceback
 from dataclasses import replace
+from typing import Any
 
 from sqlalchemy import select
 
@@ -36,6 +37,9 @@ class Admission:
         self._planned: dict[str, assignments.Planned] = {}
         # How often a runner did not take an attempt.
         self._refused: dict[str, int] = {}
+        # What schedule.py counts of those that wait here, and on the cluster.
+        self._overtaken: dict[str, int] = {}
+        self._passed: dict[str, set[str]] = {}
 
     def plan(self) -> None:
         """See what is left to do, end what nobody waits for any more, and start what has room.
@@ -43,7 +47,7 @@ class Admission:
         Raises:
             Refusal: busy, no_space, lease_lost, database_unreachable, blobs_unreachable.
         """
-        wanted: list[Assignment] = []
+        places: list[tuple[tuple[Any, ...], Assignment]] = []
         waiting: set[str] = set()
         with self._lead.store.snapshot() as tx:
             found = tx.execute(select(rounds.c.id).order_by(rounds.c.created, rounds.c.id)).scalars().all()
@@ -62,8 +66,8 @@ class Admission:
             if left is None:
                 waiting.add(name)
             else:
-                wanted += left
-        wanted.sort(key=lambda assignment: assignment.work.priority)
+                places += left
+        wanted = [assignment for _, assignment in sorted(places, key=lambda placed: placed[0])]
         keys = {stage.key for assignment in wanted for stage in assignment.stages}
         for running in self._lead.running.values():
             # A withdrawn submission's check, a voided round's work: nobody waits for it any more.
@@ -85,8 +89,8 @@ class Admission:
                     stages.lost(tx, row, epoch=self._lead.watch.epoch, reason=reason, adoptable=True)
             say("given back", attempts=len(strays), reason=reason)
 
-    def _left(self, name: str) -> list[Assignment] | None:
-        """A round's work, in its order; None where that can't be told yet."""
+    def _left(self, name: str) -> list[tuple[tuple[Any, ...], Assignment]] | None:
+        """A round's work, with its places in the order of all; None where they can't be told yet."""
         with self._lead.store.snapshot() as tx:
             state = tx.round(name)
         if state.phase not in _WORKING:
@@ -100,8 +104,7 @@ class Admission:
             if self._lead.moments.monotonic() - since > _SOON:
                 self._lead.say_once("waiting", round=name, reason="no checkpoint holds RoundClosed yet; is the API up?")
             return None
-        by_work = {id(assignment.work): assignment for assignment in left}
-        return [by_work[id(w)] for w in schedule.order((a.work for a in left), checkpoint=drawn or "")]
+        return [((*schedule.place(one.work, checkpoint=drawn or ""), name), one) for one in left]
 
     def _admit(self, ready: list[Assignment]) -> None:
         host, now = self._lead.host, self._lead.moments.monotonic()
@@ -115,17 +118,31 @@ class Admission:
             # Ray would take anything, and wait with it.
             return
         self._adopt(runner, ready)
+        if now < self._lead.paused:
+            return
         ready = [assignment for assignment in ready if assignment.attempt not in self._lead.running]
-        outstanding = [running.held.assignment.demand for running in self._lead.running.values()]
-        capacity = schedule.Capacity(machines, slots=runner.slots, outstanding=outstanding)
-        for assignment in ready:
-            if capacity.full or now < self._lead.paused:
+        handed_out = [
+            (attempt, running.placed or running.begun)
+            for attempt, running in self._lead.running.items()
+            if placement.fitting(running.held.assignment.demand, machines)
+        ]
+        if schedule.is_held_up(handed_out, self._passed):
+            return
+        given = schedule.admit(
+            ready,
+            machines,
+            slots=runner.slots,
+            outstanding=[running.held.assignment.demand for running in self._lead.running.values()],
+            overtaken=self._overtaken,
+            may=lambda one: one.round not in unmet and self._may_begin(one, now),
+        )
+        for assignment in given:
+            self._start(runner, assignment)
+            if now < self._lead.paused:
                 return
-            if assignment.round in unmet or now < self._settled.not_before.get(assignment.attempt, 0.0):
-                continue
-            # What finds no room is passed over: something smaller may find some.
-            if self._is_own_code(assignment) and capacity.take(assignment.demand):
-                self._start(runner, assignment)
+
+    def _may_begin(self, assignment: Assignment, now: float) -> bool:
+        return now >= self._settled.not_before.get(assignment.attempt, 0.0) and self._is_own_code(assignment)
 
     def _adopt(self, runner: Runner, ready: list[Assignment]) -> None:
         """Take up what goes on although its dispatcher or the way to it was lost; a handle says later whether it does."""
@@ -141,7 +158,8 @@ class Admission:
                 try:
                     handle = runner.find(name, assignment.job, self._lead.blobs)
                 except Exception as error:
-                    self._not_started(held, error)
+                    # The way there is cut: it may go on all the same, and is looked for again.
+                    self._not_started(held, error, looked_for=True)
                     return
                 self._lead.running[assignment.attempt] = Running(held, handle, runner, begun=True)
                 say("adopted", **ids(held))
@@ -198,7 +216,7 @@ class Admission:
         self._lead.vitals.started[assignment.kind] += 1
         say("attempt started", **ids(held), stages=len(assignment.stages))
 
-    def _not_started(self, held: Held, error: Exception) -> None:
+    def _not_started(self, held: Held, error: Exception, *, looked_for: bool = False) -> None:
         """The runner takes nothing now, which says nothing of the job: no try is counted, and everything waits a little."""
         reason, attempt = f"not started: {type(error).__name__}: {error}", held.assignment.attempt
         say("not started", **ids(held), reason=reason)
@@ -209,7 +227,10 @@ class Admission:
         wait = retries.pause(self._refused[attempt], draw=self._lead.moments.uniform)
         self._settled.not_before[attempt] = self._lead.paused + wait
         with self._lead.store.transaction() as tx:
-            stages.give_back(tx, held, code="runner_lost", reason=reason)
+            if looked_for and (row := stages.row_of(tx, held)) is not None:
+                stages.lost(tx, row, epoch=held.epoch, reason=reason, adoptable=True)
+            else:
+                stages.give_back(tx, held, code="runner_lost", reason=reason)
 
     def _holdout_inputs(self, state: Round) -> dict[str, str]:
         """Task -> digest of the holdout's inputs, without targets; the same bytes however often they are made."""

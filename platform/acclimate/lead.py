@@ -59,6 +59,7 @@ class Running:
         said: whether its end was told.
         beat: when its progress was last written down, by the monotonic clock; told: what was written.
         begun: whether its child is known to run.
+        placed: whether it is known to be on a machine, where it may still wait for its files.
     """
 
     held: Held
@@ -69,6 +70,7 @@ class Running:
     beat: float = 0.0
     told: tuple[int, int] = (-1, -1)
     begun: bool = False
+    placed: bool = False
 
 
 @dataclass

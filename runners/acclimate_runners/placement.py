@@ -49,17 +49,36 @@ class Room:
 
     def __init__(self, machines: Iterable[Machine], running: Iterable[Demand] = ()) -> None:
         self._left = [_Left(machine) for machine in machines]
+        self._last: tuple[Demand, _Left] | None = None
         # The hardest first, so that what is easy to place does not take the places of what is not.
         for demand in sorted(running, key=lambda d: (len(d.labels), d.gpus, d.memory, d.cpus), reverse=True):
             self.take(demand)
 
     def take(self, demand: Demand) -> str | None:
         """Place a demand; the machine's name, or None where nothing has room for it now."""
-        able = [left for left in self._left if left.has(demand)]
+        if self._last is not None and self._last[0] == demand and self._last[1].has(demand):
+            # Where the least was left over for its like, less is left now: no other machine is better.
+            best = self._last[1]
+        else:
+            able = [left for left in self._left if left.has(demand)]
+            if not able:
+                return None
+            best = min(able, key=lambda left: (left.free, left.cpus, left.memory))
+        best.give(demand)
+        self._last = (demand, best)
+        return best.machine.name
+
+    def set_aside(self, demand: Demand) -> str | None:
+        """Keep a machine that could take a demand, were it idle, from taking anything more: of several the one with the most left.
+
+        Returns:
+            Its name; None where none could, or all that could are set aside.
+        """
+        able = [left for left in self._left if not left.closed and fits(demand, left.machine)]
         if not able:
             return None
-        best = min(able, key=lambda left: (sum(left.gpus), left.cpus, left.memory))
-        best.give(demand)
+        best = max(able, key=lambda left: (left.free, left.cpus, left.memory))
+        best.closed = True
         return best.machine.name
 
 
@@ -70,14 +89,19 @@ class _Left:
         self.machine = machine
         self.cpus = _steps(machine.cpus)
         self.gpus = [_STEPS] * int(machine.gpus)
+        self.free = sum(self.gpus)
         self.memory = machine.memory
+        self.closed = False
 
     def has(self, demand: Demand) -> bool:
+        gpus = _steps(demand.gpus)
+        # What is cheap to see comes first: pools are full most of the time.
+        if self.closed or gpus > self.free or _steps(demand.cpus) > self.cpus:
+            return False
         return (
-            fits(demand, self.machine)
-            and _steps(demand.cpus) <= self.cpus
-            and self._chosen(demand) is not None
-            and (not self.machine.memory or demand.memory <= self.memory)
+            (not self.machine.memory or demand.memory <= self.memory)
+            and (gpus == 0 or self._chosen(demand) is not None)
+            and fits(demand, self.machine)
         )
 
     def give(self, demand: Demand) -> None:
@@ -87,6 +111,7 @@ class _Left:
         share = min(_STEPS, _steps(demand.gpus))
         for index in self._chosen(demand) or ():
             self.gpus[index] -= share
+            self.free -= share
 
     def _chosen(self, demand: Demand) -> Sequence[int] | None:
         """Which of its GPUs a demand would get; None where there aren't enough."""

@@ -1,10 +1,13 @@
 import hashlib
+from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate import schedule
 from acclimate.schedule import Capacity, Work
+from acclimate.simulation import simulate
 from acclimate_runners import placement
 from acclimate_runners.placement import Room
 from acclimate_runners.runner import Demand, Machine
@@ -37,7 +40,8 @@ def test_equals_come_in_the_order_that_the_checkpoint_draws() -> None:
 def test_the_makespan_is_within_grahams_bound(works, slots) -> None:
     ordered = schedule.order([Work(w.entrant, w.cost) for w in works], checkpoint="")
     total, longest = sum(w.cost for w in works), max((w.cost for w in works), default=0.0)
-    span = schedule.makespan(ordered, slots=slots)
+    seconds = [work.cost for work in ordered]
+    span = simulate([Demand()] * len(works), [Machine("m", float(slots))], slots=slots, seconds=seconds).makespan
     assert max(total / slots, longest) * (1 - 1e-9) <= span <= (total / slots + longest * (1 - 1 / slots)) * (1 + 1e-9)
 
 
@@ -80,6 +84,53 @@ def test_what_is_too_big_now_holds_up_nothing_smaller() -> None:
     # Of ten that fit two may wait for their place, so that no machine idles.
     capacity = Capacity([Machine("a", 10.0)], slots=100, outstanding=[small] * 10)
     assert [capacity.take(small) for _ in range(3)] == [True, True, False]
+
+
+@dataclass
+class Waiting:
+    attempt: str
+    demand: Demand
+
+
+def test_one_that_was_overtaken_often_enough_has_a_machine_set_aside_for_it() -> None:
+    """Small ones come without end, one for each that ends: the large one is handed out all the same, and they go on elsewhere."""
+    machines, small, large = [Machine("a", 2.0), Machine("b", 2.0)], Demand(cpus=1.0), Demand(cpus=2.0)
+    outstanding, overtaken, passes = [small] * 4, dict[str, int](), 0
+    while large not in outstanding:
+        outstanding.pop(0)
+        ready = [Waiting("large", large), *(Waiting(f"{passes}-{i}", small) for i in range(3))]
+        given = schedule.admit(ready, machines, slots=100, outstanding=outstanding, overtaken=overtaken)
+        outstanding += [one.demand for one in given]
+        passes += 1
+        assert passes < schedule.PATIENCE + 10
+    assert passes > schedule.PATIENCE and outstanding.count(small) == 2 and not overtaken.get("large")
+
+
+def test_what_waits_on_the_cluster_is_not_passed_without_end() -> None:
+    passed = dict[str, set[str]]()
+    assert not schedule.is_held_up([("large", False)], passed)
+    for number in range(schedule.PATIENCE):
+        assert not schedule.is_held_up([("before", True), ("large", False)], passed)
+        held = schedule.is_held_up([("large", False), (f"small-{number}", True)], passed)
+    assert held
+    # Once it has begun, all goes on.
+    assert not schedule.is_held_up([("large", True), ("small-0", True)], passed) and not passed
+
+
+@given(MACHINES.filter(bool), st.lists(st.tuples(DEMANDS, st.floats(0.5, 100)), max_size=30), st.integers(1, 12))
+def test_a_simulation_is_never_over_what_the_machines_have_and_ends(machines, wanted, slots) -> None:
+    machines = [replace(machine, name=str(i)) for i, machine in enumerate(machines)]
+    wanted = [(demand, seconds) for demand, seconds in wanted if placement.fitting(demand, machines)]
+    demands, seconds = [demand for demand, _ in wanted], [took for _, took in wanted]
+    made = simulate(demands, machines, slots=slots, seconds=seconds)
+    assert [end - start for start, end in zip(made.starts, made.ends, strict=True)] == pytest.approx(seconds)
+    for moment in made.starts:
+        at = [i for i in range(len(wanted)) if made.starts[i] <= moment < made.ends[i]]
+        assert len(at) <= slots
+        for machine in machines:
+            mine = [demands[i] for i in at if made.machines[i] == machine.name]
+            assert sum(demand.cpus for demand in mine) <= machine.cpus
+            assert sum(demand.gpus for demand in mine) <= machine.gpus
 
 
 @given(DEMANDS, MACHINES)
