@@ -17,7 +17,8 @@ from typing import Any
 
 from acclimate import files
 from acclimate.client import servers
-from acclimate.client.connection import Client, Progress, require_round
+from acclimate.client.addresses import require_round
+from acclimate.client.connection import Client, Progress
 from acclimate.client.definitions import definition_of
 from acclimate.client.entrant import Say, baseline_keys
 from acclimate.client.folder import load_account
