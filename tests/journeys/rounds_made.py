@@ -130,6 +130,7 @@ def make(folder: Path, *, publish: bool = True) -> Made:
     made = Made(folder, log.Signer(ORIGIN, key("log")), random.Random(7))
     make_splits(made)
     other = dict(defined_fields(made), name="elsewhere")
+    other.pop("auditor", None)  # a draw is for one round
     made.append(records.sign("RoundDefined", "", other, key=key("organizer")))
     request = records.sign("RoundDefined", "", defined_fields(made), key=key("organizer"))
     made.round = request["round"]

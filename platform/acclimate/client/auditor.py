@@ -19,6 +19,7 @@ from acclimate.client.connection import Client, Progress
 from acclimate.client.definitions import definition_of
 from acclimate.client.evidence import require_quorum, require_seen
 from acclimate.client.folder import ACCOUNT_FILE, DOCUMENT_FILE, load_account
+from acclimate.client.folder_lock import alone
 from acclimate.client.history import History, Known, Online, behind, read_history, require_beginning
 from acclimate.keys import Keys
 from acclimate.notes import LARGEST_NOTE
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 AUDITOR_FILE = "auditor.json"
 DRAWS_FILE = "draws.json"
+DRAW_ROUNDS_FILE = "draw-rounds.json"
+"""{draw: the round that it is for}"""
 
 
 def keygen(keys: Keys, *, name: str, again: bool = False) -> dict[str, str]:
@@ -66,9 +69,10 @@ def keygen(keys: Keys, *, name: str, again: bool = False) -> dict[str, str]:
             raise _somebody_elses(keys, f"of the auditor {document.get('name')!r}", name)
     secret = secrets.token_bytes(32)
     draw = digests.of_bytes(secret)
-    files.write_json(keys.folder / DRAWS_FILE, {**_draws(keys), draw: base64.b64encode(secret).decode()})
     made = {"name": name, "ed25519": keys.public, "draw": draw}
-    files.write_json(path, made)
+    with alone(keys.folder / ".draws.lock", doing=f"writing {keys.folder / DRAWS_FILE}"):
+        files.write_json(keys.folder / DRAWS_FILE, {**_draws(keys), draw: base64.b64encode(secret).decode()})
+        files.write_json(path, made)
     return made
 
 
@@ -109,6 +113,7 @@ def evidence(
        record of the round is dated after the quorum saw it.
     3. The log only grew since this folder last looked; what was seen is kept in `checkpoints/`.
     4. The records fold.
+    5. The draw is no other round's, in the log or by what this folder looked at before: its secret would be told for both.
 
     Args:
         client: a connection for the auditor's account.
@@ -145,7 +150,37 @@ def _seen(
         known.require_growth(history)
     files.write(_checkpoint_file(keys, defined), history.note.encode(), mode=0o644)
     # 4
-    return rounds.fold(history.numbered, competition), history
+    state = rounds.fold(history.numbered, competition)
+    # 5
+    _require_own_draw(keys, state, history)
+    return state, history
+
+
+def _require_own_draw(keys: Keys, state: Round, history: History) -> None:
+    """Refuse a round whose draw is another's: the secret, once told for the one, says what is drawn in the other.
+
+    Which round a draw of this folder is for is settled by the first one that is looked at.
+
+    Raises:
+        Refusal: conflict.
+    """
+    assert state.auditor is not None
+    draw, path = state.auditor["draw"], keys.folder / DRAW_ROUNDS_FILE
+    with alone(keys.folder / ".draws.lock", doing=f"writing {path}"):
+        kept = files.read_json(path) if path.exists() else {}
+        if not isinstance(kept, dict):
+            raise Refusal("file_unreadable", f"{path} does not hold draws", hint="restore it from a backup")
+        first, where = history.draws[draw], "the log has it first in"
+        if first == state.id:
+            first, where = kept.get(draw, state.id), f"{path} has it for"
+        if first != state.id:
+            raise Refusal(
+                "conflict",
+                f"round {state.id} names the draw {draw}, and {where} {first}: a secret serves one round",
+                hint="nothing was told; tell both organizers: who copies a draw wants to know beforehand what will be drawn in the other round",
+            )
+        if draw not in kept:
+            files.write_json(path, {**kept, draw: state.id})
 
 
 def _known(keys: Keys, defined: Record) -> Known:

@@ -8,7 +8,7 @@ A Source only says where bytes come from: a server, or a mailed file.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,9 +26,10 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record, format_time
 
 CHECKPOINT_PATIENCE = 5.0
-LONGEST_LOG = 1 << 32
-"""Bytes of a log that is held in memory, with what each entry takes besides."""
-_BESIDES = 256  # an entry's leaf hash, its objects and its parsed record's, at least
+LONGEST_LOG = 1 << 31
+"""Bytes of memory that a log which is read may take: many a custodian's machine has 4 GiB."""
+_BESIDES = 256  # an entry's leaf hash, and its objects
+_PARSED = 8  # how much more a parsed record takes than its bytes, at least
 LATE = "a witness is late or down: repeat it in some minutes; if it stays so, tell the server's operator which one"
 _NOT_SIGNED = "no entry was asked for: go on with nothing, keep what you have of the log, and ask the operator and the others which key it has"
 _COMES = {
@@ -184,6 +185,7 @@ class History:
         numbered: the round's records with their log indices.
         chain: the log's keys, by the hand-overs among the entries.
         seals: seal id -> round, of each seal's first HoldoutSealed.
+        draws: digest of an auditor's secret -> round, of the first RoundDefined that names it.
     """
 
     note: str
@@ -192,6 +194,7 @@ class History:
     numbered: list[tuple[int, Record]]
     chain: Chain
     seals: dict[str, str]
+    draws: dict[str, str]
 
 
 def of_index(envelopes: list[dict[str, Any]], index: int) -> dict[str, Any]:
@@ -221,12 +224,15 @@ def read_history(
     Raises:
         Refusal: proof_invalid; rotation_invalid; log_inconsistent; phase_wrong, where the log has no such record, or not so many entries.
     """
-    until, history = time.monotonic() + CHECKPOINT_PATIENCE, None
+    until, history, chain = time.monotonic() + CHECKPOINT_PATIENCE, None, None
     while True:
         note = source.checkpoint(defined)
         # What was read once is read again only where the log has grown.
         if history is None or size_of(note) != len(history.entries):
-            known.require_grown(vouched(source, defined, note, known=known))
+            # Hand-overs are rare: they are asked for again where the keys don't fit.
+            if chain is None or not _signed(chain, note):
+                chain = _own_chain(source, defined, known)
+            known.require_grown(opened(chain, note))
             history = read(source, defined, note)
         there = not holding or any(record.type == holding for _, record in history.numbered)
         if there and len(history.entries) >= size:
@@ -252,11 +258,23 @@ def vouched(source: Source, defined: Record, note: str, *, known: Known = NOTHIN
     Raises:
         Refusal: log_inconsistent, proof_invalid, rotation_invalid, key_refused.
     """
-    # 1
+    # 1, 2
+    return opened(_own_chain(source, defined, known), note)
+
+
+def _own_chain(source: Source, defined: Record, known: Known) -> Chain:
+    """The log's keys, of the log whose key the folder keeps."""
     chain = source.chain(log.parse_vkey(defined["log"]))
     known.require_log(source, chain, defined)
-    # 2
-    return opened(chain, note)
+    return chain
+
+
+def _signed(chain: Chain, note: str) -> bool:
+    try:
+        chain.open(note)
+    except Refusal:
+        return False
+    return True
 
 
 def opened(chain: Chain, note: str) -> log.Checkpoint:
@@ -321,11 +339,24 @@ def read(source: Source, defined: Record, note: str) -> History:
     Raises:
         Refusal: log_inconsistent; proof_invalid; rotation_invalid; record_invalid; server_unreachable, where it is longer than LONGEST_LOG.
     """
-    entries, held = list[bytes](), 0
-    size = size_of(note)
-    for entry in source.entries(size):
+    entries, hashes, numbered, held = list[bytes](), list[bytes](), list[tuple[int, Record]](), 0
+    seals, draws = dict[str, str](), dict[str, str]()
+    size, before, disorder = size_of(note), None, None
+    for index, entry in enumerate(source.entries(size)):
         entries.append(entry)
-        held += len(entry) + _BESIDES
+        hashes.append(digests.leaf_hash(entry))
+        record = records.parse_entry(entry, index)
+        disorder = disorder or _disorder(before, record, index)
+        # Of other rounds' records nothing is held but this.
+        before = record.type, record.at
+        if record.type == "HoldoutSealed":
+            seals.setdefault(record["seal"], record.round)
+        elif record.type == "RoundDefined" and "auditor" in record.fields:
+            draws.setdefault(record["auditor"]["draw"], record.round)
+        mine = record.round == defined.round
+        if mine:
+            numbered.append((index, record))
+        held += len(entry) * (_PARSED if mine else 1) + _BESIDES
         if held > LONGEST_LOG:
             raise Refusal(
                 "server_unreachable",
@@ -335,16 +366,13 @@ def read(source: Source, defined: Record, note: str) -> History:
     # The round's own key, or one to which it was handed over once the round was done.
     chain = hand_overs.chain(entries, log.parse_vkey(defined["log"]))
     checkpoint = chain.open(note).checkpoint
-    hashes = [digests.leaf_hash(data) for data in entries]
-    parsed = [(index, records.parse_entry(data, index)) for index, data in enumerate(entries)]
-    numbered = [(index, record) for index, record in parsed if record.round == defined.round]
-    seals = {record["seal"]: record.round for _, record in reversed(parsed) if record.type == "HoldoutSealed"}
     if len(hashes) != checkpoint.size or digests.root_of_hashes(hashes) != checkpoint.root:
         raise Refusal(
             "log_inconsistent",
             f"the log's {len(hashes)} entries do not hash to the root of its checkpoint of {checkpoint.size}",
         )
-    _require_order(parsed)
+    if disorder is not None:
+        raise disorder
     # Quorum, custodians and dates are read from the RoundDefined that was shown: it must be the log's own.
     if numbered and numbered[0][1].encode() != defined.encode():
         raise Refusal(
@@ -353,7 +381,7 @@ def read(source: Source, defined: Record, note: str) -> History:
             f" is {definition_digest(numbered[0][1])}",
             hint="somebody shows you other terms than everybody else: sign nothing, and phone the others",
         )
-    return History(note, entries, hashes, numbered, chain, seals)
+    return History(note, entries, hashes, numbered, chain, seals, draws)
 
 
 def require_beginning(history: History, entries: Sequence[bytes], *, of: Path, holding: int) -> None:
@@ -386,20 +414,16 @@ def require_beginning(history: History, entries: Sequence[bytes], *, of: Path, h
         )
 
 
-def _require_order(parsed: list[tuple[int, Record]]) -> None:
-    """Refuse a log whose times run back, whatever round it is in: a record dated ahead would hide behind a later one dated honestly.
-
-    Raises:
-        Refusal: log_inconsistent.
-    """
-    for (_, before), (index, record) in pairwise(parsed):
-        if record.at < before.at:
-            raise Refusal(
-                "log_inconsistent",
-                f"log entry {index}, {record.type}, is dated {format_time(record.at)}, before log entry {index - 1}, {before.type},"
-                f" {format_time(before.at)}",
-                hint="no honest server dates a record before its predecessor: sign nothing, keep the log, and phone the others",
-            )
+def _disorder(before: tuple[str, datetime] | None, record: Record, index: int) -> Refusal | None:
+    """The refusal of a log whose times run back, whatever round it is in: a record dated ahead would hide behind a later one dated honestly."""
+    if before is None or record.at >= before[1]:
+        return None
+    return Refusal(
+        "log_inconsistent",
+        f"log entry {index}, {record.type}, is dated {format_time(record.at)}, before log entry {index - 1}, {before[0]},"
+        f" {format_time(before[1])}",
+        hint="no honest server dates a record before its predecessor: sign nothing, keep the log, and phone the others",
+    )
 
 
 def definition_digest(defined: Record) -> str:
