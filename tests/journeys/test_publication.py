@@ -177,7 +177,7 @@ def test_an_organizer_who_does_not_publish_is_not_waited_for(waiting: Staged, tm
                 os.kill(pid, signal.SIGSTOP)
         finally:
             process.send_signal(signal.SIGKILL)
-    wait(lambda: second_processes(server) == [], within=10)
+    wait(lambda: second_processes(server) == [])
     assert len(records(waiting)) == size and server.phase(waiting.round) == "evaluated"
     assert len(list(server.settings.work.glob("publishing-*"))) == 1
     status = server.anyone().get(waiting.path).json()

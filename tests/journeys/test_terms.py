@@ -324,7 +324,7 @@ def test_an_opening_and_scoring_longer_than_a_step_may_hang_are_done_by_one_lead
         stop.set()
         for thread in threads:
             thread.join()
-    assert opened == ["opening"] and len(scored) * 0.3 > 1.5
+    assert opened == ["aside"] and len(scored) * 0.3 > 1.5
     for placed in (one, two):
         placed.store.close()
 
