@@ -118,30 +118,27 @@ def gap(store: Store, settings: Settings, verifier: log.Verifier) -> Gap:
     with store.snapshot() as tx:
         size = tx.size()
         behind = Copies(store.blobs, settings.data, verifier).lost(tx)
-        known = {row.attempt: row.stages for row in tx.execute(select(attempts.c.attempt, attempts.c.stages))}
         done = set(tx.execute(select(results.c.stage)).scalars())
-        over = {
-            (row.attempt, row.fence)
-            for row in tx.execute(select(attempts.c.attempt, attempts.c.fence, attempts.c.state))
-            if row.state in garbage.ENDED
-        }
+        known: dict[str, list[str]] = {}
+        for row in tx.execute(select(attempts.c.attempt, attempts.c.stages, attempts.c.state)):
+            left = [] if row.state in garbage.ENDED else [key for key in row.stages if key not in done]
+            known[row.attempt] = left if row.attempt not in known else known[row.attempt] and left
     lost = [
         f"{signed.size} entries were signed (root {base64.b64encode(signed.root).decode()}; {where}), the database has {size}"
         + ("" if signed.size > size else ", and not the same")
         for where, signed in behind
     ]
-    adopted = []
+    adopted: dict[str, dict[str, Any]] = {}
     for name in store.blobs.notes(garbage.ATTEMPTS):
         _, attempt, fence, *rest = name.split("/")
         digest = f"sha256:{attempt}"
-        if rest != ["manifest.json"] or not fence.isdecimal() or (digest, int(fence)) in over:
+        if rest != ["manifest.json"] or not fence.isdecimal() or known.get(digest) == []:
             continue
-        left = [key for key in known.get(digest, []) if key not in done]
-        if digest not in known:
-            adopted.append({"attempt": digest, "fence": int(fence), **_told(store.blobs, name)})
-        elif left:
-            adopted.append({"attempt": digest, "fence": int(fence), "kind": "", "stages": len(left)})
-    return Gap(max((signed.size - size for _, signed in behind), default=0), lost, adopted)
+        told = _told(store.blobs, name)
+        if digest in known:
+            told["stages"] = len(known[digest])
+        adopted[digest] = {"attempt": digest, "fence": int(fence), **told}
+    return Gap(max((signed.size - size for _, signed in behind), default=0), lost, list(adopted.values()))
 
 
 def _told(blobs: Blobs, name: str) -> dict[str, Any]:
