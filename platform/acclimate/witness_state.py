@@ -21,7 +21,7 @@ from acclimate_competitions.errors import Refusal
 
 VERSION = 1
 MOST_REFUSED = 100
-"""How many refused checkpoints of a log are kept; whoever may ask can bring old ones, so there is an end to it."""
+"""How many refused checkpoints of a log are kept; whoever may ask can bring old ones, so there is an end to it, and the newest has a place."""
 _APPLICATION = 0x41435749  # "ACWI" in the file's header
 _WAIT_SECONDS = 5
 _FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
@@ -71,10 +71,10 @@ class Refused:
         origin: the log.
         size: its entries.
         root: the root over them.
-        fork: it has the size of the one seen and another root: the two together prove a fork. Else the proof alone may have been false.
+        fork: it has the size of `seen` and another root: the two together prove a fork. Else the proof alone may have been false.
         time: when it came.
         note: the checkpoint as it came.
-        seen: the checkpoint that was cosigned before it.
+        seen: the checkpoint that was cosigned before it; of a fork the one of its size.
     """
 
     origin: str
@@ -211,19 +211,44 @@ class State:
                     " WHERE origin = ? AND size = ? AND root = ? AND time = ? AND note = ?",
                     (*values, over.size, over.root, over.time, over.note),
                 )
+            if done.rowcount == 1:
+                # It is the log's own after all: the proof was false. Killed before this, the next step does it.
+                sql.execute(
+                    "DELETE FROM refused WHERE origin = ? AND fork = 0 AND (size, root) IN"
+                    " (SELECT size, root FROM seen WHERE origin = refused.origin)",
+                    (to.origin,),
+                )
             return done.rowcount == 1
 
     def keep_refused(self, refused: Refused) -> bool:
-        """Keep a refused checkpoint; False where it is kept already, or enough others are. One that proves a fork has a place of its own."""
-        row = (refused.origin, refused.size, refused.root, refused.fork, refused.time, refused.note, refused.seen)
-        with self._using() as sql:
-            done = sql.execute(
-                "INSERT INTO refused SELECT ?, ?, ?, ?, ?, ?, ? WHERE"
-                " (SELECT count(*) FROM refused WHERE origin = ? AND fork = ?) < ? ON CONFLICT DO UPDATE"
-                " SET fork = excluded.fork, seen = excluded.seen WHERE excluded.fork > refused.fork",
-                (*row, refused.origin, refused.fork, MOST_REFUSED),
-            )
-            return done.rowcount == 1
+        """Keep a refused checkpoint; False where it is kept already, or of forks enough others are.
+
+        Strangers can bring as many honest checkpoints with a false proof as the log has signed. So one that proves nothing gives way to a newer
+        one: first those of a size that was passed, then the oldest. Two of one size and two roots prove a fork, whichever the witness saw.
+        """
+        of, origin = (refused.origin, refused.size, refused.root), refused.origin
+        with self._transaction() as sql:
+            if sql.execute("SELECT 1 FROM refused WHERE origin = ? AND size = ? AND root = ?", of).fetchone():
+                query = "UPDATE refused SET fork = 1, seen = ? WHERE origin = ? AND size = ? AND root = ? AND fork < ?"
+                return sql.execute(query, (refused.seen, *of, refused.fork)).rowcount == 1
+            fork, seen = refused.fork, refused.seen
+            twin = sql.execute("SELECT note FROM refused WHERE origin = ? AND size = ? AND root <> ?", of).fetchone()
+            if twin and not fork:
+                query = "UPDATE refused SET fork = 1, seen = ? WHERE origin = ? AND size = ? AND root <> ? AND fork = 0"
+                sql.execute(query, (refused.note, *of))
+                fork, seen = True, str(twin[0])
+            query = "SELECT count(*) FROM refused WHERE origin = ? AND fork = ?"
+            if sql.execute(query, (origin, fork)).fetchone()[0] >= MOST_REFUSED:
+                if fork:
+                    return False
+                sql.execute(
+                    "DELETE FROM refused WHERE rowid = (SELECT rowid FROM refused WHERE origin = ? AND fork = 0 ORDER BY"
+                    " size > coalesce((SELECT size FROM seen WHERE origin = refused.origin), -1), rowid LIMIT 1)",
+                    (origin,),
+                )
+            row = (*of, fork, refused.time, refused.note, seen)
+            sql.execute("INSERT INTO refused VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            return True
 
     def refused(self, origin: str) -> list[Refused]:
         """The refused checkpoints of a log, those that prove a fork first."""
@@ -233,6 +258,17 @@ class State:
                 (origin,),
             ).fetchall()
         return [Refused(row[0], row[1], row[2], bool(row[3]), *row[4:]) for row in rows]
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._using() as sql:
+            sql.execute("BEGIN IMMEDIATE")
+            try:
+                yield sql
+            except BaseException:
+                sql.execute("ROLLBACK")
+                raise
+            sql.execute("COMMIT")
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:

@@ -108,10 +108,60 @@ def test_refused_checkpoints_have_an_end_that_leaves_room_for_a_fork(state):
         return Refused("log", size, bytes(32), fork, MADE, "note", "seen")
 
     assert all(state.keep_refused(refused(size, fork=False)) for size in range(MOST_REFUSED))
-    assert not state.keep_refused(refused(MOST_REFUSED, fork=False))
+    # One more takes the place of the oldest; one that proves a fork has a place of its own.
+    assert state.keep_refused(refused(MOST_REFUSED, fork=False)) and not state.keep_refused(refused(7, fork=False))
+    assert {one.size for one in state.refused("log")} == set(range(1, MOST_REFUSED + 1))
     assert state.keep_refused(refused(MOST_REFUSED, fork=True))
     assert state.keep_refused(refused(5, fork=True)) and not state.keep_refused(refused(5, fork=False))
     assert [one.fork for one in state.refused("log")].count(True) == 2
+    # Forks have an end, too: there is nothing more to prove.
+    assert all(state.keep_refused(refused(1000 + size, fork=True)) for size in range(MOST_REFUSED - 2))
+    assert not state.keep_refused(refused(5000, fork=True)) and len(state.refused("log")) <= 2 * MOST_REFUSED
+
+
+def bring(witness, made, *sizes):
+    """A stranger brings a log's checkpoints with a false proof."""
+    for size in sizes:
+        note = made.checkpoint(size)
+        assert witness.add_checkpoint(witness_client.request(note, old=3, proof=[bytes(32)])).status == 422
+
+
+def test_strangers_can_not_fill_the_places_for_evidence(witness, state, small):
+    """Any number of honest checkpoints with a false proof; then a fork is shown, before the witness is as far."""
+    witness.add_checkpoint(small.request(0))
+    whole = small.grow(400)
+    bring(witness, whole, *range(4, 4 + MOST_REFUSED + 20))
+    assert len(state.refused(small.signer.origin)) == MOST_REFUSED
+    forged = small.fork(2, 200)
+    assert witness.add_checkpoint(witness_client.request(forged.checkpoint(), old=3, proof=[bytes(32)])).status == 422
+    bring(witness, whole, *range(210, 210 + MOST_REFUSED - 1))
+    # What the log did sign as its own says nothing against it once it is seen.
+    for size in (150, 200):
+        old = state.seen(small.signer.origin).size
+        assert witness.add_checkpoint(whole.request(old, size)).status == 200
+    (fork,) = [one for one in state.refused(small.signer.origin) if one.fork]
+    one, two = (log.open_checkpoint(note, small.signer.verifier).checkpoint for note in (fork.note, fork.seen))
+    assert (one.size, two.size) == (200, 200) and one.root != two.root
+
+
+def test_two_refused_checkpoints_of_one_size_and_two_roots_prove_a_fork(witness, state, small):
+    witness.add_checkpoint(small.request(0))
+    whole = small.grow(300)
+    forged = small.fork(2, 200)
+    witness.add_checkpoint(witness_client.request(forged.checkpoint(), old=3, proof=[bytes(32)]))
+    assert not any(one.fork for one in state.refused(small.signer.origin))
+    bring(witness, whole, 200)
+    for one in state.refused(small.signer.origin):
+        notes = [log.open_checkpoint(note, small.signer.verifier).checkpoint for note in (one.note, one.seen)]
+        assert one.fork and {note.size for note in notes} == {200} and notes[0].root != notes[1].root
+
+
+def test_a_checkpoint_that_is_cosigned_after_all_is_no_longer_among_the_refused(witness, state, small):
+    witness.add_checkpoint(small.request(0))
+    whole = small.grow(10)
+    bring(witness, whole, 5, 8)
+    assert witness.add_checkpoint(whole.request(3, 8)).status == 200
+    assert [one.size for one in state.refused(small.signer.origin)] == [5]
 
 
 # ---- bytes -------------------------------------------------------------------------------------------------------------
