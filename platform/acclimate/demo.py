@@ -170,7 +170,7 @@ class Play:
         return len(state.submissions) == everybody or self._server_time() < state.closes - MARGIN
 
     def _server_time(self) -> datetime:
-        return records.parse_time(self.organizer.client.server()["now"])
+        return records.parse_time(self.organizer.client.terms()["now"])
 
     def void(self, state: Round) -> None:
         """Void a round that closed without all entrants; after the close the custodians approve."""

@@ -159,7 +159,7 @@ def check_entry(entry: bytes, *, index: int) -> HandOver:
     Raises:
         Refusal: rotation_invalid, key_refused, record_invalid, not_canonical.
     """
-    return check(records.parse(entry), index=index)
+    return check(records.parse_entry(entry, index), index=index)
 
 
 def chain(entries: Iterable[bytes], known: Verifier) -> Chain:
@@ -174,7 +174,7 @@ def chain(entries: Iterable[bytes], known: Verifier) -> Chain:
             known key is none of them.
     """
     # The mark may stand in a text, too: only the record's own type counts.
-    marked = ((index, records.parse(entry)) for index, entry in enumerate(entries) if _MARK in entry)
+    marked = ((index, records.parse_entry(entry, index)) for index, entry in enumerate(entries) if _MARK in entry)
     hand_overs = [check(record, index=index) for index, record in marked if record.type == TYPE]
     found = _linked(Chain(hand_overs[0].old if hand_overs else known), hand_overs)
     if known not in found.keys:

@@ -58,4 +58,4 @@ def as_json(value: Any) -> bytes:
 
 
 BUSY = (503, {"Content-Type": "application/problem+json"}, as_json({"status": 503, "code": "busy", "detail": "taken"}))
-SERVER = (200, {}, as_json({"version": "1", "now": "2027-03-01T00:00:00.000000Z"}))
+SERVER = (200, {}, as_json({"version": "1", "log": "log", "now": "2027-03-01T00:00:00.000000Z"}))

@@ -190,6 +190,28 @@ def test_a_request_without_envelopes_is_answered_with_the_one_that_was_kept(give
     bare.refuses("share_missing", f"share {INDEX}", "round request")
 
 
+@pytest.mark.parametrize("what", ["flipped", "another's", "of another seal", "not there"])
+def test_what_is_sent_in_the_place_of_the_envelope_that_was_kept_holds_up_nobody(
+    what: str, given: Mail, tmp_path: Path
+) -> None:
+    first, mine, third = given.mailed.envelopes or []
+    main = mine["main"]
+    sent = {
+        "flipped": [first, {**mine, "main": ("B" if main[0] == "A" else "A") + main[1:]}, third],
+        "another's": [first, {**third, "index": INDEX}, third],
+        "of another seal": make(tmp_path / "again").envelopes if what == "of another seal" else [],
+        "not there": [first, third],
+    }[what]
+    bad = given.change(envelopes=sent)
+    assert bad.release()[0].document == given.made.documents[INDEX]
+    # And the other way round: what is sent is good where the one that was kept is damaged, or gone.
+    kept = given.keys.folder / "envelopes" / f"{given.made.round}.json"
+    for damaged in (b"{}", b"[", b"[]", digests.canonical(third)):
+        kept.write_bytes(damaged)
+        assert given.release()[0].document == given.made.documents[INDEX]
+    bad.refuses("share_false")
+
+
 def test_a_round_without_witnesses_says_not_checked(tmp_path: Path) -> None:
     given = mail(make(tmp_path / "round", quorum=0), tmp_path)
     answer, checks = given.release()
@@ -459,6 +481,7 @@ def test_an_envelope_that_does_not_open_is_told_with_what_to_do(given: Mail) -> 
 
 def test_another_share_or_another_rounds_is_refused(given: Mail, tmp_path: Path) -> None:
     first, second, third = given.mailed.envelopes or []
+    shutil.rmtree(given.keys.folder / "envelopes")
     given.change(envelopes=[first, third]).refuses("share_false", f"0 envelopes for share {INDEX}")
     swapped = {**first, "index": INDEX}
     given.change(envelopes=[first, swapped, third]).refuses("share_false", "not the one that the seal's record names")

@@ -48,6 +48,46 @@ def test_a_custodian_who_registers_before_keygen_is_not_stuck(acclimate: Callabl
     assert acclimate(*without, "custodian-a", "--json").json["error"]["code"] == "conflict"
 
 
+@pytest.mark.parametrize("kept", ["none", "backup"])
+@pytest.mark.parametrize("asked", ["none", "same", "other", "no recipient", "there", "another there", "not there"])
+def test_keygen_typed_again_says_of_each_backup_what_is_so(
+    kept: str, asked: str, acclimate: Callable[..., Ran], tmp_path: Path
+) -> None:
+    folder, stick, unplugged = tmp_path / "a", tmp_path / "stick", tmp_path / "unplugged"
+    keygen = ("custodian", "keygen", "--name", "custodian-a", "--keys", folder, "--json")
+    first = acclimate(*keygen, *(() if kept == "none" else ("--make-backup", stick))).json
+    assert (first["backup"] is None) == (kept == "none")
+    other = acclimate("custodian", "keygen", "--name", "x", "--keys", tmp_path / "x", "--json").json["age"]
+    if asked == "another there" or (asked == "there" and kept == "none"):
+        stick.write_bytes((tmp_path / "x" / "age.txt").read_bytes())
+        stick.chmod(0o600)
+    options: dict[str, tuple[object, ...]] = {
+        "none": (),
+        "same": ("--backup", first["backup"] or other),
+        "other": ("--backup", other),
+        "no recipient": ("--backup", "age1nothing"),
+        "there": ("--make-backup", stick),
+        "another there": ("--make-backup", stick),
+        "not there": ("--make-backup", unplugged),
+    }
+    before = sorted(path.name for path in tmp_path.iterdir())
+    ran = acclimate(*keygen, *options[asked])
+    # A success says that the backup asked for is the one in the document; nothing else is one.
+    fine = {"none": {"none"}, "backup": {"none", "same", "there", "not there"}}[kept]
+    code = "key_refused" if asked == "no recipient" else "conflict"
+    assert (ran.code, ran.json if ran.code == 0 else ran.json["error"]["code"]) == (
+        (0, first) if asked in fine else (1, code)
+    )
+    assert json.loads((folder / "custodian.json").read_text()) == first
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    if kept == "none" and asked == "not there":
+        # The hint's way leads to a backup.
+        (folder / "custodian.json").unlink()
+        made = acclimate(*keygen, *options[asked])
+        assert made.json["backup"] == keys.recipient_of(keys.load_age_identity(unplugged))
+        assert (made.json["age"], made.json["ed25519"]) == (first["age"], first["ed25519"])
+
+
 @pytest.mark.parametrize(("name", "role"), [("custodian-a", "entrant"), ("custodian-b", "custodian")])
 def test_nobody_elses_folder_becomes_a_custodians(
     name: str, role: str, acclimate: Callable[..., Ran], tmp_path: Path

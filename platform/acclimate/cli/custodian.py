@@ -392,15 +392,23 @@ def _made(name: str, keys: Path, *, backup: str | None, make_backup: Path | None
             hint="a key is never overwritten: use it under its name, or name another folder",
         )
     kept: str | None = found.get("backup")
+    if make_backup is not None and kept is None:
+        raise Refusal(
+            "conflict",
+            f"{path} was made without a backup: {make_backup} would be none of it",
+            hint=f"before you send {path}: remove that file and repeat the line, and the backup is made",
+        )
     if make_backup is not None and make_backup.exists():
         backup = key_files.recipient_of(key_files.load_age_identity(make_backup))
     elif make_backup is not None and kept is not None:
         say(f"note: {make_backup} is not there; the backup was made already, is its stick plugged in?")
         backup = kept
+    if backup is not None:
+        key_files.check_recipient(backup)
     if (make_backup is not None or backup is not None) and backup != kept:
         raise Refusal(
             "conflict",
-            f"{path} has the backup {kept or 'none'}, asked for was {backup or make_backup}",
+            f"{path} has the backup {kept or 'none'}, asked for was {backup}",
             hint=f"to change it, before you send {path}: remove that file and repeat the line",
         )
     return {**own, "backup": kept}

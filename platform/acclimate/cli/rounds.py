@@ -88,7 +88,7 @@ def create(
     second = read_json(auditor / "auditor.json" if auditor.is_dir() else auditor) if auditor is not None else None
     wanted = _witnesses(witness or [], quorum)
     with client, bar("uploading definition and public files") as progress:
-        now = parse_time(client.server()["now"])
+        now = parse_time(client.terms()["now"])
         given = {"opens": opens, "closes": closes, "closes_latest": closes_latest, "release_by": release_by}
         dates = {label: moments.parse(text, now=now) for label, text in given.items() if text is not None}
         created = actors.create_round(
@@ -161,7 +161,7 @@ def extend(
 
     client, opened = connect(keys)
     with client:
-        now = parse_time(client.server()["now"])
+        now = parse_time(client.terms()["now"])
         moment = moments.parse(closes, now=now)
         answer = actors.extend(client, opened, round_id, closes=moment)
     text = f"{answer['record']['round']} closes {moments.show(moment, now=now)}: log entry {answer['index']}"

@@ -23,8 +23,10 @@ LOGGED = {"index": int, "record": object}
 INDEXED = {"index": int}
 DEFINED = {"round": str, "index": int}
 ACCOUNT = {"id": str, "role": str, "token": str}
-SERVER = {
-    "log": str,
+SERVER = {"log": str}
+"""What every version of a server says of itself."""
+TERMS = {
+    **SERVER,
     "now": str,
     "code": str,
     "evaluators": [str],
@@ -33,7 +35,7 @@ SERVER = {
 }
 SUMMARY = {
     "round": str,
-    "competition": str,
+    "competition": Maybe(str),
     "title": str,
     "phase": str,
     "closes": str,
@@ -55,7 +57,7 @@ ROUND = {
     "threshold": int,
     "entries": Maybe(int),
     "forfeited": Maybe(int),
-    "tracked": object,
+    "tracked": Maybe(object),
 }
 STAGE = {"kind": str, "state": str, "progress": Maybe(NUMBER)}
 STORY = {"stage": {**STAGE, "key": str}, "history": [{"at": str, "event": str, "fence": int}]}

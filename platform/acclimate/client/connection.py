@@ -107,6 +107,10 @@ class Client:
         """{version, origin, log (vkey), evaluators, code, witnesses, quorum, now, challenge}."""
         return self._object("GET", "/v1/server", form=answers.SERVER)
 
+    def terms(self) -> dict[str, Any]:
+        """As `server`, where what a round is defined by must be in it: now, code, evaluators, witnesses, quorum."""
+        return self._object("GET", "/v1/server", form=answers.TERMS)
+
     def pool(self) -> dict[str, Any]:
         """{leads, runner, slots, machines: [{name, cpus, gpus, memory, labels}], problem, at, age (seconds), now}."""
         return self._object("GET", "/v1/pool")
@@ -360,7 +364,8 @@ class Client:
     def _read(self, response: httpx.Response, most: int) -> httpx.Response:
         held, begun = bytearray(), time.monotonic()
         try:
-            for chunk in response.iter_bytes(CHUNK):
+            # Each piece as it comes: pieces of a size would be waited for.
+            for chunk in response.iter_bytes():
                 held += chunk
                 require_pace(self.url, begun, len(held))
                 if len(held) > most:
@@ -423,7 +428,7 @@ class Client:
                 size = int(response.headers.get("Content-Length", 0))
                 most, done, begun = fitting(to.parent), 0, time.monotonic()
                 with part.open("wb") as stream:
-                    for chunk in response.iter_bytes(CHUNK):
+                    for chunk in response.iter_bytes():
                         done += len(chunk)
                         require_pace(self.url, begun, done)
                         if done > most:

@@ -7,6 +7,7 @@ decrypted for the release after every check has passed, and is kept nowhere but 
 """
 
 import base64
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -168,15 +169,26 @@ def answer(
 
 
 def _own_document(source: Source, keys: Keys, pin: Pin, state: Round) -> bytes:
-    envelope = source.envelope(pin.round, pin.index) or kept_envelope(keys, pin.round)
+    assert state.seal is not None
+    named = state.seal["shares"][pin.index - 1]["envelope"]
+    # What was opened at the acknowledgement is good, whatever a server or a mail has in its place.
+    envelope = None
+    with contextlib.suppress(Refusal):
+        envelope = _good(kept_envelope(keys, pin.round), named)
+    envelope = envelope or source.envelope(pin.round, pin.index) or kept_envelope(keys, pin.round)
     if envelope is None:
         raise Refusal(
             "share_missing",
             f"the envelope of share {pin.index} of {pin.round} is neither in what you were sent nor in {keys.folder}",
             hint="the organizer can make a request that holds it: acclimate round request ROUND --out FILE",
         )
-    assert state.seal is not None
     return _open(envelope, state.seal.fields, state.defined, index=pin.index, identity=_identity(keys))
+
+
+def _good(envelope: dict[str, Any] | None, digest: str) -> dict[str, Any] | None:
+    """The envelope, where it is the one that the seal names."""
+    whole = envelope is not None and set(envelope) == {"index", "to", "main", "backup"}
+    return envelope if whole and envelope is not None and custody.envelope_digest(envelope) == digest else None
 
 
 def send(client: Client, made: Answer, *, checks: tuple[Check, ...] = ()) -> Released:
@@ -185,8 +197,18 @@ def send(client: Client, made: Answer, *, checks: tuple[Check, ...] = ()) -> Rel
     Raises:
         Refusal: role_missing, signature_invalid, phase_wrong, share_false, server_unreachable.
     """
-    told = client.release(made.round, made.record, document=base64.b64encode(made.document).decode())
-    return Released(made.round, made.share, int(told["index"]), checks)
+    try:
+        told = client.release(made.round, made.record, document=base64.b64encode(made.document).decode())
+    except Refusal as refusal:
+        if refusal.code != "server_unreachable":
+            raise
+        raise Refusal(
+            refusal.code,
+            f"{refusal.sentence}; the share was sent, and may have been received: take it for released",
+            hint="repeat the command until it is answered, since sent twice it is the same release; or see whether the log has it:"
+            f" acclimate round records {made.round}",
+        ) from refusal
+    return Released(made.round, made.share, told["index"], checks)
 
 
 def inspect(source: Source, keys: Keys, round_id: str, *, now: datetime) -> list[Check]:
@@ -221,6 +243,8 @@ def _open(
     rehearsal: bool = False,
 ) -> bytes:
     of = custody.Split.of(defined, seal["seal"], rehearsal=rehearsal)
+    if len(seal["shares"]) < index:
+        raise Refusal("share_false", f"the seal has {len(seal['shares'])} shares, yours is share {index}")
     return custody.open_envelope(envelope, identity, share=seal["shares"][index - 1], of=of)
 
 

@@ -8,20 +8,21 @@ says, and nothing is signed or sealed for a round that another key defined: no s
 """
 
 import secrets
-import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from acclimate import files
-from acclimate.client import servers
+from acclimate.client import seals, servers
 from acclimate.client.addresses import require_round
 from acclimate.client.connection import Client, Progress
 from acclimate.client.definitions import definition_of
 from acclimate.client.entrant import Say, baseline_keys
 from acclimate.client.folder import load_account
+from acclimate.client.folder_lock import alone
 from acclimate.client.servers import Witnesses
 from acclimate.client.voiding import approvals_of, newest_history
 from acclimate.keys import Keys
@@ -88,7 +89,7 @@ def create_round(
     # 1
     competition = _checked(folder)
     public = splits.public_files(folder)
-    server = client.server()
+    server = client.terms()
     at = records.parse_time(server["now"])
     given = {"opens": opens, "closes": closes, "closes_latest": closes_latest, "release_by": release_by}
     dates, people = _plan(competition, custodians, given, now=at)
@@ -164,8 +165,24 @@ def seal_round(
     splits.check(folder, competition)
     # 2
     work = keys.folder / "seals" / defined.round
-    sealed = _sealed(work, defined, splits.holdout_files(folder), random=random, say=say)
-    # 3
+    work.parent.mkdir(mode=0o700, exist_ok=True)
+    with alone(work.with_name(f".{work.name}.lock"), doing=f"sealing {defined.round}", within=0.0):
+        sealed = seals.made(work, defined, splits.holdout_files(folder), random=random, say=say)
+        # 3
+        return _hand_in(client, keys, defined, sealed, progress=progress, say=say)
+
+
+def _hand_in(
+    client: Client,
+    keys: Keys,
+    defined: Record,
+    sealed: Mapping[str, Any],
+    *,
+    progress: Progress | None,
+    say: Say,
+) -> dict[str, Any]:
+    """Send the seal, then the rehearsal; what was sent needs no copy here."""
+    work = keys.folder / "seals" / defined.round
     answer: dict[str, Any] = {}
     for kind in ("real", "rehearsal"):
         fields, envelopes = sealed[kind]["fields"], sealed[kind]["envelopes"]
@@ -371,19 +388,31 @@ def _require_own_recipients(custodians: Sequence[Custodian]) -> None:
 
 def _define(client: Client, keys: Keys, request: dict[str, Any]) -> str:
     """Keep the round's id, then send RoundDefined; an id that the server refuses is forgotten."""
-    path, round_id = keys.folder / ROUNDS_FILE, str(request["round"])
-    known = files.read_json(path) if path.exists() else {}
-    files.write_json(path, {**known, round_id: {"server": client.url}})
+    round_id = str(request["round"])
+    with _keeping_rounds(keys) as known:
+        new = round_id not in known
+        known[round_id] = {"server": client.url}
     try:
         answer = client.define(request)
     except Refusal as refusal:
         # Whoever can't be reached may have logged it.
-        if refusal.code not in ("server_unreachable", "busy", "internal_error") and round_id not in known:
-            files.write_json(path, known)
+        if refusal.code not in ("server_unreachable", "busy", "internal_error") and new:
+            with _keeping_rounds(keys) as known:
+                known.pop(round_id, None)
         raise
     if answer.get("round") != round_id:
         raise Refusal("log_inconsistent", f"defined was {round_id}, the server answers with {answer.get('round')!r}")
     return round_id
+
+
+@contextmanager
+def _keeping_rounds(keys: Keys) -> Iterator[dict[str, Any]]:
+    """The rounds that the folder keeps, to be changed: nobody else changes them meanwhile."""
+    path = keys.folder / ROUNDS_FILE
+    with alone(keys.folder / ".rounds.lock", doing=f"writing {path}"):
+        known = files.read_json(path) if path.exists() else {}
+        yield known
+        files.write_json(path, known)
 
 
 def _mine(client: Client, keys: Keys, round_id: str) -> tuple[Record, Competition]:
@@ -415,40 +444,6 @@ def _mine(client: Client, keys: Keys, round_id: str) -> tuple[Record, Competitio
             hint=f"the server knows {defined.round}; if that is the round you mean, give its whole id",
         )
     return defined, competition
-
-
-def _sealed(
-    work: Path, defined: Record, holdout: Mapping[str, Path], *, random: Callable[[int], bytes], say: Say
-) -> dict[str, Any]:
-    """Both seals of a round as {kind: {fields, envelopes}, holdout: digest}; made once, and found again for the same holdout."""
-    from acclimate import sealing
-
-    path = work / "sealed.json"
-    digest = digests.of_tree(holdout.items())
-    if path.exists():
-        found: dict[str, Any] = files.read_json(path)
-        if found["holdout"] == digest:
-            say("going on with the seal made before")
-            return found
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True, mode=0o700)
-    recipients = [sealing.Recipient(c["name"], c["age"], c["backup"]) for c in defined["custodians"]]
-    result: dict[str, Any] = {"holdout": digest}
-    with tempfile.TemporaryDirectory(dir=work) as temporary:
-        for kind, contents in (("real", holdout), ("rehearsal", sealing.rehearsal_files(Path(temporary), random))):
-            say(f"sealing the {'holdout' if kind == 'real' else 'rehearsal'}: {', '.join(contents)}")
-            sealed = sealing.seal(
-                contents,
-                work / f"{kind}.sealed",
-                round_id=defined.round,
-                recipients=recipients,
-                k=defined["k"],
-                rehearsal=kind == "rehearsal",
-                random=random,
-            )
-            result[kind] = {"fields": sealed.fields, "envelopes": sealed.envelopes}
-    files.write_json(path, result)
-    return result
 
 
 def _upload(client: Client, paths: Sequence[Path], *, progress: Progress | None) -> None:

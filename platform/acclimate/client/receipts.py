@@ -91,10 +91,17 @@ def read_bundle(path: Path) -> Bundle:
         raise Refusal("bundle_invalid", f"{path}: {failed}", hint=_A_BUNDLE) from failed
     except (KeyError, TypeError) as error:
         raise Refusal("bundle_invalid", f"{path}: keys.json names no log", hint=_A_BUNDLE) from error
-    parsed = [records.parse(entry) for entry in entries]
+    parsed = [_entry(path, entry, index) for index, entry in enumerate(entries)]
     defined = {r.round for r in parsed if r.type == "RoundDefined" and r["definition"] == named["definition.toml"]}
     sealed = {r.round for r in parsed if r.type == "HoldoutSealed" and r["ciphertext"] == named["holdout.sealed"]}
     return Bundle(str(key), entries, frozenset(defined & sealed))
+
+
+def _entry(path: Path, entry: bytes, index: int) -> Record:
+    try:
+        return records.parse(entry)
+    except Refusal as refusal:
+        raise refusal.of(f"{path}, entries.jsonl, line {index + 1}", hint=_A_BUNDLE) from refusal
 
 
 def signing(receipt: Receipt, known: Sequence[str]) -> str | None:
@@ -208,7 +215,8 @@ def against_bundle(receipt: Receipt, record: Record, signed: SignedCheckpoint, b
 
 def _quorum(receipt: Receipt, record: Record, bundle: Bundle) -> list[Check]:
     """Whether the quorum that the receipt's round asks for cosigned; nothing where it asks for none."""
-    of_round = (r for r in map(records.parse, bundle.entries) if r.type == "RoundDefined" and r.round == record.round)
+    parsed = (records.parse_entry(entry, index) for index, entry in enumerate(bundle.entries))
+    of_round = (r for r in parsed if r.type == "RoundDefined" and r.round == record.round)
     defined = next(of_round, None)
     if defined is None or defined["quorum"] == 0:
         return []

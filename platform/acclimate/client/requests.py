@@ -15,7 +15,6 @@ Anybody can make one, since nothing in it is taken for true: a custodian checks 
 import base64
 import binascii
 import io
-import json
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -241,7 +240,7 @@ def read_answer(path: Path) -> Answer:
     """
     found = reading.text(path, reading.LONGEST_DOCUMENT, hint=_AN_ANSWER)
     try:
-        value = json.loads(found)
+        value = reading.parse_json(found)
         if set(value) != {"v", "type", "round", "record", "document"} or value["type"] != ANSWER:
             raise ValueError
         if type(value["v"]) is not int or value["v"] != 1:
@@ -249,8 +248,11 @@ def read_answer(path: Path) -> Answer:
         document = base64.b64decode(value["document"], validate=True)
         if not records.is_round_id(value["round"]):
             raise ValueError
-        return Answer(value["round"], int(value["record"]["fields"]["index"]), value["record"], document)
-    except (TypeError, ValueError, KeyError, RecursionError, binascii.Error) as error:
+        share = value["record"]["fields"]["index"]
+        if type(share) is not int:
+            raise ValueError
+        return Answer(value["round"], share, value["record"], document)
+    except (TypeError, ValueError, KeyError, binascii.Error) as error:
         raise Refusal(
             "file_unreadable",
             f"{path} is no answer to a request for a release",

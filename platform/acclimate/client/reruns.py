@@ -116,7 +116,7 @@ def _grouped(client: Client, state: Round) -> dict[tuple[int, str], dict[Prepara
 
     The groups are those of the draw, whatever is in the log already: so what was begun before is found again.
     """
-    told = {(int(job["submission"]), str(job["task"]), int(job["seed"])): job for job in client.audits(state.id)}
+    told = {(job["submission"], job["task"], job["seed"]): job for job in client.audits(state.id)}
     drawn = state.drawn or ()
     if set(told) != set(drawn):
         raise Refusal(
