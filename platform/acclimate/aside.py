@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from collections.abc import Callable
 
 from acclimate.config import Settings
 from acclimate.service import clockwork
@@ -22,10 +23,11 @@ class Aside:
     Args:
         store: the leader's; what is done once its term is over is refused there.
         settings: of the installation.
+        monotonic: the clock by which what was hindered waits.
     """
 
-    def __init__(self, store: Store, settings: Settings) -> None:
-        self._store, self._settings = store, settings
+    def __init__(self, store: Store, settings: Settings, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._settings, self._monotonic = store, settings, monotonic
         self._asked: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[str, str | None | Exception]] = queue.SimpleQueue()
         self._under_way: set[str] = set()
@@ -35,7 +37,7 @@ class Aside:
 
     def begin(self, round_id: str) -> None:
         """Begin what is due of a round unless that is under way; for clockwork.tick: it isn't done yet."""
-        if round_id not in self._under_way and time.monotonic() >= self._hindered.get(round_id, (0, 0.0))[1]:
+        if round_id not in self._under_way and self._monotonic() >= self._hindered.get(round_id, (0, 0.0))[1]:
             self._under_way.add(round_id)
             self._asked.put(round_id)
         if self._thread is None:
@@ -59,7 +61,7 @@ class Aside:
                 clockwork.tell(round_id, end)
                 count = self._hindered.get(round_id, (0, 0.0))[0] + 1
                 wait = min(AGAIN_AFTER[1], AGAIN_AFTER[0] * 2.0 ** min(count - 1, 16))
-                self._hindered[round_id] = (count, time.monotonic() + wait)
+                self._hindered[round_id] = (count, self._monotonic() + wait)
             elif end:
                 self._hindered.pop(round_id, None)
                 made.append(f"{round_id}: {end}")

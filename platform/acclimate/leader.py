@@ -34,7 +34,7 @@ class Leader:
         self._lead = lead
         self._settling = Settling(lead)
         self._admission = Admission(lead, self._settling)
-        self._aside = Aside(lead.store, lead.settings)
+        self._aside = Aside(lead.store, lead.settings, monotonic=lead.moments.monotonic)
         self._sweeper = Sweeper(lead.blobs)
         self._finisher: Finisher | None = None
         if finish_round is not None:
