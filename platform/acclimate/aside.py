@@ -45,6 +45,11 @@ class Aside:
             self._thread = threading.Thread(target=self._work, name="aside", daemon=True)
             self._thread.start()
 
+    @property
+    def idle(self) -> bool:
+        """Whether all that was begun has ended, told or not."""
+        return self._ended.qsize() >= len(self._under_way)
+
     def made(self) -> list[str]:
         """A line, as tick's, for each record that was logged since this was last asked; what hindered one is logged.
 
