@@ -113,6 +113,8 @@ class RerunFolder:
     def forget(self) -> None:
         """Drop what jobs came to here: with other libraries, limits or memory they may come to something else."""
         shutil.rmtree(self.folder / "attempts", ignore_errors=True)
+        for name in self.blobs.notes("attempts/"):
+            self.blobs.drop_note(name)
 
 
 def require_same_code(state: Round) -> None:

@@ -3,7 +3,8 @@
 A job names its inputs by digest; whoever runs it puts each input at `inputs/<hex of the digest>` of the job's folder. The child
 process (`python -m acclimate_runners FOLDER`) reads `FOLDER/job.json` and its inputs, writes below `FOLDER/out/`, and writes
 `FOLDER/out/manifest.json` last: a manifest means that the job has an outcome and all files it names are whole. Progress goes to
-file descriptor 3 where it is open, one JSON object a line: {"step": n, "total": m, "what": "digit, lr 0.002"}.
+file descriptor 3 where it is open, one JSON object a line: {"step": n, "total": m, "what": "digit, lr 0.002"}. Where a preparation stands
+goes to `FOLDER/checkpoint/` and comes from `FOLDER/resume/` (checkpoints.py).
 
 Outcomes of a manifest: `done`, or `refused` (the entrant's fault, with a public reason). A child that ends without a manifest
 is a fault of the platform or the machine, and may be tried again.
@@ -45,13 +46,21 @@ class TaskData:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a model may be, and what its child process may use."""
+    """What a model may be, and what its child process may use.
+
+    Attributes:
+        architectures, max_parameters, max_bytes: of the model.
+        memory: in bytes.
+        wall_seconds: of all tries together that a result comes from.
+        checkpoint_seconds: between two checkpoints of a preparation.
+    """
 
     architectures: tuple[str, ...]
     max_parameters: int
     max_bytes: int
     memory: int
     wall_seconds: float
+    checkpoint_seconds: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -147,6 +156,11 @@ def inputs(job: Job) -> set[str]:
 def to_json(job: Job) -> str:
     """The job as JSON text."""
     return json.dumps(dataclasses.asdict(job), indent=1, sort_keys=True)
+
+
+def digest(job: Job) -> str:
+    """The digest of to_json's text."""
+    return digests.of_bytes(to_json(job).encode())
 
 
 def from_json(text: str) -> Job:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from acclimate_competitions import tables
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Recipe, Schedule
-from acclimate_runners import network, packing
+from acclimate_runners import jobs, network, packing
+from acclimate_runners.checkpoints import Checkpoints, Fitting, Standing
 from acclimate_runners.jobs import CheckJob, EvaluateJob, Outcome, PrepareJob, TaskData
 from acclimate_runners.network import Network
 from acclimate_runners.packing import Packed
@@ -69,10 +71,12 @@ def fit(
     seed: int,
     on_step: Callable[[int], None] = lambda step: None,
     stop_after: int | None = None,
+    fitting: Fitting | None = None,
 ) -> Fit:
     """Fine-tune a model's weights in place on data[0]; data[1] is the validation split.
 
-    The loss of a step is the mean NLL over the answers' tokens of its global batch. AdamW decays every weight.
+    The loss of a step is the mean NLL over the answers' tokens of its global batch. AdamW decays every weight. With `fitting` it goes on
+    from where an earlier try was, and comes to the same bytes.
     """
     rows, _ = data
     inputs, labels = torch.from_numpy(rows.inputs), torch.from_numpy(rows.labels)
@@ -86,10 +90,10 @@ def fit(
         weight_decay=constants.weight_decay,
         fused=True,
     )
+    begun = fitting.begin(model.weights, optimizer) if fitting else Standing()
     model.model.train()
-    losses: list[float] = []
-    tokens, began = 0, time.monotonic()
-    for step in range(1, min(total, stop_after or total) + 1):
+    losses, tokens, began = list(begun.losses), begun.tokens, time.monotonic() - begun.seconds
+    for step in range(len(losses) + 1, min(total, stop_after or total) + 1):
         # 1. The batch and the dropout follow from the seed and the step's number alone.
         batch = packing.batch_of_step(step - 1, rows=len(rows), global_batch=recipe.global_batch, seed=seed)
         longest = int(rows.lengths[batch].max())
@@ -113,12 +117,18 @@ def fit(
                 tuple(losses), None, f"the loss at step {step} is {losses[-1]}", tokens, time.monotonic() - began
             )
         on_step(step)
+        if fitting:
+            fitting.after_step(partial(_standing, losses, tokens, began))
     # 5. The validation split decides whether the weights are of use, and later which rate is chosen.
     nll = validation_nll(model, data[1])
     fine = nll is not None and all(network.is_finite(tensor) for tensor in weights)
     return Fit(
         tuple(losses), nll if fine else None, "" if fine else "the weights diverged", tokens, time.monotonic() - began
     )
+
+
+def _standing(losses: list[float], tokens: int, began: float) -> Standing:
+    return Standing(tuple(losses), tokens, time.monotonic() - began)
 
 
 def validation_nll(model: Network, rows: Packed) -> float | None:
@@ -136,28 +146,55 @@ class Choice:
     document: dict[str, Any]
 
 
-def select(
-    model: Network,
-    start: Mapping[str, Tensor],
-    data: tuple[Packed, Packed],
-    recipe: Recipe,
-    *,
-    task: str,
-    on_step: Callable[[int], None],
-) -> Choice:
+@dataclass(frozen=True)
+class Start:
+    """Where all fits of an entry begin, and what is done of them.
+
+    Attributes:
+        model: set to whatever weights are worked on.
+        weights: as submitted.
+        recipe: of all fits.
+        checkpoints: of this preparation.
+    """
+
+    model: Network
+    weights: Mapping[str, Tensor]
+    recipe: Recipe
+    checkpoints: Checkpoints
+
+    def fit(
+        self, data: tuple[Packed, Packed], *, lr: float, seed: int, on_step: Callable[[int], None], part: str
+    ) -> Fit:
+        """One fine-tune of the model as submitted; `part` names it in checkpoints."""
+        self.model.set_weights(self.weights)
+        fitting = self.checkpoints.fitting(part)
+        return fit(self.model, data, self.recipe, lr=lr, seed=seed, on_step=on_step, fitting=fitting)
+
+
+def select(start: Start, data: tuple[Packed, Packed], *, task: str, on_step: Callable[[int], None]) -> Choice:
     """Choose by validation NLL between the model as submitted and one fit for each learning rate; ties to the lower rate."""
+    model, recipe, checkpoints = start.model, start.recipe, start.checkpoints
     candidates: list[dict[str, Any]] = []
     costs: list[dict[str, float]] = []
+
+    def base() -> float | None:
+        model.set_weights(start.weights)
+        return validation_nll(model, data[1])
+
+    def candidate(lr: float, part: str) -> dict[str, Any]:
+        done = start.fit(data, lr=lr, seed=recipe.selection.seed, on_step=on_step, part=part)
+        return {"validation": done.validation, "diverged": done.diverged, "cost": cost(done, model)}
+
     if "base" in recipe.selection.candidates:
-        model.set_weights(start)
-        candidates.append({"lr": None, "epoch": 0, "validation": validation_nll(model, data[1])})
+        found = checkpoints.part(f"{task}, as submitted", base)
+        candidates.append({"lr": None, "epoch": 0, "validation": found})
     reason = ""
     for lr in recipe.lr_grid if "last" in recipe.selection.candidates else ():
-        model.set_weights(start)
-        done = fit(model, data, recipe, lr=lr, seed=recipe.selection.seed, on_step=on_step)
-        reason = done.diverged or reason
-        candidates.append({"lr": lr, "epoch": recipe.epochs, "validation": done.validation})
-        costs.append(cost(done, model))
+        part = f"{task}, rate {lr!r}"
+        done = checkpoints.part(part, partial(candidate, lr, part))
+        reason = done["diverged"] or reason
+        candidates.append({"lr": lr, "epoch": recipe.epochs, "validation": done["validation"]})
+        costs.append(done["cost"])
     chosen = best(candidates)
     spent = {name: sum(entry[name] for entry in costs) for name in ("tokens", "steps", "seconds", "flops")}
     document = {
@@ -200,65 +237,76 @@ def prepare(job: PrepareJob, folder: Path, progress: Progress) -> Outcome:
     # 1. The model, read strictly; its own weights are the start of every fit.
     network.be_deterministic(job.recipe.threads)
     model, tokenizer = open_model(job, folder)
-    start = model.copy_weights()
-    out = folder / "out"
+    weights = model.copy_weights()
     wanted = {data.task.name: [seed for task, seed in job.stages if task == data.task.name] for data in job.tasks}
     todo = [data for data in job.tasks if wanted[data.task.name]]
     packed = {data.task.name: pack_splits(job, folder, data, model, tokenizer) for data in todo}
-    # 2. Progress counts the steps of all fits.
-    counter = _Counter(job.recipe, packed, wanted, progress)
+    # 2. What an earlier try had done; progress counts the steps of all fits.
+    hardware, versions = network.hardware(), network.versions()
+    identity = {"job": jobs.digest(job), "hardware": hardware, "versions": versions}
+    checkpoints = Checkpoints(folder, identity=identity, seconds=job.limits.checkpoint_seconds)
+    start = Start(model, weights, job.recipe, checkpoints)
+    counter = _Counter(job.recipe, packed, wanted, progress, checkpoints)
     selections: list[dict[str, Any]] = []
     prepared: list[dict[str, Any]] = []
     files: dict[str, str] = {}
     for data in todo:
         name = data.task.name
         # 3. The learning rate, with the selection seed.
-        choice = select(
-            model, start, packed[name], job.recipe, task=name, on_step=counter.of(f"{name}, choosing the rate")
-        )
+        choice = select(start, packed[name], task=name, on_step=counter.of(f"{name}, choosing the rate"))
         selections.append(choice.document)
         # 4. The reporting seeds, at that rate.
         for seed in wanted[name]:
-            model.set_weights(start)
-            entry = _prepare_seed(model, packed[name], job.recipe, choice, seed, counter.of(f"{name}, seed {seed}"))
-            if "failed" not in entry:
-                file = f"{name}-{seed}.safetensors"
-                weights = start if entry["base"] else model.weights
-                files[file] = network.write_weights(weights, out / file)
-                entry |= {"file": file, "prepared": files[file]}
+            part = f"{name}, seed {seed}"
+            make = partial(_prepare_seed, start, packed[name], choice, on_step=counter.of(part), part=part)
+            entry = checkpoints.part(
+                part, partial(_written, start, partial(make, seed), folder / "out", f"{name}-{seed}")
+            )
+            if entry["file"] is not None:
+                files[entry["file"]] = entry["prepared"]
             prepared.append({"task": name, "seed": seed, **entry})
     results = {"selections": selections, "prepared": prepared}
-    return Outcome("done", "", files, results, network.hardware(), network.versions())
+    return Outcome("done", "", files, results, hardware, versions)
 
 
 def _prepare_seed(
-    model: Network,
+    start: Start,
     data: tuple[Packed, Packed],
-    recipe: Recipe,
     choice: Choice,
     seed: int,
+    *,
     on_step: Callable[[int], None],
+    part: str,
 ) -> dict[str, Any]:
+    model, recipe = start.model, start.recipe
     if choice.diverged:
-        return _diverged(model, data, recipe, choice.diverged, None)
+        return _diverged(model, recipe, choice.diverged, None)
     if choice.lr is None:
         nll = next(c["validation"] for c in choice.document["candidates"] if c["lr"] is None)
         note = "the selection chose the model as submitted: no fine-tune, no seed variance"
         return _entry(base=True, losses=(), validation=nll, spent=NO_COST, note=note)
-    done = fit(model, data, recipe, lr=choice.lr, seed=seed, on_step=on_step)
+    done = start.fit(data, lr=choice.lr, seed=seed, on_step=on_step, part=part)
     if done.diverged:
-        return _diverged(model, data, recipe, f"at learning rate {choice.lr:g}: {done.diverged}", done)
+        return _diverged(model, recipe, f"at learning rate {choice.lr:g}: {done.diverged}", done)
     return _entry(base=False, losses=done.losses, validation=done.validation, spent=cost(done, model), note="")
 
 
-def _diverged(
-    model: Network, data: tuple[Packed, Packed], recipe: Recipe, reason: str, done: Fit | None
-) -> dict[str, Any]:
+def _written(start: Start, make: Callable[[], dict[str, Any]], out: Path, name: str) -> dict[str, Any]:
+    """A seed's entry with its file; a checkpoint that knows of the entry knows a whole file."""
+    entry = make()
+    if "failed" in entry:
+        return {**entry, "file": None, "prepared": None}
+    file = f"{name}.safetensors"
+    weights = start.weights if entry["base"] else start.model.weights
+    return {**entry, "file": file, "prepared": network.write_weights(weights, out / file)}
+
+
+def _diverged(model: Network, recipe: Recipe, reason: str, done: Fit | None) -> dict[str, Any]:
     # Divergence is an outcome by the recipe's rule, never a reason to try again.
     losses, spent = (done.losses, cost(done, model)) if done else ((), NO_COST)
     if recipe.diverged != "base":
         entry = _entry(base=False, losses=losses, validation=None, spent=spent, note="")
-        return {**entry, "file": None, "prepared": None, "failed": {"reason": f"the preparation diverged: {reason}"}}
+        return {**entry, "failed": {"reason": f"the preparation diverged: {reason}"}}
     note = f"the preparation diverged ({reason}): by rule the model as submitted counts"
     entry = _entry(base=True, losses=losses, validation=None, spent=spent, note=note)
     return {**entry, "diverged": reason}
@@ -294,15 +342,17 @@ class _Counter:
         packed: Mapping[str, tuple[Packed, Packed]],
         wanted: Mapping[str, list[int]],
         progress: Progress,
+        checkpoints: Checkpoints,
     ) -> None:
-        self._done, self._progress = 0, progress
+        self._progress, self._checkpoints = progress, checkpoints
         self._total = sum(planned_steps(recipe, len(data[0]), seeds=len(wanted[name])) for name, data in packed.items())
 
     def of(self, what: str) -> Callable[[int], None]:
         def on_step(step: int) -> None:
-            self._done += 1
+            done = self._checkpoints.position[0] + 1
+            self._checkpoints.position = (done, self._total)
             if step % _EVERY == 1:
-                self._progress(self._done, self._total, what)
+                self._progress(done, self._total, what)
 
         return on_step
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from acclimate_runners.jobs import Job, Outcome
 
@@ -24,6 +24,7 @@ class Status:
         log: digest of the child's output, once it has ended.
         network: what the child said of its network: none, open; empty before it said anything.
         machine: where it runs or ran, as machines() names it; empty before that is known.
+        silent: seconds since it last showed a sign of life: a word of its child, a file that came or went.
         unfit: for failed, what the runner calls the machine that can't take any attempt; empty where it isn't the machine.
     """
 
@@ -38,6 +39,7 @@ class Status:
     network: str = ""
     unfit: str = ""
     machine: str = ""
+    silent: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,14 @@ class BlobAccess(Protocol):
     def keep(self, digest: str) -> bool:
         """Whether a blob is stored; if so, garbage collection takes it for one stored just now."""
 
+    def check(self, digest: str) -> None:
+        """Re-hash a blob; refuses blob_unknown, blob_corrupt."""
+
     def put(self, path: Path) -> str:
         """Store a file and return its digest; storing the same bytes again changes nothing."""
+
+    def remove(self, digest: str, *, older_than: float) -> bool:
+        """Remove a blob that was neither stored nor kept for so many seconds; whether it is removed."""
 
     def note(self, name: str) -> bytes | None:
         """A small text by its name, such as attempts/<hex>/1/manifest.json; None where there is none."""
@@ -136,3 +144,14 @@ class Runner(Protocol):
 
     def close(self, *, keep: bool = False) -> None:
         """Give back what the runner holds. What still runs is killed; with `keep` it goes on where it can, for another to adopt."""
+
+
+@runtime_checkable
+class Pool(Runner, Protocol):
+    """A runner of several machines, which come and go."""
+
+    def aside(self) -> dict[str, str]:
+        """The machines that are there and take no attempt for now: name -> why."""
+
+    def keep_only(self, names: frozenset[str]) -> list[str]:
+        """End the attempts that go on under none of these names; returns those that were found and ended since the last call."""

@@ -13,6 +13,7 @@ import pytest
 
 from acclimate_competitions.recipe import Schedule
 from acclimate_runners import jobs, packing
+from acclimate_runners.checkpoints import Checkpoints
 
 # Loss of each step of the tiny Llama on the task "more", learning rate 0.01, seed 11 (42 rows in batches of 8, 3 epochs).
 GOLDEN = [
@@ -293,16 +294,18 @@ def test_a_seed_may_diverge_alone(tiny: Any, tmp_path: Path) -> None:
     from acclimate_runners import preparation
 
     model, packed = opened(tiny, tmp_path)
-    start = model.copy_weights()
+    start = preparation.Start(
+        model, model.copy_weights(), tiny.recipe(), Checkpoints(tmp_path, identity={}, seconds=60)
+    )
     done = preparation.fit(model, packed[0], tiny.recipe(), lr=1e30, seed=11)
     assert done.validation is None and "the loss at step" in done.diverged
     assert not math.isfinite(done.losses[-1]) and all(map(math.isfinite, done.losses[:-1]))
     # Its entry says so for itself: the selection, which is of another seed, names a learning rate.
     choice = preparation.Choice(1e30, "", {"candidates": [], "selected": {"lr": 1e30, "epoch": 3}})
-    entry = preparation._prepare_seed(model, packed[0], tiny.recipe(), choice, 11, lambda step: None)
+    words: Any = {"on_step": lambda step: None, "part": "more, seed 11"}
+    entry = preparation._prepare_seed(start, packed[0], choice, 11, **words)
     assert entry["base"] and entry["diverged"].startswith("at learning rate 1e+30: the loss at step")
-    model.set_weights(start)
-    fine = preparation._prepare_seed(model, packed[0], tiny.recipe(), replace(choice, lr=1e-3), 11, lambda step: None)
+    fine = preparation._prepare_seed(start, packed[0], replace(choice, lr=1e-3), 11, **words)
     assert not fine["base"] and "diverged" not in fine
 
 

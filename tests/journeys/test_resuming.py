@@ -1,0 +1,299 @@
+"""Attempts that die and go on on another machine: outcomes and checkpoints with the blobs, and what is not taken for one."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from acclimate_competitions import digests
+from acclimate_runners.blobs import FolderBlobs
+from acclimate_runners.jobs import Outcome, PrepareJob
+from acclimate_runners.local import LocalRunner
+from acclimate_runners.runner import Handle, Status
+
+NAME = "sha256:" + "ab" * 32
+NOTES = f"attempts/{'ab' * 32}/"
+
+
+def ended(handle: Handle, *, within: float = 90.0) -> Status:
+    until = time.monotonic() + within
+    while (status := handle.poll()).state == "running":
+        assert time.monotonic() < until, f"still running: {status}"
+        time.sleep(0.02)
+    return status
+
+
+def carried_out(work: Path, job: PrepareJob, blobs: FolderBlobs, fence: int) -> Status:
+    """On a machine that has nothing yet."""
+    runner = LocalRunner(work, slots=1)
+    try:
+        status = ended(runner.start(f"{NAME}/{fence}", job, blobs))
+    finally:
+        runner.close()
+    assert status.state == "done", status.reason
+    return status
+
+
+def comparable(outcome: Outcome | None) -> Any:
+    """Prepared bytes, losses and selection: an outcome without the times in it."""
+    assert outcome is not None
+    text = json.loads(json.dumps({"files": dict(outcome.files), "results": outcome.results}))
+    for entry in [*text["results"]["selections"], *text["results"]["prepared"]]:
+        del entry["cost"]["seconds"]
+    return text
+
+
+def note(blobs: FolderBlobs, name: str) -> dict[str, Any] | None:
+    found = blobs.note(NOTES + name)
+    return None if found is None else json.loads(found)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A job of some seconds and what an undisturbed run of it comes to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    blobs = FolderBlobs(folder / "blobs")
+    job = tiny.prepare_job(folder, blobs)
+    job = replace(
+        job,
+        recipe=replace(job.recipe, epochs=100, selection=replace(job.recipe.selection, candidates=("last",))),
+        limits=replace(job.limits, checkpoint_seconds=0.02, wall_seconds=600.0),
+    )
+    return folder, job, carried_out(folder / "work", job, blobs, 1)
+
+
+@pytest.fixture
+def blobs(done: Any, tmp_path: Path) -> FolderBlobs:
+    """A store that has the job's inputs and nothing else."""
+    from acclimate_runners import jobs
+
+    made, source = FolderBlobs(tmp_path / "blobs"), FolderBlobs(done[0] / "blobs")
+    for digest in jobs.inputs(done[1]):
+        made.put(source.path(digest))
+    return made
+
+
+def test_an_outcome_is_with_the_blobs_and_is_taken_on_any_machine(done: Any, tmp_path: Path) -> None:
+    folder, job, first = done
+    blobs = FolderBlobs(folder / "blobs")
+    assert blobs.notes(NOTES) == [f"{NOTES}1/manifest.json"]
+    began = time.monotonic()
+    again = carried_out(tmp_path / "another", job, blobs, 2)
+    assert again.outcome == first.outcome and again.log == first.log
+    assert time.monotonic() - began < 1.0 and not (tmp_path / "another").exists()
+    # What the checkpoints held of fits is gone, what they shared with the outcome is not.
+    kept = {each.digest for each in blobs.listing()}
+    assert not [digest for digest in kept if b"exp_avg_sq/" in blobs.read(digest)[:1000]]
+    assert kept >= set(first.outcome.files.values())
+
+
+def torn(blobs: FolderBlobs, document: dict[str, Any]) -> bytes:
+    return json.dumps(document).encode()[:-30]
+
+
+def of_another_job(blobs: FolderBlobs, document: dict[str, Any]) -> bytes:
+    return json.dumps({**document, "job": digests.of_bytes(b"another")}).encode()
+
+
+def of_fewer_stages(blobs: FolderBlobs, document: dict[str, Any]) -> bytes:
+    results = document["outcome"]["results"]
+    return json.dumps(
+        {
+            **document,
+            "outcome": {**document["outcome"], "results": {**results, "prepared": results["prepared"][:1]}},
+        }
+    ).encode()
+
+
+def with_a_blob_that_is_gone(blobs: FolderBlobs, document: dict[str, Any]) -> bytes:
+    blobs.path(next(iter(document["outcome"]["files"].values()))).unlink()
+    return json.dumps(document).encode()
+
+
+def with_a_flipped_byte(blobs: FolderBlobs, document: dict[str, Any]) -> bytes:
+    flip(blobs.path(next(iter(document["outcome"]["files"].values()))))
+    return json.dumps(document).encode()
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "damage", [torn, of_another_job, of_fewer_stages, with_a_blob_that_is_gone, with_a_flipped_byte]
+)
+def test_a_manifest_that_is_not_whole_is_said_and_the_work_is_done(
+    done: Any, tmp_path: Path, blobs: FolderBlobs, damage: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, job, first = done
+    source = FolderBlobs(folder / "blobs")
+    document = json.loads(source.note(f"{NOTES}1/manifest.json") or b"")
+    for digest in [*document["outcome"]["files"].values(), document["log"]]:
+        blobs.put(source.path(digest))
+    blobs.put_note(f"{NOTES}1/manifest.json", damage(blobs, document))
+    again = carried_out(tmp_path / "work", job, blobs, 2)
+    assert comparable(again.outcome) == comparable(first.outcome)
+    assert (tmp_path / "work" / "attempts").exists() and f"{NOTES}1/manifest.json is passed over" in caplog.text
+    assert f"{NOTES}2/manifest.json" in blobs.notes(NOTES)
+
+
+MACHINE = """
+import pickle, sys, time
+from pathlib import Path
+from acclimate_runners.blobs import FolderBlobs
+from acclimate_runners.local import LocalRunner
+job, blobs, work, name = pickle.loads(Path(sys.argv[1]).read_bytes()), FolderBlobs(Path(sys.argv[2])), Path(sys.argv[3]), sys.argv[4]
+handle = LocalRunner(work, slots=1).start(name, job, blobs)
+while handle.poll().state == "running":
+    time.sleep(0.02)
+print(handle.poll())
+"""
+
+
+def killed(folder: Path, job: PrepareJob, blobs: FolderBlobs, fence: int, when: Callable[[], bool]) -> None:
+    """Another machine begins the next try and dies at once at some moment, without a word."""
+    (folder / "job").write_bytes(pickle.dumps(job))
+    paths = [str(path) for path in (folder / "job", blobs.root, folder / f"machine-{fence}")]
+    command = [sys.executable, "-P", "-c", MACHINE, *paths, f"{NAME}/{fence}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 90
+        while not when():
+            assert process.poll() is None and time.monotonic() < until, "it did not come so far"
+            time.sleep(0.005)
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_killed_five_times_it_comes_to_the_same_bytes(done: Any, tmp_path: Path, blobs: FolderBlobs) -> None:
+    _, job, first = done
+
+    def so_far(fence: int, share: float) -> Callable[[], bool]:
+        def is_so_far() -> bool:
+            found = note(blobs, f"{fence}/checkpoint.json")
+            return found is not None and found["step"] >= share * found["total"]
+
+        return is_so_far
+
+    steps = [0]
+    for fence, share in enumerate((0.0, 0.2, 0.45, 0.6, 0.85), start=1):
+        killed(tmp_path, job, blobs, fence, so_far(fence, share))
+        found = note(blobs, f"{fence}/checkpoint.json")
+        assert found is not None and found["step"] > steps[-1]
+        steps.append(found["step"])
+        assert blobs.notes(NOTES) == [f"{NOTES}{fence}/checkpoint.json"]
+    last = carried_out(tmp_path / "last", job, blobs, 6)
+    assert comparable(last.outcome) == comparable(first.outcome)
+    assert blobs.notes(NOTES) == [f"{NOTES}6/manifest.json"]
+    # Nothing of a machine's folder was needed: each had its own.
+    assert len(list(tmp_path.glob("machine-*"))) == 5
+
+
+def test_killed_between_the_files_and_the_manifest_it_is_tried_again(
+    done: Any, tmp_path: Path, blobs: FolderBlobs
+) -> None:
+    _, job, first = done
+    files = list(first.outcome.files.values())
+    # The first prepared model is a blob long before the outcome is whole: a checkpoint names it.
+    killed(tmp_path, job, blobs, 1, lambda: any(map(blobs.has, files)))
+    assert not note(blobs, "1/manifest.json")
+    assert comparable(carried_out(tmp_path / "work", job, blobs, 2).outcome) == comparable(first.outcome)
+
+
+def stopped_at(work: Path, job: PrepareJob, blobs: FolderBlobs) -> int:
+    """A try that is asked for a checkpoint and cancelled then; the step of the checkpoint."""
+    runner = LocalRunner(work, slots=1)
+    handle = runner.start(f"{NAME}/1", job, blobs)
+    while handle.poll().step < 100:
+        assert handle.poll().state == "running"
+        time.sleep(0.01)
+    before = handle.poll().step
+    assert handle.attempt.checkpoint(within=30.0)
+    handle.cancel()
+    assert ended(handle).code == "cancelled"
+    # The next is asked in vain, as nothing is left to ask.
+    assert not handle.attempt.checkpoint(within=0.1)
+    runner.close()
+    found = note(blobs, "1/checkpoint.json")
+    assert found is not None and found["step"] >= before
+    return int(found["step"])
+
+
+def test_a_checkpoint_that_is_asked_for_is_with_the_blobs_when_the_answer_comes(
+    done: Any, tmp_path: Path, blobs: FolderBlobs
+) -> None:
+    _, job, first = done
+    # None comes by itself.
+    job = replace(job, limits=replace(job.limits, checkpoint_seconds=3600.0))
+    step = stopped_at(tmp_path / "work", job, blobs)
+    runner = LocalRunner(tmp_path / "other", slots=1)
+    handle = runner.start(f"{NAME}/2", job, blobs)
+    steps = set[int]()
+    while (status := handle.poll()).state == "running":
+        steps.add(status.step)
+        time.sleep(0.002)
+    assert comparable(status.outcome) == comparable(first.outcome) and min(steps - {0}) > step
+    # Of what is over, everything is kept.
+    assert handle.attempt.checkpoint()
+    runner.close()
+
+
+@pytest.mark.parametrize("name", ["resume/state.json", "resume/fit.safetensors"])
+def test_a_flipped_byte_in_a_checkpoint_is_said_and_it_begins_anew(
+    done: Any, tmp_path: Path, blobs: FolderBlobs, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, job, first = done
+    stopped_at(tmp_path / "work", job, blobs)
+    found = note(blobs, "1/checkpoint.json")
+    assert found is not None
+    flip(blobs.path(found["files"][name]))
+    last = carried_out(tmp_path / "other", job, blobs, 2)
+    assert comparable(last.outcome) == comparable(first.outcome)
+    assert f"{NOTES}1/checkpoint.json is passed over" in caplog.text and "quarantine" in caplog.text
+
+
+def test_a_checkpoint_of_another_job_or_of_strange_files_is_said_and_ignored(
+    done: Any, tmp_path: Path, blobs: FolderBlobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, job, first = done
+    stopped_at(tmp_path / "work", job, blobs)
+    found = note(blobs, "1/checkpoint.json")
+    assert found is not None
+    strange = {**found, "files": {**found["files"], "../../../owned": found["files"]["resume/state.json"]}}
+    blobs.put_note(f"{NOTES}1/checkpoint.json", json.dumps(strange).encode())
+    blobs.put_note(f"{NOTES}2/checkpoint.json", json.dumps({**found, "job": digests.of_bytes(b"another")}).encode())
+    blobs.put_note(f"{NOTES}3/checkpoint.json", b"[]")
+    last = carried_out(tmp_path / "other", job, blobs, 4)
+    assert comparable(last.outcome) == comparable(first.outcome)
+    for fence in (1, 2, 3):
+        assert f"{NOTES}{fence}/checkpoint.json is passed over" in caplog.text
+    assert not list(tmp_path.rglob("owned"))
+
+
+def test_all_tries_share_one_limit_of_time_and_what_exceeds_it_begins_anew(
+    done: Any, tmp_path: Path, blobs: FolderBlobs
+) -> None:
+    job = replace(done[1], limits=replace(done[1].limits, wall_seconds=500.0))
+    stopped_at(tmp_path / "work", job, blobs)
+    found = note(blobs, "1/checkpoint.json")
+    assert found is not None and 0 < found["seconds"] < 100
+    blobs.put_note(f"{NOTES}1/checkpoint.json", json.dumps({**found, "seconds": 499.99}).encode())
+    runner = LocalRunner(tmp_path / "other", slots=1)
+    status = ended(runner.start(f"{NAME}/2", job, blobs))
+    runner.close()
+    assert status.code == "limit_exceeded" and status.reason == "ran longer than the 500 s allowed"
+    assert blobs.notes(NOTES) == []
