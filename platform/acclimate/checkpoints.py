@@ -90,6 +90,24 @@ class Copies:
         for place in self._places.values():
             place.put_note(HANDED_OVER, note.encode())
 
+    def complete(self, tx: Tx) -> bool:
+        """Write the copy of the newest hand-over's checkpoint where it is missing, as where it was killed before; whether it was.
+
+        The log must have been compared with the copies before: a later hand-over's copy says what the log lacks.
+
+        Raises:
+            Refusal: blobs_unreachable, no_space.
+        """
+        found = tx.records("")
+        if not found:
+            return False
+        query = select(log_checkpoints.c.note).where(log_checkpoints.c.size == found[-1][0] + 1)
+        note = str(tx.execute(query).scalar_one())
+        missing = any(place.note(HANDED_OVER) != note.encode() for place in self._places.values())
+        if missing:
+            self.keep_hand_over(note)
+        return missing
+
     def accept(self, store: Store) -> list[str]:
         """Take the log as the database has it; each lost checkpoint stays with the blobs under a name of its own. What was done, a line each.
 

@@ -54,6 +54,8 @@ class Sequencer:
             with self._lock:
                 self._read()
                 self._copies.check(self._tree)
+            with self._store.snapshot() as tx:
+                self._copies.complete(tx)
         self.advance()
         self._thread.start()
         self._copying.start()

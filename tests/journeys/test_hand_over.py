@@ -15,6 +15,7 @@ from databases import refused, run, settings, store
 from sqlalchemy import func, select
 
 from acclimate import config, facts, hand_overs, keys, log, log_key
+from acclimate.checkpoints import HANDED_OVER as COPY
 from acclimate.finishing import Finisher
 from acclimate.service import hand_over, identity
 from acclimate.store import Store, installation, log_checkpoints
@@ -247,6 +248,53 @@ for number in range(most):
 """
 
 
+def in_both_places(settings, store):
+    """Whether the copy that the old key reads too is of the newest hand-over, with the blobs and in the data folder."""
+    with store.snapshot() as tx:
+        note = hand_over.logged(tx)[-1][1].encode()
+    return store.blobs.note(COPY) == note == (settings.data / COPY).read_bytes()
+
+
+@pytest.mark.parametrize("by", ["the command", "the API"])
+def test_what_was_killed_before_its_copies_is_finished_and_a_database_put_back_is_noticed(tmp_path, by):
+    """The copy by both keys is the only one that the old key reads: without it the old key would sign a second history."""
+    settings = config.load(tmp_path / "data", environ={})
+    store = Store.open(settings)
+    handing_over.grow(settings, store, tmp_path / "made", "one")
+    handing_over.sign(settings, store)
+    store.close()
+    file = Path(settings.database.removeprefix("sqlite:///"))
+    backup = file.read_bytes()
+    store = Store.open(settings)
+    hand_over.hand_over(store, settings, reason=REASON)
+    # As it was killed: the key's files are in place, and no copy was written.
+    copies = list(settings.data.rglob(COPY))
+    assert len(copies) == 2
+    for path in copies:
+        path.unlink()
+    if by == "the command":
+        assert hand_over.hand_over(store, settings, reason="not this one").resumed
+        assert (
+            "less than a day ago" in refused("conflict", hand_over.hand_over, store, settings, reason=REASON).sentence
+        )
+    else:
+        handing_over.sign(settings, store)
+    assert in_both_places(settings, store)
+    # From here on the copy of the newest checkpoint is by the new key alone.
+    handing_over.grow(settings, store, tmp_path / "made", "two")
+    handing_over.sign(settings, store)
+    store.close()
+    for path in file.parent.glob(f"{file.name}*"):
+        path.unlink()
+    file.write_bytes(backup)
+    store = Store.open(settings)
+    (settings.keys / "log.pem").unlink()
+    (retired,) = (settings.keys / "retired").iterdir()
+    retired.rename(settings.keys / "log.pem")
+    assert "were signed" in refused("log_inconsistent", handing_over.sign, settings, store).sentence
+    store.close()
+
+
 def test_killed_at_any_moment_it_is_not_begun_or_finished_by_who_comes_next(tmp_path):
     settings = config.load(tmp_path / "data", environ={})
     store = Store.open(settings)
@@ -269,14 +317,19 @@ def test_killed_at_any_moment_it_is_not_begun_or_finished_by_who_comes_next(tmp_
             assert named in {log.Signer(settings.origin, keys.load_signing_key(path)).vkey for path in held}
             done = len(found) > logged
             logged = len(found)
-            if done and moments % 2 and vkey(settings) != named:
-                assert hand_over.hand_over(store, settings, reason="not this one").resumed
-                resumed += 1
+            if done and moments % 2:
+                # The command, called again as it was, finishes; where nothing was left to do, it says so.
+                try:
+                    assert hand_over.hand_over(store, settings, reason="not this one").resumed
+                    resumed += 1
+                except Refusal as refusal:
+                    assert refusal.code == "conflict" and "that one is done" in refusal.hint
+                assert in_both_places(settings, store)
             # The API starts, finishes it in the command's place, and signs by the key that the database names.
             finished += done and vkey(settings) != named
             handing_over.grow(settings, store, tmp_path / "made", f"n{moments}")
             log.open_checkpoint(handing_over.sign(settings, store), log.parse_vkey(named))
-            assert vkey(settings) == named
+            assert vkey(settings) == named and (not found or in_both_places(settings, store))
             killer.stdin.write("go on\n")
             killer.stdin.flush()
         killer.stdin.close()

@@ -44,7 +44,7 @@ def hand_over(
 ) -> HandedOver:
     """Hand the log over to a new key. Killed at any moment and called again, it finishes, or begins anew where nothing was logged yet.
 
-    1. A hand-over that was logged, but whose key is not in place yet, is finished, and that is all.
+    1. A hand-over that was logged, but whose key or whose copies are not in place yet, is finished, and that is all.
     2. The log is what its checkpoints say, and every entry is signed by the old key.
     3. The successor's key is made.
     4. In one transaction: no round is under way but those that are abandoned; the record, the checkpoint over it by both keys, and the installation's key are written.
@@ -56,7 +56,7 @@ def hand_over(
         settings: say where the keys are.
         reason: public, for good.
         abandon: rounds under way that are given up with the old key, which the record then names: no custodian's client releases a share of
-            such a round, and its audit fails.
+            such a round, and its audit fails. UNOPENED means every round that has not opened yet, however many somebody has defined.
         again: whether another hand-over is wanted less than a day after the last; else who was not sure that it had ended makes two.
 
     Raises:
@@ -69,18 +69,26 @@ def hand_over(
             done = _last(tx)
         return _copied(store, settings, done)
     old = identity.load(settings, store).signer
+    copies = Copies(store.blobs, settings.data, old.verifier)
     with store.snapshot() as tx:
+        if tx.records(""):
+            copies.check_signed(tx)
+            # Of one long ago only its copies are put right: who hands over now wants another.
+            if copies.complete(tx) and _is_recent(tx) and not again:
+                return _last(tx)
         if not again:
             _require_long_ago(tx)
         given_up = _abandoned(tx, abandon)
+        if UNOPENED in abandon:
+            given_up += _unopened(tx, given_up)
         _check_rounds(tx, given_up)
     if given_up and reason.strip():
-        reason = f"{reason} (abandoned: {', '.join(given_up)})"
+        reason = f"{reason} (abandoned: {_told(given_up)})"
     fields = {"old": old.vkey, "new": old.vkey, "reason": reason, "approvals": []}
     records.check_fields(hand_overs.TYPE, fields, signed=True)
-    names.check(reason, what="the reason", longest=records.LONGEST_REASON)
+    names.check(reason, what="the reason", longest=records.LONGEST_LIST)
     # 2
-    sequencer = Sequencer(store, old, copies=Copies(store.blobs, settings.data, old.verifier))
+    sequencer = Sequencer(store, old, copies=copies)
     sequencer.start()
     sequencer.close()
     # 3
@@ -100,11 +108,14 @@ def logged(tx: Tx) -> list[tuple[int, str]]:
     return [(index, _note(tx, index + 1)) for index, _ in tx.records("")]
 
 
+def _is_recent(tx: Tx) -> bool:
+    found = tx.records("")
+    return bool(found) and tx.now() - found[-1][1].at < _SOON
+
+
 def _require_long_ago(tx: Tx) -> None:
-    if not (found := tx.records("")):
-        return
-    index, last = found[-1]
-    if tx.now() - last.at < _SOON:
+    if _is_recent(tx):
+        index, last = tx.records("")[-1]
         raise Refusal(
             "conflict",
             f"the log was handed over less than a day ago: log entry {index}, {format_time(last.at)}, to {last['new']} ({last['reason']})",
@@ -114,11 +125,29 @@ def _require_long_ago(tx: Tx) -> None:
 
 def _abandoned(tx: Tx, given: Sequence[str]) -> list[str]:
     """The ids of rounds that are given up: each is under way."""
-    found = [finding.find(tx, name) for name in given]
+    found = [finding.find(tx, name) for name in given if name != UNOPENED]
     over = [f"{state.id} is {state.phase}" for state in found if _is_over(state, tx.now())]
     if over:
         raise Refusal("phase_wrong", f"only a round under way is abandoned: {', '.join(over)}", hint="leave it out")
     return sorted({state.id for state in found})
+
+
+def _unopened(tx: Tx, besides: Sequence[str]) -> list[str]:
+    """The ids of all rounds, besides these, into which nobody could submit yet."""
+    names = tx.execute(select(rounds.c.id)).scalars().all()
+    now = tx.now()
+    left = [tx.round(name) for name in names if name not in besides]
+    return sorted(s.id for s in left if s.phase in (Phase.DRAFT, Phase.SEALED) and not _is_over(s, now))
+
+
+def _told(given_up: Sequence[str]) -> str:
+    """Their ids, as many as a record holds; of the rest how many there are, and a digest of them all."""
+    shown = list(given_up)
+    while sum(map(len, shown)) + 2 * len(shown) > _NAMED:
+        shown.pop()
+    left = len(given_up) - len(shown)
+    rest = f", and {left} more; all {len(given_up)}: {digests.of_json(list(given_up))}" if left else ""
+    return ", ".join(shown) + rest
 
 
 def _check_rounds(tx: Tx, given_up: Sequence[str]) -> None:
@@ -131,7 +160,8 @@ def _check_rounds(tx: Tx, given_up: Sequence[str]) -> None:
             "phase_wrong",
             f"the log's key can't be handed over while a round is under way: {', '.join(under_way)}",
             hint="its custodians and entrants have pinned the key: wait until it is published, or have it voided by its organizer,"
-            " or by its custodians (acclimate custodian void). Was the key stolen? --abandon ROUND gives the round up",
+            " or by its custodians (acclimate custodian void). Was the key stolen? --abandon ROUND gives the round up,"
+            f" --abandon {UNOPENED} all that have not opened",
         )
 
 
