@@ -2,7 +2,8 @@
 
 For tests only. Nothing happens unless the environment has both
 
-- ACCLIMATE_FAILPOINT=NAME or NAME:N, one of POINTS, at whose N-th passage (the first) the process kills itself by SIGKILL, and
+- ACCLIMATE_FAILPOINT=NAME, NAME:N or NAME:N:stop, one of POINTS, at whose N-th passage (the first) the process kills itself by SIGKILL, or
+  stops itself by SIGSTOP, and
 - ACCLIMATE_FAILPOINT_KILLS=this-process.
 
 The first without the second is refused by every command, as a setting that there is not.
@@ -53,9 +54,9 @@ def reach(point: str) -> None:
     """Pass a point, which only a test's process may not survive."""
     if not armed(os.environ):
         return
-    name, _, number = os.environ[_POINT].partition(":")
+    name, number, how = [*os.environ[_POINT].split(":"), "", ""][:3]
     if point == name:
         with _lock:
             _passed[point] += 1
             if _passed[point] == int(number or 1):
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,13 +204,18 @@ Dispatcher(store, store.blobs, settings, lambda: runner_of(settings), lease_seco
 class Process:
     """A dispatcher in a process of its own; reads what it says."""
 
-    def __init__(self, live: Live, folder: Path, *, quick: bool = False, **environment: str) -> None:
+    def __init__(
+        self, live: Live, folder: Path, *, quick: bool = False, script: Sequence[str] = (), **environment: str
+    ) -> None:
         self.settings = beside(live, folder)
         command = ["-c", QUICK, str(folder)] if quick else ["-m", "acclimate", "dispatch", "--data", str(folder)]
+        # A program of the test's own, and what follows the data folder in its arguments.
+        command = ["-c", script[0], str(folder), *script[1:]] if script else command
         environment = {
             **os.environ,
             "ACCLIMATE_DATABASE": live.settings.database,
             "ACCLIMATE_BLOBS": live.settings.blobs,
+            "ACCLIMATE_BLOBS_ENDPOINT": live.settings.blobs_endpoint,
             "ACCLIMATE_SERVER_KEYS": str(live.settings.keys),
             "ACCLIMATE_RUNNER": "local",
             "ACCLIMATE_SLOTS": "2",

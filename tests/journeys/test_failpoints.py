@@ -1,0 +1,85 @@
+"""A dispatcher killed at every point at which something is half done: whoever comes next finishes it, once."""
+
+from pathlib import Path
+from typing import Any
+
+import chaos
+import pytest
+from chaos import Play, killed
+
+from acclimate import config
+from acclimate_competitions.errors import Refusal
+
+ENTRANTS = 3
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return chaos.undisturbed(tmp_path_factory.mktemp("undisturbed"), entrants=ENTRANTS)
+
+
+def test_nobody_can_meet_a_failpoint_by_accident(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="ACCLIMATE_FAILPOINT: there is no such setting"):
+        config.load(tmp_path, environ={"ACCLIMATE_FAILPOINT": "claimed"})
+    with pytest.raises(Refusal, match="ACCLIMATE_FAILPOINT_KILLS: there is no such setting"):
+        config.load(tmp_path, environ={"ACCLIMATE_FAILPOINT_KILLS": "this-process"})
+
+
+def chained(play: Play, points: list[str], *, machines: bool) -> None:
+    """One dispatcher after the other is killed at its point; the last one ends the round.
+
+    Args:
+        play: an open round.
+        points: in the order in which they are met.
+        machines: whether each is on a machine of its own, so that it must wait for the lease of the one before.
+    """
+    for number, point in enumerate(points):
+        one = play.start(f"machine-{number}" if machines else "one", at=point)
+        play.until(lambda one=one: one.process.poll() is not None or play.phase == "published")  # type: ignore[misc]
+        assert killed(one), (point, play.phase, one.said)
+    play.start("one")
+    play.until(lambda: play.phase == "evaluated")
+
+
+FEW = ["settled", "committing", "moving", "claimed", "committed", "opening", "committing:2"]
+
+
+def test_killed_where_it_hurts_most_the_round_comes_out_the_same(tmp_path: Path, expected: dict[str, Any]) -> None:
+    with Play.begun(tmp_path, entrants=ENTRANTS) as play:
+        chained(play, FEW, machines=False)
+        assert play.wrong() == []
+        assert play.outcome() == expected
+
+
+ALL = ["claimed", "started", "done", "settled", "committing", "committed", "moving", "moved"]
+ALL += ["claimed", "started:2", "done", "committing", "committed:2", "moving", "moved", "opened", "opening"]
+ALL += ["claimed:2", "started", "done:2", "committing", "committed", "moving", "moved"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("machines", [False, True], ids=["one-machine", "a-machine-each"])
+def test_killed_at_every_point_of_every_phase_the_round_comes_out_the_same(
+    tmp_path: Path, expected: dict[str, Any], machines: bool
+) -> None:
+    with Play.begun(tmp_path, entrants=ENTRANTS) as play:
+        chained(play, ALL, machines=machines)
+        assert play.wrong() == []
+        assert play.outcome() == expected
+
+
+def test_a_standby_goes_on_where_a_killed_leader_was(tmp_path: Path, expected: dict[str, Any]) -> None:
+    with Play.begun(tmp_path, entrants=ENTRANTS) as play:
+        first = play.start("first", at="committed:2")
+        first.await_("leading")
+        second = play.start("second")
+        second.await_("standby")
+        play.until(lambda: play.phase == "evaluated")
+        assert killed(first) and second.events("leading")[0]["epoch"] == 2
+        assert play.wrong() == []
+        assert play.outcome() == expected
+        # Not before the lease had run out, and then at the next look, which is every second: nothing else came in between.
+        order = [(row.epoch, row.event) for row in play.rows()]
+        began = order.index((2, next(event for epoch, event in order if epoch == 2)))
+        assert {epoch for epoch, _ in order[:began]} == {1} and {epoch for epoch, _ in order[began:]} == {2}
+        assert order[began] in ((2, "given_back"), (2, "claimed"))
