@@ -41,7 +41,7 @@ def chained(play: Play, points: list[str], *, machines: bool) -> None:
     play.until(lambda: play.phase == "evaluated")
 
 
-FEW = ["settled", "committing", "moving", "claimed", "committed", "opening", "committing:2"]
+FEW = ["settled", "committing", "moving", "ended", "noted", "committed", "opening", "committing:2"]
 
 
 def test_killed_where_it_hurts_most_the_round_comes_out_the_same(tmp_path: Path, expected: dict[str, Any]) -> None:
@@ -51,9 +51,21 @@ def test_killed_where_it_hurts_most_the_round_comes_out_the_same(tmp_path: Path,
         assert play.outcome() == expected
 
 
-ALL = ["claimed", "started", "done", "settled", "committing", "committed", "moving", "moved"]
-ALL += ["claimed", "started:2", "done", "committing", "committed:2", "moving", "moved", "opened", "opening"]
-ALL += ["claimed:2", "started", "done:2", "committing", "committed", "moving", "moved"]
+CHECKS = ["claimed", "started", "ended", "stored", "noted", "done", "settled", "committing", "committed"]
+PREPARATIONS = ["claimed", "started:2", "ended", "stored", "noted:2", "done", "committing", "committed"]
+ALL = [
+    *CHECKS,
+    "moving",
+    "moved",
+    *PREPARATIONS,
+    "moving",
+    "moved",
+    "opened",
+    "opening",
+    *PREPARATIONS,
+    "moving",
+    "moved",
+]
 
 
 @pytest.mark.slow
