@@ -34,7 +34,7 @@ SHORTEST = 3600.0
 ATTEMPTS = "attempts/"
 _DIGEST = re.compile(rb"sha256:[0-9a-f]{64}")
 _PAGE, _PIECE, _AT_ONCE = 500, 1 << 16, 8
-ENDED = frozenset({"committed", "failed", "cancelled"})
+_GIVEN_UP = frozenset({"failed", "cancelled"})
 Progress = Callable[[int, int, str], None]
 
 
@@ -135,13 +135,13 @@ def over_notes(store: Store, *, older_than: float) -> list[str]:
         for row in tx.execute(select(attempts.c.attempt, attempts.c.state, attempts.c.ended)):
             states.setdefault(row.attempt.removeprefix("sha256:"), []).append(row)
 
+    def old(row: Any) -> bool:
+        return row.ended is not None and (now - parse_time(row.ended)).total_seconds() > older_than
+
     def over(name: str) -> bool:
         rows = states.get(name.split("/")[1], [])
-        return (
-            any(row.state in ENDED for row in rows)
-            and all(row.ended is not None for row in rows)
-            and all((now - parse_time(row.ended)).total_seconds() > older_than for row in rows)
-        )
+        committed = any(row.state == "committed" and old(row) for row in rows)
+        return committed or (any(row.state in _GIVEN_UP for row in rows) and all(map(old, rows)))
 
     return [name for name in names if over(name)]
 

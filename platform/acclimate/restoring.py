@@ -26,13 +26,14 @@ from acclimate import backups, config, database, garbage, installation, log, mig
 from acclimate.backups import Progress
 from acclimate.checkpoints import Copies
 from acclimate.config import Settings
-from acclimate.store import Store, attempts, results
+from acclimate.store import Store, attempts, results, stages
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 from acclimate_runners.blobs import Blobs, FolderBlobs, blobs_at, space
 
 UNDER_WAY = "RESTORING"
 _AT_ONCE = 4
+_OVER = ("committed", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
@@ -118,11 +119,12 @@ def gap(store: Store, settings: Settings, verifier: log.Verifier) -> Gap:
     with store.snapshot() as tx:
         size = tx.size()
         behind = Copies(store.blobs, settings.data, verifier).lost(tx)
-        done = set(tx.execute(select(results.c.stage)).scalars())
-        known: dict[str, list[str]] = {}
-        for row in tx.execute(select(attempts.c.attempt, attempts.c.stages, attempts.c.state)):
-            left = [] if row.state in garbage.ENDED else [key for key in row.stages if key not in done]
-            known[row.attempt] = left if row.attempt not in known else known[row.attempt] and left
+        over = set(tx.execute(select(results.c.stage)).scalars())
+        over |= set(tx.execute(select(stages.c.key).where(stages.c.state.in_(_OVER))).scalars())
+        known = {
+            row.attempt: [key for key in row.stages if key not in over]
+            for row in tx.execute(select(attempts.c.attempt, attempts.c.stages))
+        }
     lost = [
         f"{signed.size} entries were signed (root {base64.b64encode(signed.root).decode()}; {where}), the database has {size}"
         + ("" if signed.size > size else ", and not the same")

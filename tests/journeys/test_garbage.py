@@ -117,7 +117,9 @@ def test_what_is_young_stays(whole):
         ([("given_back", 1, OLD), ("running", 2, None)], True),
         ([("given_back", 1, OLD), ("committed", 2, OLD)], False),
         ([("committed", 1, "2999-01-01T00:00:00.000000Z")], True),
+        ([("lost", 1, None), ("committed", 2, OLD)], False),
         ([("failed", 1, OLD)], False),
+        ([("failed", 1, OLD), ("running", 2, None)], True),
     ],
 )
 def test_notes_of_attempts_stay_until_these_are_over(tmp_path, rows, stays):
