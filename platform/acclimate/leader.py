@@ -13,6 +13,7 @@ from acclimate.console import say
 from acclimate.finishing import Finish, Finisher
 from acclimate.hosting import outlives
 from acclimate.lead import OUTAGES, Lead, Running
+from acclimate.orphans import Orphans
 from acclimate.pool import PoolRow
 from acclimate.service import clockwork, release
 from acclimate.settling import Settling
@@ -36,6 +37,7 @@ class Leader:
         self._admission = Admission(lead, self._settling)
         self._aside = Aside(lead.store, lead.settings, monotonic=lead.moments.monotonic)
         self._sweeper = Sweeper(lead.blobs)
+        self._orphans = Orphans(lead)
         self._finisher: Finisher | None = None
         if finish_round is not None:
             self._finisher = Finisher(lead.store, finish_round, still_leading=lead.watch.still_leading)
@@ -114,6 +116,7 @@ class Leader:
             self._admission.plan()
         self._beat()
         self._pool.write(self._lead.host)
+        self._orphans.step()
         self._sweeper.step()
         if self._finisher is not None:
             self._finisher.step()
@@ -122,7 +125,7 @@ class Leader:
     def _beat(self) -> None:
         """Write down progress, for those that made some, and now and then for all; at most every half second."""
         now = self._lead.moments.monotonic()
-        due: list[tuple[Held, float]] = []
+        due: list[tuple[Held, float, float]] = []
         begun: list[tuple[Running, str]] = []
         for running in self._lead.running.values():
             status = self._settling.poll(running)
@@ -131,12 +134,13 @@ class Leader:
             word, waited = (status.step, status.total), now - running.beat
             if waited > _BEAT_AT_LEAST or (word != running.told and waited > _BEAT_EVERY):
                 running.beat, running.told = now, word
-                due.append((running.held, status.step / status.total if status.total > 0 else 0.0))
+                progress = status.step / status.total if status.total > 0 else 0.0
+                due.append((running.held, progress, status.silent))
         if due or begun:
             with self._lead.store.transaction() as tx:
                 for running, machine in begun:
                     stages.started(tx, running.held, machine=machine)
-                for held, progress in due:
-                    stages.beat(tx, held, progress=progress)
+                for held, progress, silent in due:
+                    stages.beat(tx, held, progress=progress, silent=silent)
         for running, _ in begun:
             running.begun = True

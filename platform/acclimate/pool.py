@@ -7,6 +7,7 @@ from sqlalchemy import insert, select, update
 
 from acclimate.hosting import Host
 from acclimate.store import Store, pools, timestamp
+from acclimate_runners.runner import Pool
 
 _EVERY = 30.0
 _LONGEST_PROBLEM = 2000
@@ -41,7 +42,7 @@ class PoolRow:
                 {"name": m.name, "cpus": m.cpus, "gpus": m.gpus, "memory": m.memory, "labels": dict(m.labels)}
                 for m in machines
             ],
-            "problem": host.problem[:_LONGEST_PROBLEM],
+            "problem": (host.problem or _aside(host))[:_LONGEST_PROBLEM],
         }
         now = time.monotonic()
         if values == self._written and now - self._at < _EVERY:
@@ -54,3 +55,9 @@ class PoolRow:
             else:
                 tx.execute(update(pools).where(mine).values(**row))
         self._written, self._at = values, now
+
+
+def _aside(host: Host) -> str:
+    """Which machines are there and take no attempt, and why."""
+    found = host.runner.aside() if isinstance(host.runner, Pool) else {}
+    return "; ".join(f"{name} is left alone for a while: {why}" for name, why in sorted(found.items()))

@@ -133,7 +133,8 @@ class Settling:
                 stages.cancel(tx, held, reason=status.reason)
             else:
                 stages.give_back(tx, held, code=code, reason=status.reason, machine=status.machine)
-        if code in retries.PASSING:
+        # A machine that is full is left alone by its runner; the others go on.
+        if code in retries.PASSING and not status.unfit:
             self._lead.paused = self._lead.moments.monotonic() + PAUSE
 
     def block(self, held: Held, reason: str, *, code: str, machine: str = "") -> None:

@@ -306,9 +306,10 @@ def _unmet() -> Any:
     return (stages.c.state == "pending") & stages.c.reason.startswith(UNMET, autoescape=True)
 
 
-def beat(tx: Tx, held: Held, *, progress: float) -> None:
-    """A running attempt's progress (0 to 1) and sign of life."""
-    tx.execute(update(stages).where(_mine(held)).values(progress=min(1.0, progress), heartbeat=timestamp(tx)))
+def beat(tx: Tx, held: Held, *, progress: float, silent: float = 0.0) -> None:
+    """A running attempt's progress (0 to 1), and its last sign of life, so many seconds ago."""
+    heartbeat = format_time(tx.now() - timedelta(seconds=silent))
+    tx.execute(update(stages).where(_mine(held)).values(progress=min(1.0, progress), heartbeat=heartbeat))
 
 
 def end_stale_checks(store: Store) -> None:

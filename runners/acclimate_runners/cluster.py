@@ -19,29 +19,26 @@ import os
 import signal
 import sys
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from acclimate_competitions.errors import Refusal
-from acclimate_runners.attempts import Attempt
+from acclimate_runners import placement
+from acclimate_runners.actor_handles import ActorHandle, Keeper
+from acclimate_runners.attendant import Attendant, Post
 from acclimate_runners.code import code_digest
-from acclimate_runners.fitness import SetAside, unfit
+from acclimate_runners.fitness import SetAside
 from acclimate_runners.gateway import Gateway
 from acclimate_runners.jobs import Job
 from acclimate_runners.joining import CONNECTS, TOKEN, reachable, settle_environment
-from acclimate_runners.nursery import Nursery
 from acclimate_runners.runner import Absent, BlobAccess, Demand, Handle, Machine, Status
+from acclimate_runners.watch import Patience
 
 NAMESPACE = "acclimate"
 _ONE_CPU = Demand()
-_PATIENCE = 10.0
-_LINGER = 20.0
-"""Seconds that a machine's fork-server outlives its last attempt."""
-_UNCLAIMED = 3600.0
-"""Seconds after its end for which an attempt's actor holds its place while nobody asks for it."""
+_PATIENCE = Patience()
 _OBJECT_STORE = 80 << 20
 """Bytes of Ray's object store; files go through blobs, so this is close to the least that Ray takes."""
 _NODE = "ray.io/node-id"
@@ -49,46 +46,6 @@ _NODE = "ray.io/node-id"
 _TOLD_LABELS = frozenset(
     f"ray.io/{name}" for name in ("accelerator-type", "availability-region", "availability-zone", "market-type")
 )
-
-
-class Attendant:
-    """The actor: one attempt and its child, on the machine that Ray chose.
-
-    Args:
-        name, job, blobs, workdir: of the attempt.
-        code: digest of the code that the attempt's results are to come from.
-        gpus: whether the child is given the GPUs that Ray chose.
-    """
-
-    def __init__(self, name: str, job: Job, blobs: BlobAccess, workdir: Path, *, code: str, gpus: bool) -> None:
-        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "") if gpus else ""
-        # An actor lives for one attempt, so the actors of a machine share their imports.
-        nursery = Nursery(shared=workdir, linger=_LINGER)
-        self._attempt = Attempt(name, job, blobs, work=workdir, nursery=nursery, devices=devices)
-        self._asked = time.monotonic()
-        from ray import get_runtime_context
-
-        self._unfit = unfit(workdir, code, machine=get_runtime_context().get_node_id())
-        if self._unfit is None:
-            # The attempt's thread lives as long as its child, whatever Ray does with its own threads.
-            self._attempt.start()
-            threading.Thread(target=self._leave, name="leave", daemon=True).start()
-
-    def poll(self) -> Status:
-        """Where the attempt stands."""
-        self._asked = time.monotonic()
-        return self._unfit or self._attempt.poll()
-
-    def stop(self) -> bool:
-        """Kill the child; says whether it is gone."""
-        self._attempt.cancel()
-        return self._unfit is not None or self._attempt.join(_PATIENCE)
-
-    def _leave(self) -> None:
-        """Give the place back where the dispatcher that started it is gone and no other took it up."""
-        while self._attempt.poll().state == "running" or time.monotonic() - self._asked < _UNCLAIMED:
-            time.sleep(_PATIENCE)
-        os._exit(0)
 
 
 class RayRunner:
@@ -102,6 +59,7 @@ class RayRunner:
         slots: how many jobs at once; None for one a CPU, as machines join and go.
         resources: custom resources that each attempt needs, such as {"acclimate": 1}, where not every node may take one.
         namespace: of the actors' names; installations that share a cluster need different ones.
+        patience: how long it and its actors wait.
 
     Raises:
         ImportError: ray is not installed.
@@ -116,6 +74,7 @@ class RayRunner:
         *,
         resources: dict[str, float] | None = None,
         namespace: str = NAMESPACE,
+        patience: Patience = _PATIENCE,
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ImportError("ray is not installed")
@@ -125,10 +84,13 @@ class RayRunner:
         workdir = workdir.resolve() if address == "local" else workdir.absolute()
         self._ray: Driver | Gateway
         if address == "local":
-            self._ray = Driver(workdir, address, slots=slots, resources=resources, namespace=namespace)
+            self._ray = Driver(
+                workdir, address, slots=slots, resources=resources, namespace=namespace, patience=patience
+            )
         else:
             reachable(address)
-            self._ray = Gateway(workdir, address, resources=resources or {}, namespace=namespace)
+            settings = {"resources": resources or {}, "namespace": namespace, "patience": patience}
+            self._ray = Gateway(workdir, address, settings)
         self.machines()
 
     @property
@@ -163,6 +125,14 @@ class RayRunner:
         """
         return self._ray.find(name)
 
+    def aside(self) -> dict[str, str]:
+        """The machines that are there and take no attempt for now: name -> why."""
+        return self._ray.aside()
+
+    def keep_only(self, names: frozenset[str]) -> list[str]:
+        """End the attempts of this namespace that have none of these names; returns those that were found and ended since the last call."""
+        return self._ray.keep_only(names)
+
     def close(self, *, keep: bool = False) -> None:
         """Leave the cluster; what still runs is killed, or with `keep` goes on and is found by its name. A local one ends."""
         self._ray.close(keep=keep)
@@ -179,6 +149,7 @@ class Driver:
         slots: int | None = None,
         resources: dict[str, float] | None = None,
         namespace: str = NAMESPACE,
+        patience: Patience = _PATIENCE,
     ) -> None:
         settle_environment(local=address == "local")
         with _quiet():
@@ -209,21 +180,28 @@ class Driver:
                     raise Refusal("runner_failed", f"Ray did not start here: {said}", hint=hint) from error
                 raise
         self._ray: Any = ray
-        self._workdir = workdir
         self._resources = dict(resources or {})
-        self._actors: dict[str, Any] = {}
+        self._post = Post(workdir, code_digest(), here=here, reached=reached, patience=patience)
+        self._handles: dict[str, ActorHandle] = {}
         self._aside = SetAside()
+        # What Ray calls a machine -> its host and its name; kept, as those that are gone are still spoken of.
+        self._known: dict[str, tuple[str, str]] = {}
+        self._without: dict[str, str] = {}
         self._class = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 4})(Attendant)
 
     def machines(self) -> tuple[Machine, ...]:
-        """The nodes that may take an attempt; a node without CPUs takes none, nor does one that is set aside as unfit."""
-        alive = [node for node in self._ray.nodes() if node["Alive"] and node["NodeID"] not in self._aside.now()]
-        able = [node for node in alive if self._may_take(node["Resources"])]
-        hosts = [node["NodeManagerHostname"] for node in able]
+        """The nodes that may take an attempt: not one without CPUs, nor one set aside as unfit, nor one that is to be drained."""
+        nodes = [node for node in self._ray.nodes() if node["Alive"] and self._may_take(node["Resources"])]
+        new = {n["NodeID"]: n["NodeManagerHostname"] for n in nodes if n["NodeID"] not in self._known}
+        hosts = [host for host, _ in self._known.values()] + list(new.values())
+        # Nodes of one machine are told apart, and keep their names.
+        self._known |= {n: (host, host if hosts.count(host) == 1 else f"{host}/{n[:6]}") for n, host in new.items()}
+        without = {node: self._aside.why(node) for node in self._aside.now()}
+        without |= dict.fromkeys(self._drain(), "it is to be drained")
+        self._without = {self._named(n["NodeID"]): without[n["NodeID"]] for n in nodes if n["NodeID"] in without}
         return tuple(
             Machine(
-                # Nodes of one machine are told apart.
-                name=host if hosts.count(host) == 1 else f"{host}/{node['NodeID'][:6]}",
+                name=self._named(node["NodeID"]),
                 cpus=node["Resources"]["CPU"],
                 gpus=node["Resources"].get("GPU", 0.0),
                 memory=int(node["Resources"].get("memory", 0)),
@@ -233,48 +211,98 @@ class Driver:
                     if not name.startswith("ray.io/") or (name in _TOLD_LABELS and value)
                 },
             )
-            for host, node in zip(hosts, able, strict=True)
+            for node in nodes
+            if node["NodeID"] not in without
         )
 
-    def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = _ONE_CPU) -> "ActorHandle":
+    def aside(self) -> dict[str, str]:
+        """As RayRunner.aside, of when machines() was last asked."""
+        return self._without
+
+    def keep_only(self, names: frozenset[str]) -> list[str]:
+        """As RayRunner.keep_only."""
+        ended = []
+        for name in self._ray.util.list_named_actors():
+            if name.startswith("a/") and name[2:] not in names:
+                # One that is gone by now has ended.
+                with contextlib.suppress(ValueError):
+                    self._ray.kill(self._ray.get_actor(name), no_restart=True)
+                    ended.append(name[2:])
+        return ended
+
+    def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = _ONE_CPU) -> ActorHandle:
         """As RayRunner.start."""
         self._supersede(name)
         # num_cpus sets no threads: the child's environment does.
         options: dict[str, Any] = {"num_cpus": demand.cpus, "num_gpus": demand.gpus, "resources": self._resources}
         options |= {"memory": demand.memory} if demand.memory else {}
-        aside = self._aside.now()
-        labels = dict(demand.labels) | ({_NODE: f"!in({', '.join(aside)})"} if aside else {})
+        without = sorted({*self._aside.now(), *self._avoided(demand)})
+        labels = dict(demand.labels) | ({_NODE: f"!in({', '.join(without)})"} if without else {})
         options |= {"label_selector": labels} if labels else {}
         options |= {"name": f"a/{name}", "lifetime": "detached", "get_if_exists": True}
-        actor = self._class.options(**options).remote(
-            name, job, blobs, self._workdir, code=code_digest(), gpus=demand.gpus > 0
-        )
-        self._actors = {n: a for n, a in self._actors.items() if n != name} | {name: actor}
+        actor = self._class.options(**options).remote(name, job, blobs, self._post, gpus=demand.gpus > 0)
         return self._handle(name, actor)
 
-    def find(self, name: str) -> "ActorHandle | Absent":
+    def find(self, name: str) -> ActorHandle | Absent:
         """As RayRunner.find."""
         try:
-            actor = self._ray.get_actor(f"a/{name}")
+            return self._handle(name, self._ray.get_actor(f"a/{name}"))
         except ValueError:
             return Absent()
-        self._actors = {n: a for n, a in self._actors.items() if n != name} | {name: actor}
-        return self._handle(name, actor)
 
-    def _handle(self, name: str, actor: Any) -> "ActorHandle":
-        return ActorHandle(self._ray, actor, forget=lambda: self._actors.pop(name, None), set_aside=self._aside.note)
+    def _handle(self, name: str, actor: Any) -> ActorHandle:
+        keeper = Keeper(
+            self._ray,
+            forget=lambda: self._handles.pop(name, None),
+            set_aside=self._set_aside,
+            named=self._named,
+            patience=self._post.patience.hang,
+        )
+        self._handles[name] = ActorHandle(actor, keeper)
+        return self._handles[name]
+
+    def _named(self, node: str) -> str:
+        return self._known.get(node, ("", node))[1]
+
+    def _set_aside(self, node: str, status: Status) -> None:
+        # A full disk is no accident of one attempt.
+        once = {"enough": 1} if status.code == "no_space" else {}
+        self._aside.note(node, reason=status.reason, **once)
+
+    def _avoided(self, demand: Demand) -> set[str]:
+        """The machines that a demand stays away from; none where no other could take it."""
+        if not demand.avoid:
+            return set()
+        left = [machine for machine in self.machines() if machine.name not in demand.avoid]
+        if not placement.fitting(demand, left):
+            return set()
+        # Another driver may have called it by its host alone, or may not.
+        own = {name for _, name in self._known.values()}
+        return {
+            node
+            for node, (host, name) in self._known.items()
+            if demand.avoid & {name, f"{host}/{node[:6]}"} or (host in demand.avoid and host not in own)
+        }
+
+    def _drain(self) -> set[str]:
+        """The nodes that are to go; the attempts on them are told to leave."""
+        leaving = set(self._ray._private.state.state.get_draining_nodes())
+        for handle in list(self._handles.values()):
+            if handle.node in leaving:
+                handle.leave(f"the machine {self._named(handle.node)} is to be drained")
+        return leaving
 
     def close(self, *, keep: bool = False) -> None:
         """As RayRunner.close."""
         ray = self._ray
         if not keep:
             with contextlib.suppress(Exception):
-                stops = [a.stop.options(concurrency_group="control").remote() for a in self._actors.values()]
-                ray.wait(stops, num_returns=len(stops), timeout=_PATIENCE) if stops else None
-            for actor in list(self._actors.values()):
+                stops = [h.actor.stop.options(concurrency_group="control").remote() for h in self._handles.values()]
+                ray.wait(stops, num_returns=len(stops), timeout=self._post.patience.end) if stops else None
+            for handle in list(self._handles.values()):
                 with contextlib.suppress(Exception):
-                    ray.kill(actor, no_restart=True)
-        self._actors.clear()
+                    ray.kill(handle.actor, no_restart=True)
+        self._handles.clear()
         with _quiet():
             ray.shutdown()
 
@@ -290,62 +318,22 @@ class Driver:
                 self._ray.kill(self._ray.get_actor(f"a/{attempt}/{earlier}"), no_restart=True)
 
 
-class ActorHandle:
-    """An attempt in an actor."""
+def here() -> str:
+    """What Ray calls this process's machine."""
+    from ray import get_runtime_context
 
-    def __init__(
-        self, ray: Any, actor: Any, *, forget: Callable[[], object], set_aside: Callable[[str], object]
-    ) -> None:
-        self._ray, self._actor, self._forget, self._set_aside = ray, actor, forget, set_aside
-        self._status = Status("running", what="waiting for a machine")
-        self._asked: Any = None
-        self._lock = threading.Lock()
-
-    def poll(self) -> Status:
-        """The last answer that came; asks for the next one. An actor that is gone is a failed attempt."""
-        with self._lock:
-            if self._status.state != "running":
-                return self._status
-            try:
-                self._ask()
-            except self._ray.exceptions.ActorUnavailableError:
-                # The way there is cut for now; once Ray knows the actor or its machine to be gone, it says so.
-                self._asked = None
-            except self._ray.exceptions.RayError as error:
-                self._status = Status("failed", reason=f"its Ray actor is gone: {_cause(error)}", code="runner_failed")
-            if self._status.state != "running":
-                self._end()
-            return self._status
-
-    def cancel(self) -> None:
-        """Kill the child, then the actor."""
-        with self._lock:
-            if self._status.state == "running":
-                self._status = Status("failed", reason="cancelled", code="cancelled")
-                self._end()
-
-    def _ask(self) -> None:
-        if self._asked is None:
-            self._asked = self._actor.poll.options(concurrency_group="control").remote()
-        ready, _ = self._ray.wait([self._asked], timeout=0)
-        if ready:
-            asked, self._asked = self._asked, None
-            self._status = self._ray.get(asked)
-            if self._status.unfit:
-                self._set_aside(self._status.unfit)
-
-    def _end(self) -> None:
-        # Killing the actor kills its process, and the child with it (see isolation.py).
-        with contextlib.suppress(Exception):
-            self._ray.kill(self._actor, no_restart=True)
-        self._forget()
+    return str(get_runtime_context().get_node_id())
 
 
-def _cause(error: Exception) -> str:
-    """What an error of Ray says, in one line: of a traceback its end, else its beginning."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [""]
-    at_creation = "creation task" in lines[0] or "Traceback" in str(error)
-    return f"{type(error).__name__}: {lines[-1 if at_creation else 0][:500]}"
+def reached() -> bool:
+    """Whether the cluster's head answers this process of Ray."""
+    from ray._private.worker import global_worker
+
+    try:
+        global_worker.gcs_client.internal_kv_exists(b"acclimate", b"acclimate", timeout=CONNECTS)
+    except Exception:
+        return False
+    return True
 
 
 def _children() -> set[int]:

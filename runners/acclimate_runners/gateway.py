@@ -34,18 +34,19 @@ class Gateway:
     Args:
         workdir: folder for the attempts, on each machine.
         address: the cluster's, HOST:PORT.
-        resources: custom resources that each attempt needs.
-        namespace: of the actors' names.
+        settings: resources, namespace and patience, as of RayRunner.
 
     Raises:
         Refusal: as RayRunner.
     """
 
-    def __init__(self, workdir: Path, address: str, *, resources: dict[str, float], namespace: str) -> None:
+    def __init__(self, workdir: Path, address: str, settings: dict[str, Any]) -> None:
         self._address, self._lock = address, threading.Lock()
         # Words of two threads must not run into each other.
         self._sending = threading.Lock()
         self._machines: tuple[Machine, ...] = ()
+        self._aside: dict[str, str] = {}
+        self._ended: list[str] = []
         self._handles: dict[int, RemoteHandle] = {}
         self._started, self._lost, self._closing = 0, "", False
         self._words, end = Pipe()
@@ -61,7 +62,7 @@ class Gateway:
                 pass_fds=(end.fileno(),),
             )
         try:
-            self._words.send((str(workdir), address, resources, namespace))
+            self._words.send((str(workdir), address, settings))
             self._await("imported", _IMPORTS, f"the process that talks to Ray at {address} did not start")
             self._await("connected", _CONNECTS, f"there is no answer from a Ray cluster at {address}")
         except BaseException:
@@ -79,6 +80,22 @@ class Gateway:
         with self._lock:
             self._check()
             return self._machines
+
+    def aside(self) -> dict[str, str]:
+        """As RayRunner.aside, as last told."""
+        with self._lock:
+            return self._aside
+
+    def keep_only(self, names: frozenset[str]) -> list[str]:
+        """As RayRunner.keep_only; what comes of it is told at the next call.
+
+        Raises:
+            ConnectionError: the cluster is lost.
+        """
+        self._send(("keep only", names))
+        with self._lock:
+            ended, self._ended = self._ended, []
+        return ended
 
     def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand) -> "RemoteHandle":
         """Start or adopt an attempt; what comes of it is in the handle's status.
@@ -167,9 +184,10 @@ class Gateway:
             except Exception:
                 self._lose(f"the process that talks to the Ray cluster at {self._address} ended")
                 break
-            machines, statuses = word
+            pool, statuses, ended = word
             with self._lock:
-                self._machines = self._machines if machines is None else machines
+                self._machines, self._aside = pool or (self._machines, self._aside)
+                self._ended += ended
                 for number, status in statuses.items():
                     handle = self._handles.get(number)
                     if handle is not None:
@@ -219,7 +237,7 @@ def main(descriptor: int) -> None:
     """Connect, then carry messages until told to close; ends at once with whoever started it."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     words = Connection(descriptor)
-    workdir, address, resources, namespace = words.recv()
+    workdir, address, settings = words.recv()
     from acclimate_runners import cluster, pod
 
     cluster.prepare()
@@ -227,7 +245,7 @@ def main(descriptor: int) -> None:
     try:
         cluster.check(address)
         pod.find_nodes_by_address(address)
-        driver = cluster.Driver(Path(workdir), address, resources=resources, namespace=namespace)
+        driver = cluster.Driver(Path(workdir), address, **settings)
         words.send(("connected", driver.machines()))
     except Exception as error:
         refusal = error if isinstance(error, Refusal) else cluster.not_joined(error, address)
@@ -241,11 +259,14 @@ def _carry(words: Connection, driver: Any) -> None:
     looked = time.monotonic()
     while True:
         statuses: dict[int, Status] = {}
+        ended: list[str] = []
         if words.poll(_EVERY):
             kind, *rest = words.recv()
             if kind == "close":
                 driver.close(keep=rest[0])
                 return
+            if kind == "keep only":
+                ended = driver.keep_only(rest[0])
             if kind == "cancel" and rest[0] in handles:
                 handles.pop(rest[0]).cancel()
             if kind in ("start", "find"):
@@ -263,10 +284,10 @@ def _carry(words: Connection, driver: Any) -> None:
             statuses[number] = handle.poll()
             if statuses[number].state != "running":
                 del handles[number]
-        machines = None
+        pool = None
         if time.monotonic() - looked > _LOOK_EVERY:
-            machines, looked = driver.machines(), time.monotonic()
-        words.send((machines, statuses))
+            pool, looked = (driver.machines(), driver.aside()), time.monotonic()
+        words.send((pool, statuses, ended))
 
 
 def _end_with_parent() -> None:

@@ -8,8 +8,10 @@ from acclimate_runners.attempts import Attempt
 from acclimate_runners.jobs import Job
 from acclimate_runners.nursery import Nursery
 from acclimate_runners.runner import Absent, BlobAccess, Demand, Handle, Machine
+from acclimate_runners.watch import Patience, Watched, watched
 
-_PATIENCE = 10.0
+_PATIENCE = Patience()
+_NAME = "localhost"
 _ONE_CPU = Demand()
 _NURSERY = Nursery()
 """Of this process: runners that come after one another use the same imports."""
@@ -21,24 +23,30 @@ class LocalRunner:
     Args:
         workdir: folder for the attempts.
         slots: how many jobs at once.
+        patience: how long it waits.
     """
 
-    def __init__(self, workdir: Path, slots: int) -> None:
+    def __init__(self, workdir: Path, slots: int, *, patience: Patience = _PATIENCE) -> None:
         self.slots = slots
-        self._workdir = workdir.resolve()
-        self._attempts: dict[str, Attempt] = {}
+        self._workdir, self._patience = workdir.resolve(), patience
+        self._attempts: dict[str, Watched] = {}
 
     def machines(self) -> tuple[Machine, ...]:
         """This machine; its GPUs are not offered, nor is its memory set aside."""
         # A job may need more than one CPU however few run at once.
-        return (Machine("localhost", float(max(self.slots, os.cpu_count() or 1))),)
+        return (Machine(_NAME, float(max(self.slots, os.cpu_count() or 1))),)
 
-    def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = _ONE_CPU) -> Attempt:
+    def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = _ONE_CPU) -> Watched:
         """Start an attempt, or adopt what an earlier process finished; returns at once."""
         running = self._attempts.get(name)
         if running is not None and running.poll().state == "running":
             return running
-        attempt = Attempt(name, job, blobs, work=self._workdir, nursery=_NURSERY)
+        attempt = watched(
+            lambda counted: Attempt(name, job, counted, work=self._workdir, nursery=_NURSERY),
+            blobs,
+            machine=_NAME,
+            patience=self._patience,
+        )
         self._attempts = {n: a for n, a in self._attempts.items() if a.poll().state == "running"} | {name: attempt}
         attempt.start()
         return attempt
@@ -51,6 +59,6 @@ class LocalRunner:
         """Kill what still runs, and wait until it is gone; nothing of it outlives this process, whatever `keep` says."""
         for attempt in self._attempts.values():
             attempt.cancel()
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + self._patience.end
         for attempt in self._attempts.values():
             attempt.join(max(0.0, until - time.monotonic()))

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 TOKEN = "0123456789abcdef" * 4
 
 HOLDER = """
-import json, os, sys
+import json, os, signal, subprocess, sys, time
 from ray.cluster_utils import Cluster
 
 SMALL = {"object_store_memory": 80 << 20, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
@@ -27,7 +28,7 @@ def persistent(make):
                 raise
 
 cluster = persistent(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **SMALL}))
-nodes = []
+nodes, small = [], []
 
 def metadata(**changes):
     # What a cluster says of itself lies in its head's store, where it was written at the start.
@@ -42,6 +43,21 @@ def behead():
         process.process.kill()
         process.process.wait()
 
+def drain(number):
+    # As a cloud does that takes a machine away: in five minutes, and whoever runs there should be gone by then.
+    from ray._raylet import GcsClient
+    from ray.core.generated import autoscaler_pb2
+    until = int(time.time() * 1000) + 300_000
+    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    return GcsClient(address=cluster.address).drain_node(nodes[number].node_id, reason, "going", until)[0]
+
+def add_small(path, size, options):
+    # A node with a disk of its own at that path: mounted where only its processes see it.
+    mount = f'mount -t tmpfs -o size={size} none "{path}" && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    command += [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", f"--address={cluster.address}"]
+    small.append(subprocess.Popen([*command, f"--object-store-memory={80 << 20}", *options], start_new_session=True))
+
 def act(kind, value):
     if kind == "add":
         nodes.append(persistent(lambda: cluster.add_node(**SMALL, **value)))
@@ -51,10 +67,17 @@ def act(kind, value):
         return metadata(**value)
     elif kind == "behead":
         behead()
+    elif kind == "drain":
+        return drain(value)
+    elif kind == "add small":
+        add_small(*value)
 
 print(json.dumps(cluster.address), flush=True)
 for line in sys.stdin:
     print(json.dumps(act(*json.loads(line))), flush=True)
+for process in small:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 if cluster.head_node.remaining_processes_alive():
     cluster.shutdown()
 else:
@@ -90,6 +113,14 @@ class RayCluster:
     def remove(self, number: int) -> None:
         """Kill the node that was added as this one, counted from 0."""
         self._ask("remove", number)
+
+    def drain(self, number: int) -> bool:
+        """Give notice that this node will go; whether it was taken."""
+        return bool(self._ask("drain", number))
+
+    def add_small(self, folder: Path, size: str, *options: str) -> None:
+        """Add a node for which a disk of this size lies at a folder; options as of `ray start`."""
+        self._ask("add small", [str(folder), size, options])
 
     def metadata(self, **changes: str) -> dict[str, str]:
         """Change what the cluster says of its versions; what it said before."""

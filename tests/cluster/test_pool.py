@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from waiting import WAITING, ended, placed, until, without_input
 
 import acclimate_competitions
 import acclimate_runners
@@ -20,27 +21,9 @@ from acclimate_runners.blobs import FolderBlobs
 from acclimate_runners.cluster import RayRunner
 from acclimate_runners.jobs import PrepareJob
 from acclimate_runners.placement import Room
-from acclimate_runners.runner import Demand, Handle, Status
+from acclimate_runners.runner import Demand
 
 GPU = Demand(cpus=0.5, gpus=1)
-PLACED, WAITING = "fetching inputs", "waiting for a machine"
-
-
-def until(condition, *, within: float = 120.0) -> None:
-    end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)
-
-
-def ended(handle: Handle) -> Status:
-    until(lambda: handle.poll().state != "running")
-    return handle.poll()
-
-
-def placed(*handles: Handle) -> int:
-    """How many of them a machine has taken."""
-    return sum(handle.poll().what == PLACED for handle in handles)
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +45,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> tuple[FolderBlobs, Prepare
 def stuck(work, tmp_path_factory: pytest.TempPathFactory) -> tuple[FolderBlobs, PrepareJob]:
     """A job that a machine takes and then waits with for ever, at no cost: one of its inputs never comes."""
     blobs, job = work
-    copy = FolderBlobs(tmp_path_factory.mktemp("stuck") / "blobs")
-    shutil.copytree(blobs.root, copy.root, dirs_exist_ok=True)
-    first = copy.path(min(job.model.files.values()))
-    first.unlink()
-    os.mkfifo(first)
-    return copy, job
+    return without_input(tmp_path_factory.mktemp("stuck"), blobs, job), job
 
 
 @pytest.fixture
@@ -127,9 +105,9 @@ def test_labels_and_whole_gpus_are_obeyed(runner: RayRunner, stuck) -> None:
 def test_a_child_sees_the_gpus_it_was_given_and_no_other(runner: RayRunner, work, tmp_path: Path) -> None:
     blobs, job = work
     with_gpu = runner.start("with/1", job, blobs, demand=GPU)
-    assert seen_devices(tmp_path / "work", "with-1") in ("0", "1")
+    assert seen_devices(tmp_path / "work", "with/") in ("0", "1")
     without = runner.start("without/1", job, blobs)
-    assert seen_devices(tmp_path / "work", "without-1") == ""
+    assert seen_devices(tmp_path / "work", "without/") == ""
     with_gpu.cancel()
     without.cancel()
 
@@ -143,7 +121,7 @@ def seen_devices(work: Path, name: str) -> str:
             # A fork of the fork-server has its settings elsewhere, but it is none that is given GPUs.
             with contextlib.suppress(OSError):
                 command = (folder / "cmdline").read_bytes().decode("utf-8", "replace")
-                if "acclimate_runners" in command and str(work / "attempts" / name) in command:
+                if "acclimate_runners" in command and f"{work}/attempts/{name}" in command:
                     variables = (folder / "environ").read_bytes().split(b"\0")
                     found.extend(v.partition(b"=")[2].decode() for v in variables if v.startswith(b"CUDA_VIS"))
         return bool(found)
@@ -177,7 +155,7 @@ def test_what_goes_on_after_a_close_is_adopted_by_its_name_and_ended_by_its_next
     adopted = second.start("kept-0/1", job, blobs)
     again = second.start("kept-1/2", job, blobs)
     until(lambda: placed(adopted, again) == 2)
-    assert [path.name for path in (tries / "kept-0-1").iterdir()] == ["1"]
+    assert [path.name for path in (tries / "kept-0").iterdir()] == ["1"]
     # The other's first try was ended for its second: only two of six places are taken.
     others = [second.start(f"other-{number}/1", job, blobs) for number in range(4)]
     until(lambda: placed(*others) == 4)

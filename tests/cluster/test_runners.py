@@ -68,7 +68,7 @@ def test_an_attempt_gives_an_outcome_whose_files_are_in_the_blobs(prepared) -> N
     assert {(p["task"], p["seed"]) for p in status.outcome.results["prepared"]} == set(job.stages)
     assert len(status.outcome.files) == 2 and all(blobs.has(digest) for digest in status.outcome.files.values())
     assert blobs.has(status.log) and status.network in ("none", "open")
-    left = {path.name for path in (folder / "work" / "attempts" / "sha256-ab-1" / "1").rglob("*") if path.is_file()}
+    left = {path.name for path in (folder / "work" / "attempts" / "sha256-ab" / "1").rglob("*") if path.is_file()}
     assert left == {"job.json", "manifest.json", "child.log"}
 
 
@@ -108,7 +108,7 @@ def test_a_refused_model_is_an_outcome_and_a_broken_job_is_not(prepared, tmp_pat
 
 def test_a_try_that_was_killed_leaves_its_inputs_no_longer_than_to_the_next(prepared, tmp_path: Path) -> None:
     _, blobs, job, _ = prepared
-    left = tmp_path / "work" / "attempts" / "sha256-ef-1" / "1" / "inputs"
+    left = tmp_path / "work" / "attempts" / "sha256-ef" / "1" / "inputs"
     left.mkdir(parents=True)
     (left / "ab").write_bytes(b"what a killed process was given")
     runner = LocalRunner(tmp_path / "work", slots=1)
@@ -206,23 +206,23 @@ def test_ray_gives_the_same_bytes_and_survives_its_nodes(prepared, cluster, with
         # 2. An attempt that runs is found by its name, not started again.
         second = runner.start("sha256:f/1", endless, blobs)
         wait_until(lambda: first.poll().step > 0 and second.poll().step > 0)
-        assert len(children(f"{attempts}/sha256-f-1")) == 1
+        assert len(children(f"{attempts}/sha256-f/")) == 1
         # 3. An actor that is killed takes its child along, and both handles say so.
         lost = runner.start("sha256:1/1", endless, blobs)
-        os.kill(owner_of(children(f"{attempts}/sha256-f-1")[0]), signal.SIGKILL)
+        os.kill(owner_of(children(f"{attempts}/sha256-f/")[0]), signal.SIGKILL)
         assert "actor is gone" in ended(first).reason and ended(second).state == "failed"
-        wait_until(lambda: not children(f"{attempts}/sha256-f-1"), within=5)
+        wait_until(lambda: not children(f"{attempts}/sha256-f/"), within=5)
         # 4. Cancelling ends actor and child.
         cancelled = runner.start("sha256:2/1", endless, blobs)
-        wait_until(lambda: children(f"{attempts}/sha256-2-1") and children(f"{attempts}/sha256-1-1"))
+        wait_until(lambda: children(f"{attempts}/sha256-2/") and children(f"{attempts}/sha256-1/"))
         cancelled.cancel()
         assert cancelled.poll().code == "cancelled"
-        wait_until(lambda: not children(f"{attempts}/sha256-2-1"), within=10)
+        wait_until(lambda: not children(f"{attempts}/sha256-2/"), within=10)
         # 5. A node that goes away takes its attempt along.
         for number in range(2):
             cluster.remove(number)
         assert "actor is gone" in ended(lost).reason
-        wait_until(lambda: not children(f"{attempts}/sha256-1-1"), within=10)
+        wait_until(lambda: not children(f"{attempts}/sha256-1/"), within=10)
     finally:
         runner.close()
     assert children(f"{attempts}/sha256-") == []
