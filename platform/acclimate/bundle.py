@@ -210,9 +210,15 @@ class _Checkpoints:
 
 
 def _milestones(own: list[tuple[int, Record]], state: Round) -> list[int]:
-    """Log indices of what gets a checkpoint of its own: the record that began each phase, and each submission's."""
+    """Log indices of what gets a checkpoint of its own: the record that began each phase, each submission's, and the last preparation's.
+
+    That one says when the objection window could begin, where there are both a window and witnesses.
+    """
     begun = {at for _, at in state.phases}
-    return [index for index, record in own if record.type in _SUBMITTING or record.at in begun]
+    found = [index for index, record in own if record.type in _SUBMITTING or record.at in begun]
+    if state.defined["quorum"] and state.competition.round.objection_window:
+        found += [index for index, record in own if record.type == "ModelPrepared"][-1:]
+    return found
 
 
 # ---- the round -----------------------------------------------------------------------------------------------------

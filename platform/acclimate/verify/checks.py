@@ -126,7 +126,7 @@ _LOG = (
     Rule(
         "time",
         "log",
-        "a quorum of witnesses saw the commitment of every entry by the close, and no record says that it came after they saw it",
+        "a quorum of witnesses saw the commitment of every entry by the close and the last preparation before the objection window, and no record says that it came after they saw it",
         ("rules",),
         witnesses.time,
     ),

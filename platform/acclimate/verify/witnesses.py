@@ -11,7 +11,8 @@ still the newest that the witnesses were shown at the q-th largest. So an entry'
 - was not, if a checkpoint without it still was the newest after that;
 - else it is not known: between the last checkpoint without it and the first one with it the witnesses saw none.
 
-And no record of the round can be of a later time than that by which a checkpoint with it was there.
+In the same way the last ModelPrepared is due the objection window before PreparationFinished. A server could log it late and date it back: nobody
+would have had the window to object in. And no record of the round can be of a later time than that by which a checkpoint with it was there.
 """
 
 import bisect
@@ -99,7 +100,7 @@ def whose(audit: Audit) -> str:
 def time(audit: Audit) -> str:
     """Every entry's commitment, and every extension of the close, was seen by a quorum within GRACE of the close that it had to meet.
 
-    And no record of the round says that it came more than GRACE after a quorum saw it.
+    So was the last ModelPrepared, within GRACE of the objection window's begin, as PreparationFinished has it. And no record of the round says that it came more than GRACE after a quorum saw it.
     """
     quorum = _quorum(audit)
     if quorum.needed == 0:
@@ -180,7 +181,7 @@ def _moments(audit: Audit, quorum: Quorum) -> tuple[list[int], list[datetime], l
 
 
 def _due(audit: Audit) -> Iterator[tuple[int, datetime, str]]:
-    """(log index, by when witnesses must have seen it, what it is) of each entry's commitment and each extension of the close."""
+    """(log index, by when witnesses must have seen it, what it is) of all that a quorum must have seen in time."""
     state = audit.round
     closes = parse_time(state.defined["closes"])
     for index, record in enumerate(audit.records):
@@ -189,6 +190,10 @@ def _due(audit: Audit) -> Iterator[tuple[int, datetime, str]]:
             closes = parse_time(record["closes"])
     for entry in state.entries:
         yield state.submissions[entry.commitment].order, state.closes + GRACE, f"the commitment of {entry.entrant}"
+    window = state.competition.round.objection_window
+    if state.finished is not None and state.prepared and window:
+        kinds = (i for i, r in enumerate(audit.records) if (r.round, r.type) == (state.id, "ModelPrepared"))
+        yield max(kinds), state.finished.at - window + GRACE, "the last ModelPrepared before the objection window"
 
 
 def _quorum(audit: Audit) -> Quorum:
