@@ -2,16 +2,19 @@
 
 import hashlib
 import hmac
+import math
+import random
 import re
 from pathlib import Path
 from types import CodeType, FunctionType
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from acclimate import custody, log, notes, sealing
 from acclimate.verify import CHECKS
-from acclimate_competitions import digests, drawing, records, rounds
+from acclimate_competitions import confidence, digests, drawing, records, rounds
 from acclimate_competitions.phases import Phase
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -166,3 +169,61 @@ def test_the_commitment_comes_out():
     manifest = digests.parse_canonical(block("manifest").rstrip("\n").encode())
     commitment = digests.of_bytes(SECRET + digests.canonical(manifest))
     assert f"its nonce is `{commitment}`" in PAGE
+
+
+def test_the_keys_of_low_order_are_those_of_the_page() -> None:
+    w = int(re.search(r"\n`([0-9a-f]{64})`", PAGE)[1], 16)  # type: ignore[index]
+    p = 2**255 - 19
+    ys = (0, 1, p - 1, p, p + 1, w, p - w)
+    assert {(y + sign * 2**255).to_bytes(32, "little") for y in ys for sign in (0, 1)} == records.LOW_ORDER
+    assert len(records.LOW_ORDER) == 14
+
+
+def test_uncertainty_is_what_the_page_writes() -> None:
+    """9.5 by hand, for two tasks, three seeds, clusters of unequal size and a missing score."""
+    draw = random.Random(5)
+    tasks, seeds, names = (8, 6), 3, ("a", "b", "c")
+    scores = {
+        (t, i, s): [float(draw.random() < 0.6) for _ in range(size)]
+        for t, size in enumerate(tasks)
+        for i in names
+        for s in range(seeds)
+    }
+    scores[0, "b", 1][3] = math.nan
+    clusters = {0: [0, 0, 1, 1, 2, 3, 3, 3], 1: [0, 1, 1, 2, 4, 4]}
+    total = {(i, c): 0.0 for i in names for c in range(5)}
+    variance = dict.fromkeys(names, 0.0)
+    for t, size in enumerate(tasks):
+        g = len(set(clusters[t]))
+        excess = {}
+        for i in names:
+            means, e = [], []
+            for s in range(seeds):
+                row = scores[t, i, s]
+                known = [x for x in row if not math.isnan(x)]
+                means.append(sum(known) / len(known))
+                e.append([0.0 if math.isnan(x) else (x - means[-1]) / len(known) for x in row])
+            mean_e = [sum(e[s][j] for s in range(seeds)) / seeds for j in range(size)]
+            for j in range(size):
+                total[i, clusters[t][j]] += math.sqrt(g / (g - 1)) * mean_e[j] / len(tasks)
+            middle = sum(means) / seeds
+            items = sum(
+                sum(e[s][j] - mean_e[j] for j in range(size) if clusters[t][j] == c) ** 2
+                for s in range(seeds)
+                for c in set(clusters[t])
+            )
+            excess[i] = (sum((m - middle) ** 2 for m in means) - g / (g - 1) * items) / (seeds - 1)
+        pooled = sum(excess.values()) / len(names)
+        for i in names:
+            variance[i] += max(0.0, pooled) / seeds / len(tasks) ** 2
+    by_hand = [math.sqrt(sum(total[i, c] ** 2 for c in range(5)) + variance[i]) for i in names]
+    errors = [
+        confidence.task_error(
+            np.array([[scores[t, i, s] for s in range(seeds)] for i in names]),
+            np.array(clusters[t]),
+            count=5,
+            pool=np.array([True, True, True]),
+        )
+        for t in range(len(tasks))
+    ]
+    assert confidence.standard_errors(errors) == pytest.approx(by_hand, rel=1e-12)
