@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from acclimate.verify import Check, Report
     from acclimate.verify.audit import Rerun
     from acclimate.verify.checks import Progress
+    from acclimate.verify.files import Bundle
 
 _COLOURS = {"ok": "green", "FAILED": "red", "NOT CHECKED": "yellow"}
 
@@ -54,6 +55,7 @@ def verify(
     Example: acclimate verify digits-2027-1.zip --log-key key-that-a-custodian-gave-me.txt
     """
     from acclimate import verify as auditor
+    from acclimate.verify import files
 
     if not bundle.exists():
         raise Refusal(
@@ -63,15 +65,22 @@ def verify(
     chosen = [name for name, wanted in (("log", log), ("seal", seal), ("scores", scores)) if wanted] + (level or [])
     if (rerun is None) != (models is None):
         raise typer.BadParameter("--rerun ENTRANT and --models DIR belong together")
+    keys = [read_key(text) for text in witness or []]
     with named_bar("verifying") as progress:
-        report = auditor.verify(
-            bundle,
-            log_key=read_log_keys(log_key, of=_named(bundle)) if log_key is not None else None,
-            witnesses=[read_key(text) for text in witness or []],
-            levels=[*chosen, "rerun"] if chosen and rerun is not None else chosen or auditor.LEVELS,
-            rerun=_again(rerun, models, progress) if rerun is not None and models is not None else None,
-            progress=progress,
-        )
+        again = _again(rerun, models, progress) if rerun is not None and models is not None else None
+        try:
+            # Once: the key that fits is chosen by the bytes that are verified.
+            with files.opened(bundle) as found:
+                report = auditor.verify(
+                    found,
+                    log_key=read_log_keys(log_key, of=_named(found)) if log_key is not None else None,
+                    witnesses=keys,
+                    levels=[*chosen, "rerun"] if chosen and rerun is not None else chosen or auditor.LEVELS,
+                    rerun=again,
+                    progress=progress,
+                )
+        except auditor.Failed as failed:
+            report = auditor.unopened(bundle, failed)
     emit(report.document(), as_json=as_json, text=_lines(report), styled=True)
     raise typer.Exit(report.exit_code)
 
@@ -119,13 +128,12 @@ def _require_bundle(path: Path) -> None:
         )
 
 
-def _named(path: Path) -> str | None:
+def _named(bundle: "Bundle") -> str | None:
     """The log's key that a bundle names: which of those that a key folder keeps is meant."""
-    from acclimate.verify import Failed, files
+    from acclimate.verify import Failed
 
     try:
-        with files.opened(path) as found:
-            return str(found.json("keys.json")["log"])
+        return str(bundle.json("keys.json")["log"])
     except (Failed, KeyError, TypeError):
         return None  # the report says what is wrong
 

@@ -23,7 +23,17 @@ A check whose ground another check has taken away is NOT CHECKED too, and says b
 instruction, and nothing malformed in it ends the audit: the check that met it has FAILED.
 """
 
-from acclimate.verify.checks import CHECKS, LEVELS, recompute_ranking, recompute_scores, verify
+from acclimate.verify.checks import CHECKS, LEVELS, recompute_ranking, recompute_scores, unopened, verify
 from acclimate.verify.report import Check, Failed, Report
 
-__all__ = ["CHECKS", "LEVELS", "Check", "Failed", "Report", "recompute_ranking", "recompute_scores", "verify"]
+__all__ = [
+    "CHECKS",
+    "LEVELS",
+    "Check",
+    "Failed",
+    "Report",
+    "recompute_ranking",
+    "recompute_scores",
+    "unopened",
+    "verify",
+]

@@ -297,8 +297,13 @@ def verify(
             checks = _go_through(audit, rules, progress)
             name = audit.records[audit.first].round if _ok(checks, "round") else ""
     except Failed as failed:
-        return Report(_named(path), "", (Check(1, "manifest", "FAILED", failed.why, failed.where),))
+        return unopened(path, failed)
     return Report(_named(path), name, tuple(checks))
+
+
+def unopened(path: Path | files.Bundle, failed: Failed) -> Report:
+    """The report on what could not even be opened as a bundle."""
+    return Report(_named(path), "", (Check(1, "manifest", "FAILED", failed.why, failed.where),))
 
 
 def _named(path: Path | files.Bundle) -> str:
