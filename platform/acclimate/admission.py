@@ -20,6 +20,8 @@ from acclimate_runners import failpoints, placement
 from acclimate_runners.runner import Machine, Runner
 
 _WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
+_ADOPTIONS = 3
+"""How often a try is taken up over one runner: what it loses each time is begun anew, under a fence of its own."""
 _SOON = 5.0
 """Seconds in which the API signs a checkpoint, if it is there."""
 
@@ -37,6 +39,8 @@ class Admission:
         self._planned: dict[str, assignments.Planned] = {}
         # How often a runner did not take an attempt.
         self._refused: dict[str, int] = {}
+        # Attempt -> (fence, runner, how often that try was taken up over that runner).
+        self._adopted: dict[str, tuple[int, Runner, int]] = {}
         # What schedule.py counts of those that wait here, and on the cluster.
         self._overtaken: dict[str, int] = {}
         self._passed: dict[str, set[str]] = {}
@@ -149,7 +153,7 @@ class Admission:
         with self._lead.store.snapshot() as tx:
             lost = stages.adoptable(tx)
         for assignment in ready if lost else ():
-            if assignment.attempt not in lost:
+            if assignment.attempt not in lost or not self._may_adopt(runner, assignment, lost[assignment.attempt]):
                 continue
             with self._lead.store.transaction() as tx:
                 held = stages.adopt(tx, assignment, fence=lost[assignment.attempt], epoch=self._lead.watch.epoch)
@@ -163,6 +167,12 @@ class Admission:
                     return
                 self._lead.running[assignment.attempt] = Running(held, handle, runner, begun=True)
                 say("adopted", **ids(held))
+
+    def _may_adopt(self, runner: Runner, assignment: Assignment, fence: int) -> bool:
+        before = self._adopted.get(assignment.attempt)
+        count = before[2] if before is not None and before[0] == fence and before[1] is runner else 0
+        self._adopted[assignment.attempt] = (fence, runner, count + 1)
+        return count < _ADOPTIONS
 
     def _explain(self, ready: list[Assignment], machines: tuple[Machine, ...]) -> dict[str, str]:
         """Round -> why no machine can ever take its work, also written down for everybody; it waits for a machine that can."""

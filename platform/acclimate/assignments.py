@@ -6,6 +6,7 @@ Stages of one entry that are outstanding at the same time make one assignment, s
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Row, select
@@ -13,7 +14,7 @@ from sqlalchemy import Row, select
 from acclimate import round_jobs
 from acclimate.plan import demand_of
 from acclimate.schedule import Work
-from acclimate.service import manifests
+from acclimate.service import forecasts, manifests
 from acclimate.store import Tx, submissions
 from acclimate_competitions import digests
 from acclimate_competitions.definition import Task
@@ -59,7 +60,7 @@ class Assignment:
     work: Work
     demand: Demand
 
-    @property
+    @cached_property
     def attempt(self) -> str:
         """The attempt's id: the digest of its sorted stage keys."""
         return digests.of_json(sorted(stage.key for stage in self.stages))
@@ -122,15 +123,21 @@ class Planned:
         if state.phase is Phase.OPEN:
             waiting = select(submissions).where(submissions.c.round == state.id, submissions.c.state == "checking")
             rows = tx.execute(waiting.order_by(submissions.c.committed_index)).all()
-            return [_check(state, row, place) for place, row in enumerate(rows)]
+            return [_check(state, row) for row in rows]
         left = _left(state)
         new = {entry for entry, what in left.items() if entry not in self._kept or _done_by(self._kept[entry]) != what}
-        for entry, row in _entries(tx, state) if new else ():
-            if entry.submission in new and state.phase is Phase.CLOSED:
-                self._kept[entry.submission] = _prepare(state, entry, row, left=left[entry.submission])
-            elif entry.submission in new:
-                what = left[entry.submission]
-                self._kept[entry.submission] = _evaluate(state, entry, row, holdout_inputs, left=what)
+        entries = _entries(tx, state) if new else []
+        seconds = forecasts.expected(tx, state.id, [row for _, row in entries]) if new else {}
+        for entry, row in entries:
+            if entry.submission not in new:
+                continue
+            what = left[entry.submission]
+            if state.phase is Phase.CLOSED:
+                work = Work(row.entrant, forecasts.of_preparations(seconds[row.id], state, len(what)), _LATER)
+                self._kept[entry.submission] = _prepare(state, entry, row, left=what, work=work)
+            else:
+                work = Work(row.entrant, forecasts.of_evaluations(seconds[row.id], state, len(what)), _LATER)
+                self._kept[entry.submission] = _evaluate(state, entry, row, holdout_inputs, left=what, work=work)
         return [self._kept[entry] for entry in left]
 
 
@@ -180,16 +187,16 @@ def _entries(tx: Tx, state: Round) -> list[tuple[Entry, Row[Any]]]:
     return [(entry, by_commitment[entry.commitment]) for entry in state.entries]
 
 
-def _check(state: Round, row: Row[Any], place: int) -> Assignment:
+def _check(state: Round, row: Row[Any]) -> Assignment:
     job = round_jobs.check(state, ModelFiles(manifests.digests_of(row.manifest)))
     key = stage_key("check", state, inputs=jobs.inputs(job), params={"submission": row.id})
-    # First come, first served: an entrant waits for this answer.
-    work = Work(row.entrant, cost=-float(place), priority=_FIRST)
+    # First come, first served, over all rounds: an entrant waits for this answer.
+    work = Work(row.entrant, cost=-float(row.committed_index), priority=_FIRST)
     demand = demand_of(state.competition)
     return Assignment("check", state.id, row.id, row.entrant, None, (Stage(key),), job, work, demand)
 
 
-def _prepare(state: Round, entry: Entry, row: Row[Any], *, left: Sequence[_Evaluation]) -> Assignment:
+def _prepare(state: Round, entry: Entry, row: Row[Any], *, left: Sequence[_Evaluation], work: Work) -> Assignment:
     model, tasks = ModelFiles(manifests.digests_of(row.manifest)), {task.name: task for task in state.competition.tasks}
     wanted = [(name, seed) for name, seed, _ in left if seed is not None]
     job = round_jobs.prepare(state, model, wanted)
@@ -206,12 +213,18 @@ def _prepare(state: Round, entry: Entry, row: Row[Any], *, left: Sequence[_Evalu
         )
         for name, seed in wanted
     )
-    work, demand = _work(row, stages), demand_of(state.competition)
+    demand = demand_of(state.competition)
     return Assignment("prepare", state.id, row.id, row.entrant, entry.submission, stages, job, work, demand)
 
 
 def _evaluate(
-    state: Round, entry: Entry, row: Row[Any], holdout_inputs: Mapping[str, str], *, left: Sequence[_Evaluation]
+    state: Round,
+    entry: Entry,
+    row: Row[Any],
+    holdout_inputs: Mapping[str, str],
+    *,
+    left: Sequence[_Evaluation],
+    work: Work,
 ) -> Assignment:
     models = state.models
     prepared = {
@@ -240,9 +253,5 @@ def _evaluate(
         )
         for name, seed, protocol in left
     )
-    work, demand = _work(row, stages), demand_of(state.competition)
+    demand = demand_of(state.competition)
     return Assignment("evaluate", state.id, row.id, row.entrant, entry.submission, stages, job, work, demand)
-
-
-def _work(row: Row[Any], stages: tuple[Stage, ...]) -> Work:
-    return Work(row.entrant, cost=float(row.manifest["parameters"]) * len(stages), priority=_LATER)

@@ -3,11 +3,12 @@
 The same functions decide in the dispatcher: what is refused here would wait there for ever.
 """
 
-import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from acclimate.simulation import Schedule, simulate
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import placement
@@ -30,6 +31,7 @@ class Plan:
         attempts: one an entry for its preparations, one for its evaluations.
         seconds: upper bound of the time that all attempts take where none is made twice; None where nothing can run.
         gpu_hours: the same bound in GPU hours.
+        expected: what is likely, as far as the entries' checks have told; None where nothing is known of any entry, or nothing can run.
         problems: what is wrong or worth knowing, in words.
     """
 
@@ -43,6 +45,7 @@ class Plan:
     attempts: int
     seconds: float | None
     gpu_hours: float
+    expected: "Expected | None"
     problems: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
@@ -57,7 +60,38 @@ class Plan:
             "attempts": self.attempts,
             "seconds": self.seconds,
             "gpu_hours": self.gpu_hours,
+            "expected": None if self.expected is None else self.expected.document(),
             "problems": list(self.problems),
+        }
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a round's work should take, by the dispatcher's own order and admission: all are prepared before the first is evaluated.
+
+    Attributes:
+        preparations, evaluations: when the attempts of each begin and end, the longest first, from the moment at which they may begin.
+        gpu_hours, cpu_hours: of all attempts together.
+    """
+
+    preparations: Schedule
+    evaluations: Schedule
+    gpu_hours: float
+    cpu_hours: float
+
+    @property
+    def seconds(self) -> float:
+        """Of both together; what custodians and auditors take in between is not in it."""
+        return self.preparations.makespan + self.evaluations.makespan
+
+    def document(self) -> dict[str, Any]:
+        """As JSON-ready data."""
+        return {
+            "seconds": self.seconds,
+            "preparations": _schedule(self.preparations),
+            "evaluations": _schedule(self.evaluations),
+            "gpu_hours": self.gpu_hours,
+            "cpu_hours": self.cpu_hours,
         }
 
 
@@ -67,7 +101,14 @@ def demand_of(competition: Competition) -> Demand:
     return Demand(cpus=compute.cpus, gpus=compute.gpus, memory=compute.memory, labels=dict(compute.labels))
 
 
-def plan(competition: Competition, machines: Sequence[Machine], *, slots: int, entries: int) -> Plan:
+def plan(
+    competition: Competition,
+    machines: Sequence[Machine],
+    *,
+    slots: int,
+    entries: int,
+    forecast: tuple[Sequence[float], Sequence[float]] = ((), ()),
+) -> Plan:
     """What a round of this competition with so many entries would take of a pool.
 
     Args:
@@ -75,6 +116,8 @@ def plan(competition: Competition, machines: Sequence[Machine], *, slots: int, e
         machines: the pool; empty where it can't be told now.
         slots: how many attempts the dispatcher starts at once.
         entries: how many entries are prepared and evaluated, baselines among them.
+        forecast: seconds of the entries' preparations and of their evaluations, as far as they are known; of other entries the median
+            is taken.
 
     Raises:
         Refusal: infeasible, where no machine of the pool can ever take an attempt.
@@ -86,7 +129,7 @@ def plan(competition: Competition, machines: Sequence[Machine], *, slots: int, e
     at_once, attempts = min(room, max(1, slots)) if machines else 0, 2 * entries
     wall = competition.isolation.wall.total_seconds()
     # All are prepared before the first is evaluated.
-    waves = 2 * math.ceil(entries / at_once) if at_once else 0
+    longest = 2 * _simulated(demand, machines, slots, [wall] * entries).makespan if at_once else None
     gpu_hours = attempts * wall * demand.gpus / 3600
     tasks, seeds = len(competition.tasks), len(competition.preparation.seeds)
     return Plan(
@@ -99,10 +142,38 @@ def plan(competition: Competition, machines: Sequence[Machine], *, slots: int, e
         # The model as submitted, and what was made of it with each seed.
         evaluations=entries * tasks * (seeds + 1),
         attempts=attempts,
-        seconds=waves * wall if at_once else None,
+        seconds=longest,
         gpu_hours=gpu_hours,
+        expected=_expected(demand, machines, slots, forecast, entries=entries) if at_once else None,
         problems=tuple(_problems(competition, demand, known=bool(machines), gpu_hours=gpu_hours)),
     )
+
+
+def _expected(
+    demand: Demand,
+    machines: Sequence[Machine],
+    slots: int,
+    forecast: tuple[Sequence[float], Sequence[float]],
+    *,
+    entries: int,
+) -> Expected | None:
+    if not all(forecast):
+        return None
+    filled = [
+        sorted([*known, *[statistics.median(known)] * (entries - len(known))], reverse=True) for known in forecast
+    ]
+    prepared, evaluated = (_simulated(demand, machines, slots, seconds[:entries]) for seconds in filled)
+    hours = sum(sum(seconds[:entries]) for seconds in filled) / 3600
+    return Expected(prepared, evaluated, gpu_hours=hours * demand.gpus, cpu_hours=hours * demand.cpus)
+
+
+def _simulated(demand: Demand, machines: Sequence[Machine], slots: int, seconds: Sequence[float]) -> Schedule:
+    return simulate([demand] * len(seconds), machines, slots=max(1, slots), seconds=seconds)
+
+
+def _schedule(made: Schedule) -> list[dict[str, Any]]:
+    rows = zip(made.starts, made.ends, made.machines, strict=True)
+    return [{"start": start, "end": end, "machine": machine} for start, end, machine in rows]
 
 
 def machine_of(document: Mapping[str, Any]) -> Machine:

@@ -123,7 +123,7 @@ class Outcome:
         reason: for refused, public; "" otherwise.
         files: name below out/ -> digest; the manifest itself is not listed.
         results: by kind of job.
-            check: {"architecture", "parameters", "losses": [3 floats]}.
+            check: {"architecture", "parameters", "losses": [3 floats], "forecast": seconds of the preparation of all tasks and seeds}.
             prepare: {"selections": [{"task", "candidates": [{"lr", "epoch", "validation"}], "selected"}],
                 "prepared": [{"task", "seed", "file", "prepared", "failed"?: {"reason"}, "diverged"?: reason, "losses": [...], "validation",
                 "cost": {"tokens", "steps", "seconds", "flops"}}]}. A base candidate has lr null and epoch 0.

@@ -470,5 +470,6 @@ def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:
         forecast += pace.seconds * planned_steps(job.recipe, len(data[0]), seeds=len(job.recipe.seeds))
     refuse_endless(forecast, job.limits.wall_seconds)
     facts = model.facts
-    results = {"architecture": facts.architecture, "parameters": facts.parameters, "losses": list(tries[0].losses)}
+    results: dict[str, Any] = {"architecture": facts.architecture, "parameters": facts.parameters}
+    results |= {"losses": list(tries[0].losses), "forecast": round(forecast, 6)}
     return Outcome("done", "", {}, results, network.hardware(), network.versions())

@@ -16,7 +16,7 @@ from sqlalchemy import delete, insert
 
 from acclimate.client import Client
 from acclimate.lease import Lease
-from acclimate.store import pools, timestamp
+from acclimate.store import pools, results, stages, timestamp
 
 GPUS = {
     "name": "gpu-1.internal",
@@ -125,3 +125,32 @@ def test_an_empty_pool_is_told_as_that(served: Live, tmp_path: Path) -> None:
     tell(served, slots=0, problem="no Ray")
     done = acclimate("plan", competition(tmp_path / "marbles"), "--server", served.url)
     assert done.returncode == 1 and "no machine is known" in done.stdout and "its operator is told why" in done.stdout
+
+
+def test_a_plan_of_a_round_by_what_its_checks_measured(served: Live, tmp_path: Path) -> None:
+    """One check measured 600 s, the other entry is as large; two machines' worth of room for two of them at a time."""
+    tell(served, PLAIN, slots=2)
+    staged = live.open_round(served, tmp_path, name="forecast")
+    ids = [live.submit_model(staged, live.enter(staged, served.actor(f"planner-{i}")), seed=i + 1) for i in range(3)]
+    with served.store.transaction() as tx:
+        for number, (submission, seconds) in enumerate(zip(ids, (600.0, 300.0), strict=False)):
+            row = {"key": f"sha256:{number:064}", "round": staged.round, "kind": "check", "submission": submission}
+            tx.execute(insert(stages), {**row, "state": "committed"})
+            document = {"forecast": seconds, "losses": []}
+            tx.execute(insert(results), {"stage": row["key"], "document": document, "at": timestamp(tx)})
+    # The third has told nothing, and is as large as the others: it counts as their median.
+    own = served.organizer().get(f"{staged.path}/forecast").json()
+    assert own["entries"] == 3 and own["preparations"] == [600.0, 450.0, 300.0]
+    assert own["evaluations"] == pytest.approx([0.1 * seconds * 8 / 6 for seconds in (600, 450, 300)])
+    # How large the models of others are nobody else learns before the close.
+    assert served.anyone().get(f"{staged.path}/forecast").json()["preparations"] == []
+    served.clock.set(staged.fields["closes"], seconds=61)
+    assert "RoundClosed" in served.tick()
+    done = acclimate("plan", staged.round, "--server", served.url)
+    assert done.returncode == 0, done.stderr
+    # 600 beside 450 and 300, and a tenth of it for each stage of the evaluations.
+    assert "expected      14 min 10 s" in done.stdout, done.stdout
+    assert "preparations, the longest first, 12 min 30 s" in done.stdout and "#####" in done.stdout
+    found = json.loads(acclimate("plan", staged.round, "--server", served.url, "--json").stdout)
+    assert [row["end"] for row in found["expected"]["preparations"]] == [600, 450, 750]
+    assert found["expected"]["seconds"] == pytest.approx(750 + 100)

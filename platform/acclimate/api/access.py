@@ -75,6 +75,9 @@ ACCESS: dict[tuple[str, str], Access] = {
     ("GET", "/v1/rounds/{round_id}/records"): _all(),
     ("GET", "/v1/rounds/{round_id}/stages"): _all("whose a stage is: hidden until the close, except from its entrant"),
     ("GET", "/v1/rounds/{round_id}/stages/{key}"): _all("as the list of stages"),
+    ("GET", "/v1/rounds/{round_id}/forecast"): _all(
+        "before the close only the round's organizer reads how long entries take"
+    ),
     ("POST", "/v1/rounds/{round_id}/retries"): _only("organizer", note=_OWN_ROUND),
     ("POST", "/v1/rounds/{round_id}/seal"): _only("organizer", note=_OWN_ROUND, blobs=True),
     ("POST", "/v1/rounds/{round_id}/rehearsal"): _only("organizer", note=_OWN_ROUND, blobs=True),

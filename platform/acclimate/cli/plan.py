@@ -1,6 +1,7 @@
-"""`acclimate plan`: whether the pool can run a competition, where, how much at once, and how long at most."""
+"""`acclimate plan`: whether the pool can run a competition, where, how much at once, how long it should take and how long at most."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
     from acclimate.plan import Plan
+    from acclimate.simulation import Schedule
     from acclimate_competitions.definition import Competition
     from acclimate_runners.runner import Machine
 
@@ -26,6 +28,7 @@ Address = Annotated[
     str | None,
     typer.Option("--ray-address", help="Plan for this Ray cluster, without a server.", metavar="HOST:PORT"),
 ]
+_SHOWN, _WIDTH = 10, 40
 Entries = Annotated[
     int | None, typer.Option("--entries", min=1, help="Plan for so many entries; else the round's, else 1.")
 ]
@@ -40,7 +43,10 @@ def plan(
     entries: Entries = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell whether the pool can run a round or a competition, and how much of it at once.
+    """Tell whether the pool can run a round or a competition, how much of it at once, and how long it should take.
+
+    Of a round's entries the time is known from their checks, and simulated with the dispatcher's own order; a folder has no entries, and
+    only the time that it allows is known.
 
     What one attempt takes is [compute] of the definition. Where no machine of the pool can ever take one, the command
     refuses: such a round would wait without end.
@@ -49,10 +55,12 @@ def plan(
     """
     from acclimate import plan as plans
 
-    competition, known = _asked(what, server=server, keys=keys, local=here or ray_address is not None)
+    asked = _asked(what, server=server, keys=keys, local=here or ray_address is not None)
+    competition = asked.competition
     pool = _here(ray_address) if here or ray_address else _pool(server, keys)
     machines: list[Machine] = pool.pop("found")
-    made = plans.plan(competition, machines, slots=pool["slots"] or 1, entries=entries or known or 1)
+    count = entries or asked.entries or 1
+    made = plans.plan(competition, machines, slots=pool["slots"] or 1, entries=count, forecast=asked.forecast)
     notes = [*made.problems, *([pool["problem"]] if pool["problem"] else [])]
     if not pool["leads"]:
         notes.append("no dispatcher leads now, so nothing is started")
@@ -62,15 +70,23 @@ def plan(
         raise typer.Exit(1)
 
 
-def _asked(what: str, *, server: str | None, keys: Path | None, local: bool) -> "tuple[Competition, int]":
-    """The competition, and how many entries its round has or may get as it stands; 0 where there is no round."""
+@dataclass(frozen=True)
+class _Asked:
+    """The competition, how many entries its round has or may get as it stands (0 where there is no round), and what is known of them."""
+
+    competition: "Competition"
+    entries: int = 0
+    forecast: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+
+
+def _asked(what: str, *, server: str | None, keys: Path | None, local: bool) -> _Asked:
     from acclimate_competitions import definition
 
     path = Path(what)
     if path.exists():
-        return definition.load(path), 0
+        return _Asked(definition.load(path))
     if local or (server is None and keys is None):
-        return definition.load(definition.shipped(what)), 0
+        return _Asked(definition.load(definition.shipped(what)))
     from acclimate.client.definitions import definition_of
 
     with reader(keys, server) as client:
@@ -79,9 +95,17 @@ def _asked(what: str, *, server: str | None, keys: Path | None, local: bool) -> 
         except Refusal as refusal:
             if refusal.code != "round_unknown":
                 raise
-            return definition.load(definition.shipped(what)), 0
+            return _Asked(definition.load(definition.shipped(what)))
         found = state.get("entries") or state.get("entrants") or 0
-        return definition_of(client, state["round"])[1], int(found)
+        competition = definition_of(client, state["round"])[1]
+        told = client.forecast(state["round"])
+    try:
+        known = [float(one) for one in told["preparations"]], [float(one) for one in told["evaluations"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise Refusal(
+            "server_unreachable", f"the server's forecast is not of the form that is known here: {error!r}"
+        ) from error
+    return _Asked(competition, int(found), known)
 
 
 def _pool(server: str | None, keys: Path | None) -> dict[str, Any]:
@@ -143,9 +167,30 @@ def _lines(competition: "Competition", made: "Plan", pool: dict[str, Any], *, no
     yield f"{'work':<14}{stages} in {counted(made.attempts, 'attempt')}, for {counted(made.entries, 'entry')}"
     if made.seconds is not None:
         gpus = f", {made.gpu_hours:.3g} GPU hours" if made.gpu_hours else ""
+        if made.expected is not None:
+            spent = f"{made.expected.gpu_hours:.3g} GPU hours, " if made.demand.gpus else ""
+            spent += f"{made.expected.cpu_hours:.3g} CPU hours"
+            yield f"{'expected':<14}{_span(made.expected.seconds)}, {spent}"
         yield f"{'at most':<14}{_span(made.seconds)}{gpus}, if none is made twice"
+        if made.expected is not None:
+            yield from _bars("preparations", made.expected.preparations)
+            yield from _bars("evaluations", made.expected.evaluations)
     for note in notes:
         yield f"{'note':<14}{note}"
+
+
+def _bars(what: str, made: "Schedule") -> Iterator[str]:
+    """The first attempts of a schedule and when each runs, as bars over the whole time."""
+    yield ""
+    yield f"{what}, the longest first, {_span(made.makespan)}"
+    width = max(map(len, made.machines), default=0)
+    for start, end, machine in list(zip(made.starts, made.ends, made.machines, strict=True))[:_SHOWN]:
+        first = int(start / made.makespan * _WIDTH) if made.makespan else 0
+        length = max(1, round((end - start) / made.makespan * _WIDTH)) if made.makespan else 1
+        bar = ("." * first + "#" * length).ljust(_WIDTH, ".")[:_WIDTH]
+        yield f"  {machine:<{width}}  {bar}  {_span(start)} to {_span(end)}"
+    if len(made.starts) > _SHOWN:
+        yield f"  and {len(made.starts) - _SHOWN} more, with --json"
 
 
 def _span(seconds: float) -> str:

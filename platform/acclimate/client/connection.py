@@ -168,6 +168,10 @@ class Client:
         """The round's stages, as service/attempts.py tells them."""
         return self._list(self._json("GET", f"{round_path(round_id)}/stages"), answers.STAGE)
 
+    def forecast(self, round_id: str) -> dict[str, Any]:
+        """{round, entries, preparations, evaluations}: of each entry the seconds of its attempts, as far as one may know them."""
+        return self._object("GET", f"{round_path(round_id)}/forecast")
+
     def stage(self, round_id: str, key: str) -> dict[str, Any]:
         """{stage, history} of a stage by its key or a unique beginning of it."""
         return self._object("GET", f"{round_path(round_id)}/stages/{quote(key, safe='')}", form=answers.STORY)
