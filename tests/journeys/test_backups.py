@@ -156,6 +156,23 @@ def config_metadata():
     return metadata
 
 
+@pytest.mark.parametrize("begin", ["folder", "s3"])
+def test_blobs_come_from_a_bucket_and_go_into_one(tmp_path, s3_place, begin):
+    places = {"folder": {}, "s3": s3_place.settings}
+    whole = kept.installation(tmp_path, **places[begin])
+    whole.store.blobs.put_bytes(os.urandom(12_000_000))
+    whole.store.blobs.put_note("attempts/0a/1/manifest.json", b"{}")
+    before = contents(whole.settings)[1]
+    back_up(whole, tmp_path / "backup")
+    settings = target(whole, tmp_path / "new", **places["s3" if begin == "folder" else "folder"])
+    restore(tmp_path / "backup", settings)
+    assert contents(settings)[1] == before
+    store = Store.open(settings)
+    assert store.blobs.marker() == kept.ID and store.blobs.note("attempts/0a/1/manifest.json") == b"{}"
+    store.close()
+    whole.store.close()
+
+
 def test_files_are_for_their_owner_alone_and_keys_only_where_asked_for(whole, tmp_path):
     backup = tmp_path / "backup"
     os.umask(0o022)
