@@ -10,6 +10,7 @@ hardly end differently has few tries. The counts come from the tries that are wr
 | hang | hung | 2 | blocked |
 | too much | limit_exceeded, out_of_memory | 3 | the entrant's outcome |
 | ours | job_failed | 3 | blocked |
+| lost input | blob_corrupt; blob_unknown | 1; 2 | blocked |
 | infrastructure | all others | 10, elsewhere after 2 | blocked |
 """
 
@@ -20,7 +21,9 @@ from typing import Literal
 PASSING = frozenset({"no_space", "busy", "blobs_unreachable"})
 PREEMPTED = frozenset({"preempted", "cancelled", "runner_lost", "not_found"})
 UNCHARGED = PASSING | PREEMPTED
-TRIES = {"hung": 2, "limit_exceeded": 3, "out_of_memory": 3, "job_failed": 3}
+LOST = frozenset({"blob_corrupt", "blob_unknown"})
+"""An input that is no longer there: no machine will find it, until somebody puts it back."""
+TRIES = {"hung": 2, "limit_exceeded": 3, "out_of_memory": 3, "job_failed": 3, "blob_corrupt": 1, "blob_unknown": 2}
 TRIES_OF_MACHINES = 10
 ELSEWHERE_AFTER = 2
 _OUTCOMES = frozenset({"limit_exceeded", "out_of_memory"})

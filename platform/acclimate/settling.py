@@ -80,6 +80,7 @@ class Settling:
                 # It stays as it is, done, and is committed once that has passed.
                 raise
             reason = f"not committed: {refusal.code}: {refusal.sentence}"
+            reason = _and_what_to_do(reason, reason, refusal.code)
             with store.snapshot() as tx:
                 mine = stages.holds(tx, held)
             if mine:
@@ -120,7 +121,8 @@ class Settling:
                 state = tx.round(held.assignment.round)
             self._commit(held, commits.outlasted(store, state, status, tries=decision.tries))
         else:
-            self.block(held, f"failed {decision.tries} times, last: {status.reason}", code=code, machine=status.machine)
+            reason = f"failed {decision.tries} times, last: {status.reason}"
+            self.block(held, _and_what_to_do(reason, status.reason, code), code=code, machine=status.machine)
 
     def _let_go(self, held: Held, status: Status, code: str) -> None:
         """What ended through no fault that counts: tried again at once, or adopted where it goes on."""
@@ -142,6 +144,13 @@ class Settling:
         with self._lead.store.transaction() as tx:
             stages.block(tx, held, code=code, reason=reason, machine=machine)
         say("blocked", **ids(held), reason=reason, hint="put it right, then: acclimate stage retry")
+
+
+def _and_what_to_do(reason: str, lost: str, code: str) -> str:
+    """The reason, and of a lost input how its work goes on; of that nobody need hear how often it was looked for."""
+    if code not in retries.LOST:
+        return reason
+    return f"{lost}; put that blob back, from a backup or from who sent it, and then: acclimate stage retry"
 
 
 def holdout(lead: Lead, round_id: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from sqlalchemy import select
 from acclimate import event_history
 from acclimate.event_history import Event
 from acclimate.service import publish
-from acclimate.store import events, outbox, results, stages, submissions
+from acclimate.store import events, leases, outbox, results, stages, submissions
 from acclimate_runners import failpoints
 
 LEASE = 4.0
@@ -171,6 +171,24 @@ class Play:
             f"submission {name} is {state}" for name, state in ended.items() if state not in ("accepted", "refused")
         ]
         return found
+
+    def leader(self) -> str:
+        """Who has the lease, by the name that it says at its start; empty before anybody has."""
+        with self.live.store.snapshot() as tx:
+            return str(tx.execute(select(leases.c.holder).where(leases.c.name == "dispatch")).scalar() or "")
+
+    def marks(self) -> list[str]:
+        """What was finished of the round, by the outbox."""
+        with self.live.store.snapshot() as tx:
+            return list(tx.execute(select(outbox.c.stage)).scalars())
+
+    def events(self, event: str) -> list[Any]:
+        return [row for row in self.rows() if row.event == event]
+
+    def running(self) -> bool:
+        """Whether a child is at work."""
+        with self.live.store.snapshot() as tx:
+            return bool(tx.execute(select(stages.c.key).where(stages.c.state == "running")).first())
 
     def rows(self) -> list[Any]:
         """The events, in their order."""

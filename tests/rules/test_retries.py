@@ -28,7 +28,9 @@ def test_what_says_nothing_of_the_attempt_is_tried_again_without_end(code: str) 
         ("out_of_memory", 3, "outcome"),
         ("job_failed", 3, "block"),
         ("runner_failed", 10, "block"),
-        ("blob_corrupt", 10, "block"),
+        ("blob_corrupt", 1, "block"),
+        ("blob_unknown", 2, "block"),
+        ("upload_mismatch", 10, "block"),
     ],
 )
 def test_each_class_has_its_budget(code: str, tries: int, end: str) -> None:
