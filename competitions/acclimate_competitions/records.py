@@ -74,9 +74,12 @@ ID_DIGITS = 32
 """RoundDefined's id_digits, and so many digits its round's id has: two contents of one id can't be found (decision 0013)."""
 _OLDER_ID_DIGITS = 12
 _ROUND_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}-[a-z0-9][a-z0-9.-]{0,31}-[0-9a-f]{12,32}")
+LONGEST_ROUND_ID = 63 + 1 + 32 + 1 + 32
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 _UNSIGNED = ("at", "sig", "approvals")
 LONGEST_REASON = 2000
+LONGEST_LIST = 40_000
+"""Characters of the reason of a hand-over of the log's key, which names each round that is given up with it."""
 """Characters that the reason of a SubmissionRefused may have."""
 
 
@@ -113,6 +116,8 @@ def _form(value: object, form: str) -> bool:
             return isinstance(value, str) and bool(value.strip())
         case "reason":
             return isinstance(value, str) and bool(value.strip()) and len(value) <= LONGEST_REASON
+        case "long reason":
+            return isinstance(value, str) and bool(value.strip()) and len(value) <= LONGEST_LIST
         case "tally":
             return _object(value, count="number", root="digest")
         case "failure":
@@ -187,7 +192,7 @@ _FORMS: dict[str, str] = {
 _FORMS_OF: dict[tuple[str, str], str] = {
     ("SubmissionRefused", "reason"): "reason",
     ("PreparationAudited", "prepared"): "digest or null",
-    ("LogKeyRotated", "reason"): "reason",
+    ("LogKeyRotated", "reason"): "long reason",
 }
 
 
@@ -372,6 +377,7 @@ def _expected(form: str) -> str:
         "text": "text",
         "words": "text that is not blank",
         "reason": f"text that is not blank, of at most {LONGEST_REASON} characters",
+        "long reason": f"text that is not blank, of at most {LONGEST_LIST} characters",
         "tally": "an object of count and root",
         "failure": "an object of reason (text that is not blank) and log (a digest)",
         "choice or null": "an object of lr and epoch, or null",

@@ -18,6 +18,12 @@ _BLANK_OR_PLUS = re.compile(r"[\s+]")  # \s takes every Unicode space
 _SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of a command line that is not UTF-8
 
 
+LONGEST = 200
+"""Characters of a vkey that a RoundDefined may name."""
+LONGEST_NAME = LONGEST - len("+00000000+") - 44
+"""Characters of its name, then: the id has 8, kind and key 33 bytes, in base64."""
+
+
 def is_name(name: str) -> bool:
     """Whether a key may have this name: not empty, UTF-8, no space of any kind, no plus, no control character."""
     return bool(name) and not any(kind.search(name) for kind in (_BLANK_OR_PLUS, _CONTROL, _SURROGATE))

@@ -21,6 +21,8 @@ import httpx
 from acclimate import notes
 from acclimate.log import Checkpoint, parse_checkpoint
 from acclimate.redaction import hidden
+from acclimate.service import names
+from acclimate_competitions import vkeys
 from acclimate_competitions.errors import Refusal
 
 CLOCK_TOLERANCE = 300
@@ -64,6 +66,7 @@ def parse_endpoint(text: str) -> Endpoint:
     try:
         parsed = httpx.URL(url)
         verifier = notes.parse_vkey(vkey)
+        names.check(verifier.name, what="its name", longest=vkeys.LONGEST_NAME)
     except (httpx.InvalidURL, ValueError) as error:
         raise Refusal("config_invalid", f"witness {shown!r}: {error}", hint=hint) from error
     except Refusal as refusal:

@@ -21,6 +21,7 @@ from acclimate import files, keys, locks, notes
 from acclimate.notes import Verifier
 from acclimate.service import names
 from acclimate.witness_state import State
+from acclimate_competitions import vkeys
 from acclimate_competitions.errors import Refusal
 
 VKEY_FILE, STATE_FILE, TALLY_FILE, LOCK_FILE = "witness.vkey", "witness.db", "witness.refusals", "witness.lock"
@@ -66,7 +67,7 @@ def create(folder: Path, name: str, *, now: int) -> Identity:
             f"{name!r} is an address, or is empty or has a blank, a plus or a control character",
             hint="such as witness.example.org: a name that is yours, without https:// before and / after it",
         )
-    names.check(name, what="the witness's name")
+    names.check(name, what="the witness's name", longest=vkeys.LONGEST_NAME)
     if (folder / VKEY_FILE).exists():
         found = load(folder)
         if found.verifier.name != name:

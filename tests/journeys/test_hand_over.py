@@ -19,6 +19,7 @@ from acclimate.checkpoints import HANDED_OVER as COPY
 from acclimate.finishing import Finisher
 from acclimate.service import hand_over, identity
 from acclimate.store import Store, installation, log_checkpoints
+from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 
 __all__ = ["settings", "store"]
@@ -141,6 +142,25 @@ def test_a_round_that_never_opened_holds_up_no_hand_over_once_its_close_has_pass
     # It can still be voided, for the record.
     handing_over.end(store, name)
     store.close()
+
+
+def test_however_many_rounds_somebody_has_defined_a_stolen_key_is_changed(settings, store, tmp_path):
+    names = handing_over.grow(settings, store, tmp_path / "made", *(f"n-{i}" for i in range(60)), void=False)
+    handing_over.sign(settings, store)
+    before = vkey(settings)
+    refusal = refused("phase_wrong", hand_over.hand_over, store, settings, reason=REASON)
+    assert "--abandon unopened" in refusal.hint
+    # One by one they fit, too.
+    some = hand_over.hand_over(store, settings, reason="stolen", abandon=names)
+    assert all(name in some.hand_over.reason for name in names) and vkey(settings) != before
+    more = handing_over.grow(settings, store, tmp_path / "more", *(f"long-{i:027d}" for i in range(400)), void=False)
+    done = hand_over.hand_over(store, settings, reason="stolen", abandon=[hand_over.UNOPENED], again=True)
+    every = sorted([*names, *more])
+    named = [name for name in every if name in done.hand_over.reason]
+    assert named == every[: len(named)] and 300 < len(named) < len(every)
+    assert f"and {len(every) - len(named)} more; all {len(every)}: {digests.of_json(every)})" in done.hand_over.reason
+    with store.snapshot() as tx:
+        assert len(tx.entry(done.hand_over.index)) < records.MAX_BYTES
 
 
 def test_after_a_theft_a_round_under_way_is_given_up_with_the_key_and_the_record_names_it(settings, store, tmp_path):

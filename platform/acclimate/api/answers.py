@@ -8,6 +8,7 @@ from acclimate.api.access import account_of, caller
 from acclimate.api.problems import MEDIA_TYPE
 from acclimate.api.state import Services, services_of
 from acclimate.service.accounts import Account
+from acclimate_competitions import records
 
 
 async def _here(request: Request) -> Services:
@@ -19,7 +20,12 @@ Here = Annotated[Services, Depends(_here)]
 Caller = Annotated[Account, Depends(caller)]
 AnyCaller = Annotated[Account | None, Depends(account_of)]
 RoundId = Annotated[
-    str, Path(max_length=160, description="the round's id, or any unique prefix of it", examples=["digits-2027-1"])
+    str,
+    Path(
+        max_length=records.LONGEST_ROUND_ID,
+        description="the round's id, or any unique prefix of it",
+        examples=["digits-2027-1"],
+    ),
 ]
 SubmissionId = Annotated[str, Path(max_length=64, description="the submission's id")]
 

@@ -8,9 +8,13 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Text = Annotated[str, Field(max_length=200)]
+from acclimate_competitions import records, vkeys
+
+Text = Annotated[str, Field(max_length=vkeys.LONGEST)]
 Long = Annotated[str, Field(max_length=2000)]
-Id = Annotated[str, Field(max_length=160, examples=["digits-2027-1-0123456789abcdef0123456789abcdef"])]
+Id = Annotated[
+    str, Field(max_length=records.LONGEST_ROUND_ID, examples=["digits-2027-1-0123456789abcdef0123456789abcdef"])
+]
 DigestText = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$", examples=["sha256:" + "0" * 64])]
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$", description="Ed25519 public key, base64 of 32 bytes")]
 Signature = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{86}==$", description="Ed25519 signature, base64 of 64 bytes")]

@@ -37,7 +37,10 @@ def checkpoint(
         bool, Query(description="the newest one that a quorum of witnesses cosigned; without, the newest of all")
     ] = False,
     round_id: Annotated[
-        str | None, Query(alias="round", max_length=120, description="whose witnesses; without, the server's own")
+        str | None,
+        Query(
+            alias="round", max_length=records.LONGEST_ROUND_ID, description="whose witnesses; without, the server's own"
+        ),
     ] = None,
 ) -> Response:
     """Over the log as it is now, with the cosignatures that are here already; or, `cosigned`, the newest with a quorum's.

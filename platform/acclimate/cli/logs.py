@@ -135,7 +135,8 @@ def rotate(
         list[str] | None,
         typer.Option(
             "--abandon",
-            help="Give up a round that is under way, because the key was stolen; the record names it. May be repeated.",
+            help="Give up a round that is under way, because the key was stolen; the record names it. May be repeated;"
+            " `unopened` means all that have not opened yet.",
             metavar="ROUND",
         ),
     ] = None,

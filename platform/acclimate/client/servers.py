@@ -15,6 +15,8 @@ from acclimate.client.connection import Client
 from acclimate.client.folder import keep_log_key, log_key
 from acclimate.keys import Keys
 from acclimate.quorum import parse_witness
+from acclimate.service import names
+from acclimate_competitions import vkeys
 from acclimate_competitions.errors import Refusal
 
 SERVER_FILE = "server.json"
@@ -73,7 +75,8 @@ def agreed(
     # 2
     found = Witnesses(tuple(server["witnesses"]), server["quorum"])
     for text in found.keys:
-        parse_witness(text)
+        # Two that look alike are not to be told apart by whoever compares them with what the operator said.
+        names.check(parse_witness(text).name, what="the name of a witness", longest=vkeys.LONGEST_NAME)
     before = _kept(keys.folder)
     wanted, source = asked, "asked for is"
     if wanted is None and before is not None:

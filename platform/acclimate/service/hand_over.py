@@ -15,13 +15,17 @@ from acclimate.service import finding, identity, names
 from acclimate.service.clockwork import TERMINAL
 from acclimate.store import Store, Tx, log_checkpoints, log_entries, rounds, timestamp
 from acclimate.store import installation as rows
-from acclimate_competitions import records
+from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import Record, format_time
 
 _PAGE = 2000
 _SOON = timedelta(days=1)
+_NAMED = 30_000
+"""Characters of the ids that a record names."""
+UNOPENED = "unopened"
+"""In the place of a round's id: all rounds that have not opened yet."""
 
 
 @dataclass(frozen=True)
