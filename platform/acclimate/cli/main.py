@@ -1,7 +1,7 @@
 """`acclimate`: every command, and how commands end.
 
-Exit codes: 0 done; 1 refused (error, hint, no traceback) or checked and found wrong; 2 a wrong command line; 130 interrupted. An
-exception that is no refusal is a fault of ours and shows its traceback.
+Exit codes: 0 done; 1 refused (error, hint, no traceback) or checked and found wrong; 2 a wrong command line; 4 standard output took
+no more (`__main__.py`); 130 interrupted. An exception that is no refusal is a fault of ours and shows its traceback.
 """
 
 import sys

@@ -7,7 +7,7 @@ character reaches the terminal.
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
@@ -46,8 +46,9 @@ def emit(value: Any, *, as_json: bool, text: str | Iterable[str], styled: bool =
 
 
 def say(line: str) -> None:
-    """Print a note."""
-    typer.echo(plain(line), err=True)
+    """Print a note; where standard error takes none, the command goes on without."""
+    with suppress(OSError):
+        typer.echo(plain(line), err=True)
 
 
 def complain(refusal: Refusal, *, as_json: bool) -> None:

@@ -8,7 +8,6 @@ says, and nothing is signed or sealed for a round that another key defined: no s
 """
 
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -26,6 +25,7 @@ from acclimate.client.folder_lock import alone
 from acclimate.client.servers import Witnesses
 from acclimate.client.voiding import approvals_of, newest_history
 from acclimate.keys import Keys
+from acclimate.verify import files as bundles
 from acclimate_competitions import definition, digests, records, rounds
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
@@ -245,9 +245,9 @@ def publish(
 
     defined, competition = _mine(client, keys, round_id)
     # 1
-    with tempfile.TemporaryDirectory(prefix="acclimate-publish-") as temporary:
+    with bundles.aside("acclimate-publish-") as temporary:
         whole = competition.round.holdout_after == "private"
-        bundle = client.bundle(defined.round, Path(temporary) / "bundle.zip", whole=whole)
+        bundle = client.bundle(defined.round, temporary / "bundle.zip", whole=whole)
         # 2
         document, history = rankings.recomputed(client, keys, bundle, defined)
     ranking = digests.of_json(document)

@@ -5,12 +5,16 @@ absolute, climb with `..` or hold other than plain characters, doubled names, li
 than SLACK + GROWTH × the ZIP's size, counted by what the ZIP declares and by what really comes out.
 """
 
+import os
 import re
+import shutil
 import stat
 import tempfile
+import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from acclimate.verify.report import Failed, lacking
@@ -21,6 +25,9 @@ from acclimate_competitions.errors import Refusal
 SLACK = 1 << 30
 GROWTH = 100
 MOST_FILES = 1_000_000
+PREFIX = "acclimate-verify-"
+_YOUNG = 60.0
+"""Seconds within which a temporary folder that nobody holds is left alone: it may have been made just now."""
 _CHUNK = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*){0,7}")
 _ALONE = frozenset(
@@ -38,11 +45,13 @@ class Bundle:
         names: of all files, relative, with `/`, sorted bytewise.
         odd: what stands in the folder and is no plain file with a plain name.
         source: the folder or ZIP that it was opened from.
+        damaged: name -> why, of files that did not come out of their ZIP whole; whoever reads one is told.
     """
 
-    def __init__(self, root: Path, *, source: Path | None = None) -> None:
+    def __init__(self, root: Path, *, source: Path | None = None, damaged: Mapping[str, str] | None = None) -> None:
         self.root = root
         self.source = source or root
+        self.damaged = dict(damaged or {})
         found = list(_walk(root, root))
         self.names = tuple(sorted(name for name, plain in found if plain))
         self.odd = tuple(sorted(name for name, plain in found if not plain))
@@ -60,8 +69,10 @@ class Bundle:
         """Where a file lies.
 
         Raises:
-            Failed: it is missing.
+            Failed: it is missing, or damaged.
         """
+        if name in self.damaged:
+            raise Failed(name, self.damaged[name])
         if name not in self._known:
             raise Failed(name, "the file is missing")
         return self.root / name
@@ -150,6 +161,8 @@ def known(bundle: Bundle) -> str:
 def opened(path: Path, *, slack: int = SLACK) -> Iterator[Bundle]:
     """The bundle at a path: a folder, or a ZIP, copied into a temporary folder for as long as the context lasts.
 
+    Of a ZIP of which some members are damaged the others are there: what is damaged fails where it is read.
+
     Args:
         path: where it is.
         slack: bytes that a ZIP may unpack to beside GROWTH times its own.
@@ -168,8 +181,8 @@ def opened(path: Path, *, slack: int = SLACK) -> Iterator[Bundle]:
             raise Failed(path.name, "it is no regular file, and no folder")
         bound = slack + GROWTH * path.stat().st_size
         with aside() as folder:
-            _copy_out(path, folder, bound)
-            yield Bundle(folder, source=path)
+            damaged = _copy_out(path, folder, bound)
+            yield Bundle(folder, source=path, damaged=damaged)
     except Refusal:
         raise
     except Exception as error:
@@ -179,29 +192,76 @@ def opened(path: Path, *, slack: int = SLACK) -> Iterator[Bundle]:
 
 
 @contextmanager
-def aside() -> Iterator[Path]:
-    """A temporary folder for as long as the context lasts.
+def aside(prefix: str = PREFIX) -> Iterator[Path]:
+    """A temporary folder for as long as the context lasts; those of processes that were killed are removed before.
+
+    Args:
+        prefix: how its name begins.
 
     Raises:
         Refusal: no_space, where there is no room for one anywhere.
     """
     try:
-        folder = tempfile.TemporaryDirectory(prefix="acclimate-verify-")
+        _sweep(Path(tempfile.gettempdir()), prefix)
+        folder = tempfile.TemporaryDirectory(prefix=prefix)
     except OSError as error:
         sentence = f"there is no room for temporary files: {error.strerror or error}"
         raise Refusal("no_space", sentence, hint="free some space, or name a folder that has it: TMPDIR=DIR") from error
-    with folder as name:
+    with folder as name, _held(Path(name)):
         yield Path(name)
 
 
-def _copy_out(path: Path, folder: Path, bound: int) -> None:
+@contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Hold the lock of a folder, which the kernel gives up with the process; False where another process has it, or it has none."""
+    if os.name != "posix":
+        yield False
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        held = False
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        yield held
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(where: Path, prefix: str) -> None:
+    """Remove what killed processes of this user left: opened holdouts may be in it."""
+    if os.name != "posix":
+        return
+    for left in where.glob(prefix + "*"):
+        # Another process may remove it first, or have just made it and not yet hold it.
+        with suppress(OSError):
+            found = left.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            if time.time() - found.st_mtime < _YOUNG:
+                continue
+            with _held(left) as dead:
+                if dead:
+                    shutil.rmtree(left, ignore_errors=True)
+
+
+def _copy_out(path: Path, folder: Path, bound: int) -> dict[str, str]:
+    """Copy a ZIP's members into a folder; of those that are damaged, name -> why."""
+    damaged: dict[str, str] = {}
     try:
         with zipfile.ZipFile(path) as archive:
             members = _accepted(archive, bound=bound, where=path.name)
             for name, member in members.items():
-                _copy_member(archive, member, folder / name)
+                try:
+                    _copy_member(archive, member, folder / name)
+                except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+                    damaged[name] = f"the ZIP's member is damaged: {error or 'it is cut off'}"
+                    (folder / name).touch()
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError) as error:
         raise Failed(path.name, f"the ZIP is damaged: {error}") from error
+    return damaged
 
 
 def _accepted(archive: zipfile.ZipFile, *, bound: int, where: str) -> dict[str, zipfile.ZipInfo]:
@@ -234,6 +294,8 @@ def _copy_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, to: Path) ->
                 if left < 0:
                     raise Failed(member.filename, "the ZIP holds more bytes of it than it declares")
                 sink.write(chunk)
+    except (zipfile.BadZipFile, zlib.error, EOFError):
+        raise
     except Exception as error:
         raise Failed(member.filename, f"the ZIP's member is damaged: {error}") from error
 

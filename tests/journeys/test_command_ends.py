@@ -1,0 +1,123 @@
+"""How commands end that are ended from outside: by a signal at any time, by an output that takes no more."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import rounds_made
+
+from acclimate.verify import files
+
+ACCLIMATE = (sys.executable, "-m", "acclimate")
+# Ctrl-C comes while a module of the commands is imported.
+EARLY = """
+import os, signal, sys
+wanted = sys.argv[1]
+class Hook:
+    def find_spec(self, name, path=None, target=None):
+        if name == wanted:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Hook())
+from acclimate.__main__ import run
+sys.argv = ["acclimate", "--help"]
+run()
+"""
+
+
+@pytest.fixture(scope="module")
+def zipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = rounds_made.make(tmp_path_factory.mktemp("round")).write(tmp_path_factory.mktemp("bundle"))
+    path = tmp_path_factory.mktemp("zip") / "bundle.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(p for p in made.rglob("*") if p.is_file()):
+            archive.write(file, file.relative_to(made).as_posix())
+    return path
+
+
+@pytest.mark.parametrize("module", ["acclimate.cli.main", "typer", "acclimate.cli.witness", "rich"])
+def test_ctrl_c_while_a_command_starts_is_one_line(module: str) -> None:
+    done = subprocess.run([sys.executable, "-c", EARLY, module], capture_output=True, text=True, timeout=60)
+    if module == "rich" and done.returncode == 0:
+        return  # help needs no colours
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "command", [("--help",), ("config",), ("config", "--json"), ("verify", "BUNDLE"), ("verify", "BUNDLE", "--json")]
+)
+def test_an_output_that_is_full_is_one_error_and_no_verdict(command: tuple[str, ...], zipped: Path) -> None:
+    line = [*ACCLIMATE, *(str(zipped) if word == "BUNDLE" else word for word in command)]
+    # As a shell's > does: the device is opened for writing, and nothing is put in its place.
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 4, done.stderr
+    error, hint = done.stderr.splitlines()
+    assert error == "error: the result can't be written to standard output: No space left on device"
+    assert hint.startswith("hint: ")
+
+
+def test_notes_that_nobody_can_read_end_no_command(zipped: Path) -> None:
+    line = [*ACCLIMATE, "verify", str(zipped)]
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(line, stdout=subprocess.PIPE, stderr=full, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+    assert "ok:" in done.stdout
+
+
+def unpacking(zipped: Path, temporary: Path) -> "subprocess.Popen[str]":
+    """A verification that has begun to unpack."""
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    process = subprocess.Popen([*ACCLIMATE, "verify", str(zipped)], env=environment, stdout=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not list(temporary.glob("acclimate-verify-*/MANIFEST")):
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.001)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_verification_that_is_ended_leaves_no_opened_holdout(
+    number: signal.Signals, zipped: Path, tmp_path: Path
+) -> None:
+    process = unpacking(zipped, tmp_path)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_verification_left_is_removed_by_the_next(zipped: Path, tmp_path: Path) -> None:
+    process = unpacking(zipped, tmp_path)
+    process.kill()
+    process.communicate(timeout=60)
+    (left,) = tmp_path.iterdir()
+    again = [*ACCLIMATE, "verify", str(zipped)]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    # What was made just now may be another one's that has not yet got its lock.
+    assert subprocess.run(again, env=environment, stdout=subprocess.PIPE, timeout=120).returncode == 0
+    assert list(tmp_path.iterdir()) == [left]
+    os.utime(left, (0, 0))
+    assert subprocess.run(again, env=environment, stdout=subprocess.PIPE, timeout=120).returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_one_that_still_runs_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "acclimate-verify-file").touch()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "acclimate-verify-link").symlink_to(elsewhere)
+    with files.aside() as first:
+        os.utime(first, (0, 0))
+        with files.aside() as second:
+            assert first.is_dir() and first != second
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "acclimate-verify-file",
+        "acclimate-verify-link",
+        "elsewhere",
+    ]
