@@ -28,6 +28,34 @@ def write(path: Path, data: bytes, *, mode: int = 0o600) -> None:
         raise failed(path, error) from error
 
 
+def require_replaceable(path: Path, begins: bytes) -> None:
+    """Refuse a name that somebody gave for a result, where something else has it: a key, a device, a link, another kind of file.
+
+    Args:
+        path: the name; where nothing is, it is free.
+        begins: the first bytes of a file of the result's kind, which may be replaced.
+
+    Raises:
+        Refusal: conflict, file_unreadable.
+    """
+    if not os.path.lexists(path):
+        return
+    if path.is_symlink() or not path.is_file():
+        raise _taken(path, "is no regular file")
+    try:
+        with path.open("rb") as stream:
+            found = stream.read(len(begins))
+    except OSError as error:
+        raise failed(path, error) from error
+    # An empty file has nothing to lose.
+    if found and found.lower() != begins:
+        raise _taken(path, "exists already and is something else")
+
+
+def _taken(path: Path, why: str) -> Refusal:
+    return Refusal("conflict", f"{path} {why}; nothing was written over", hint="name another file")
+
+
 def write_new(path: Path, data: bytes) -> None:
     """Write a new file of mode 0600, whole or not at all; one that is there stays.
 

@@ -304,7 +304,10 @@ def bundle(
 
     Example: acclimate round bundle digits-2027-1 --out digits-2027-1.zip --server https://rounds.example.org
     """
+    from acclimate import files
+
     with reader(keys, server) as client, bar("downloading the bundle") as progress:
+        files.require_replaceable(out, b"pk")
         client.bundle(round_id, out, whole=whole, progress=progress)
     say(f"check it: acclimate verify {out} --log-key KEY, the log's key, got from somebody who took part")
     emit({"file": str(out), "size": out.stat().st_size}, as_json=as_json, text=f"{out}, {out.stat().st_size} bytes")
@@ -339,7 +342,10 @@ def report(
 
     Example: acclimate round report digits-2027-1 --out report.html --server https://rounds.example.org
     """
+    from acclimate import files
+
     with reader(keys, server) as client:
+        files.require_replaceable(out, b"<!doctype html")
         client.report(round_id, out)
     emit({"file": str(out), "size": out.stat().st_size}, as_json=as_json, text=f"{out}, {out.stat().st_size} bytes")
 

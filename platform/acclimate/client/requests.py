@@ -106,6 +106,7 @@ def make(client: Client, round_id: str, out: Path, *, progress: Progress | None 
     Raises:
         Refusal: too_early, where the round is not prepared yet; quorum_missing; conflict, where a fuller one is there; proof_invalid, log_inconsistent, no_space, …
     """
+    _require_a_request_or_none(out)
     source = Online(client, progress)
     defined, competition = source.definition(round_id)
     history = read_history(source, defined)
@@ -129,6 +130,24 @@ def make(client: Client, round_id: str, out: Path, *, progress: Progress | None 
     }
     files.write(out, pack(members), mode=0o644)
     return {"round": defined.round, "entries": len(history.hashes), "envelopes": given is not None}
+
+
+def _require_a_request_or_none(out: Path) -> None:
+    """Refuse a name that anything but a request has: a key would be lost for good.
+
+    Raises:
+        Refusal: conflict.
+    """
+    files.require_replaceable(out, b"pk")
+    if out.exists():
+        try:
+            read(out)
+        except Refusal as refusal:
+            raise Refusal(
+                "conflict",
+                f"{out} exists already and is no request; nothing was written over",
+                hint="name another file",
+            ) from refusal
 
 
 def _require_none_with_envelopes(out: Path, round_id: str) -> None:
