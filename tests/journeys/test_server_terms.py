@@ -82,18 +82,30 @@ def test_a_server_that_lost_its_witnesses_gets_no_signature(tmp_path: Path, buil
             assert rounds_of(running) == 3
 
 
-def test_the_first_time_the_servers_own_are_shown_and_kept(tmp_path: Path, built: Path, acclimate: Run) -> None:
+def test_for_the_first_round_no_witness_is_signed_for_that_the_server_alone_names(
+    tmp_path: Path, built: Path, acclimate: Run
+) -> None:
     with partners(tmp_path / "witnesses", *NAMES) as made, server(tmp_path, made, quorum=2) as running:
         mine = organizer(running, tmp_path)
-        code, out, err = acclimate(*create(tmp_path, "r1"))
-        assert code == 0 and "the server named these: compare them" in err, err
+        said = refused(acclimate(*create(tmp_path, "r1")), "guard_failed")
+        assert "you have named none, and had no round before: asked for is no witnesses" in said
+        assert not (mine / SERVER_FILE).exists() and rounds_of(running) == 0
+        named = [part for partner in made for part in ("--witness", partner.verifier.text())]
+        assert acclimate(*create(tmp_path, "r1", *named, "--quorum", "2"))[0] == 0
         kept = json.loads((mine / SERVER_FILE).read_text())
         assert kept["witnesses"] == [partner.verifier.text() for partner in made] and kept["quorum"] == 2
         (mine / SERVER_FILE).write_text(json.dumps({**kept, "evaluators": ["another"]}))
-        code, out, err = acclimate(*create(tmp_path, "r2"))
+        code, _, err = acclimate(*create(tmp_path, "r2"))
         assert code == 0 and "the evaluators were another: ask the operator why" in err
         (mine / SERVER_FILE).write_text('{"witnesses": 1}')
         refused(acclimate(*create(tmp_path, "r3")), "file_unreadable")
+
+
+def test_for_the_first_round_no_witnesses_are_told_of_as_none(tmp_path: Path, built: Path, acclimate: Run) -> None:
+    with live.serve(tmp_path) as running:
+        organizer(running, tmp_path)
+        code, _, err = acclimate(*create(tmp_path, "r1"))
+        assert code == 0 and "witnesses:  none" in err and "the server named these: compare them" in err, err
 
 
 def test_another_log_than_the_one_kept_is_signed_for_by_nobody(tmp_path: Path, built: Path, acclimate: Run) -> None:

@@ -62,7 +62,7 @@ def create(
         list[str] | None,
         typer.Option(
             "--witness",
-            help="The key of a witness that the server must have, or a file of it; one for each. Else those of your last round.",
+            help="The key of a witness that the server must have, or a file of it; one for each. Else those of your last round; for your first one none.",
             metavar="KEY",
         ),
     ] = None,

@@ -77,7 +77,7 @@ def create_round(
         release_by: when custody has failed; else RELEASE_AFTER later.
         name: the round's name; None: the definition's.
         auditor: the public part of the auditor whom the definition names.
-        witnesses: those that the server must have, and their quorum; None: those of the folder's last round, else the server's.
+        witnesses: those that the server must have, and their quorum; None: those of the folder's last round, else none.
         progress: called while uploading with (bytes done, bytes in all).
         say: told the log, evaluators and witnesses of the round, before anything is signed.
 

@@ -2,7 +2,7 @@
 
 A server that was stolen before the round could name no witnesses, or its own, and a log of its own: RoundDefined fixes them for good, and custodians
 and auditors believe it. So the log is the one whose key the folder keeps since it registered, and the witnesses are those that the organizer names,
-or those of its last round, which `server.json` of the key folder keeps. All of it is told before anything is signed.
+or those of its last round, which `server.json` of the key folder keeps, or, before its first one, none. All of it is told before anything is signed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +46,9 @@ class Witnesses:
         return (sorted(self.keys), self.quorum) == (sorted(other.keys), other.quorum)
 
 
+NOBODY = Witnesses((), 0)
+
+
 def agreed(
     client: Client,
     keys: Keys,
@@ -57,7 +60,7 @@ def agreed(
     """RoundDefined's log, witnesses, quorum and evaluators.
 
     1. The log is the one whose key the folder keeps.
-    2. The server's witnesses and quorum are those asked for; else those of the folder's last round; else they are taken as they are.
+    2. The server's witnesses and quorum are those asked for; else those of the folder's last round; else, before its first one, none.
     3. All is told; evaluators that are others than in the last round are.
 
     Args:
@@ -84,11 +87,14 @@ def agreed(
             Witnesses(tuple(before["witnesses"]), before["quorum"]),
             f"by {SERVER_FILE} your last round had",
         )
-    if wanted is not None and not wanted.same(found):
+    if wanted is None:
+        # Its first round: that the server names them is no reason to sign for them.
+        wanted, source = NOBODY, "you have named none, and had no round before: asked for is"
+    if not wanted.same(found):
         raise Refusal(
             "guard_failed",
             f"{client.url} names {found.told()}; {source} {wanted.told()}",
-            hint="nothing was signed; if the operator told you of the change, and not only the server, say it: "
+            hint="nothing was signed; if the operator told you so, and not only the server, say it: "
             "--witness KEY for each, and --quorum N",
         )
     # 3
@@ -96,7 +102,7 @@ def agreed(
     said = {"log": [log], "evaluators": evaluators, "witnesses": _described(found)}
     for name, lines in said.items():
         say(f"{name + ':':<12}{', '.join(lines)}")
-    if wanted is None:
+    if asked is None and before is None:
         say(
             "note: log and witnesses bind the round for good, and the server named these: compare them with what the operator told you"
         )
