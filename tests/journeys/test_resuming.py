@@ -14,9 +14,13 @@ from typing import Any
 
 import pytest
 import tiny
+from buckets import Place
 
 from acclimate_competitions import digests
-from acclimate_runners.blobs import FolderBlobs
+from acclimate_runners import jobs
+from acclimate_runners.attempt_notes import AttemptNotes
+from acclimate_runners.blobs import FolderBlobs, blobs_at
+from acclimate_runners.checkpoints import RESUME, STATE, TENSORS, WRITTEN
 from acclimate_runners.jobs import Outcome, PrepareJob
 from acclimate_runners.local import LocalRunner
 from acclimate_runners.runner import Handle, Status
@@ -66,7 +70,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Any:
     job = tiny.prepare_job(folder, blobs)
     job = replace(
         job,
-        recipe=replace(job.recipe, epochs=100, selection=replace(job.recipe.selection, candidates=("last",))),
+        recipe=replace(job.recipe, epochs=60, selection=replace(job.recipe.selection, candidates=("last",))),
         limits=replace(job.limits, checkpoint_seconds=0.02, wall_seconds=600.0),
     )
     return folder, job, carried_out(folder / "work", job, blobs, 1)
@@ -75,8 +79,6 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture
 def blobs(done: Any, tmp_path: Path) -> FolderBlobs:
     """A store that has the job's inputs and nothing else."""
-    from acclimate_runners import jobs
-
     made, source = FolderBlobs(tmp_path / "blobs"), FolderBlobs(done[0] / "blobs")
     for digest in jobs.inputs(done[1]):
         made.put(source.path(digest))
@@ -297,3 +299,43 @@ def test_all_tries_share_one_limit_of_time_and_what_exceeds_it_begins_anew(
     runner.close()
     assert status.code == "limit_exceeded" and status.reason == "ran longer than the 500 s allowed"
     assert blobs.notes(NOTES) == []
+
+
+def test_a_bucket_keeps_outcome_and_checkpoint_as_a_folder_does(done: Any, s3_place: Place, tmp_path: Path) -> None:
+    folder, job, first = done
+    bucket = blobs_at(s3_place.blobs, endpoint=s3_place.server.endpoint, scratch=tmp_path / "scratch")
+    source, here, there = FolderBlobs(folder / "blobs"), tmp_path / "here", tmp_path / "there"
+    (here / "out").mkdir(parents=True)
+    there.mkdir()
+    (here / "job.json").write_text(jobs.to_json(job), "utf-8")
+    name, digest = next(iter(first.outcome.files.items()))
+    source.get(digest, here / "out" / name)
+
+    def left(step: int) -> None:
+        """What a child leaves."""
+        whole = here / WRITTEN / "whole"
+        whole.mkdir(parents=True)
+        (whole / TENSORS).write_bytes(b"tensors after step %d" % step)
+        part = {"file": name, "prepared": digest}
+        state = {"done": {"a seed": part}, "step": step, "total": 9, "seconds": 1.5, "asked": "3"}
+        (whole / STATE).write_text(json.dumps(state), "utf-8")
+
+    notes = AttemptNotes(f"{NAME}/7", job, bucket)
+    assert notes.take(here) is None and notes.resume(there) is None and notes.outcome() is None
+    for step in (4, 5):
+        left(step)
+        assert notes.take(here) == "3" and not list((here / WRITTEN).iterdir())
+    assert bucket.notes(NOTES) == [f"{NOTES}7/checkpoint.json"]
+    begun = AttemptNotes(f"{NAME}/8", job, bucket).resume(there)
+    assert begun is not None and (begun.step, begun.total, begun.seconds) == (5, 9, 1.5)
+    assert (there / RESUME / TENSORS).read_bytes() == b"tensors after step 5"
+    assert digests.of_file(there / "out" / name) == digest
+    # The outcome, once all of it is there; then no checkpoint is left.
+    for each in [*first.outcome.files.values(), first.log]:
+        bucket.put(source.path(each))
+    notes.write_outcome(here, first.outcome, first.log)
+    assert bucket.notes(NOTES) == [f"{NOTES}7/manifest.json"]
+    assert AttemptNotes(f"{NAME}/9", job, bucket).outcome() == (first.outcome, first.log)
+    # Stored once, and by their digests alone: what is gone is no outcome.
+    bucket.remove(digest, older_than=-1.0)
+    assert AttemptNotes(f"{NAME}/9", job, bucket).outcome() is None
