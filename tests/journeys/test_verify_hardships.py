@@ -2,11 +2,13 @@
 
 import errno
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import made_bundles
 import pytest
 import rounds_made
 
@@ -131,3 +133,25 @@ def test_what_a_strangers_bytes_set_off_has_failed_as_before(honest: Path) -> No
     report = verify.verify(honest, levels=["rerun"], rerun=again)
     assert [(check.name, check.meaning[:9]) for check in report.failed] == [("re-run", "malformed")]
     assert reading.of_the_machine(ValueError("broken")) is None
+
+
+@pytest.mark.parametrize("line", [b"\n", b"{}\n"])
+def test_a_small_zip_of_a_billion_short_lines_is_no_billion_objects(line: bytes, honest: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(honest, tmp_path / "bundle"))
+    (folder / "entries.jsonl").write_bytes(line * ((64 << 20) // len(line)))
+    made_bundles.mend(folder)
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+            archive.write(file, file.relative_to(folder).as_posix())
+    code = (
+        "import resource, sys; from pathlib import Path; from acclimate import verify\n"
+        "report = verify.verify(Path(sys.argv[1])); print([c.meaning for c in report.failed])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(tmp_path / "bomb.zip")], capture_output=True, text=True, timeout=120
+    )
+    failed, peak = done.stdout.splitlines()
+    assert "too short for what a line of it says" in failed
+    # The file itself is held, twice at most, and pyarrow beside it; its lines as objects took gigabytes.
+    assert int(peak) < 600

@@ -25,6 +25,8 @@ from acclimate_competitions.errors import Refusal
 SLACK = 1 << 30
 GROWTH = 100
 MOST_FILES = 1_000_000
+_FEW, _SHORTEST = 1000, 32
+"""Lines of a file that may be of any length, and the bytes that a line has on average where there are more."""
 PREFIX = "acclimate-verify-"
 _YOUNG = 60.0
 """Seconds within which a temporary folder that nobody holds is left alone: it may have been made just now."""
@@ -97,6 +99,10 @@ class Bundle:
         data = self.read(name)
         if data and not data.endswith(b"\n"):
             raise Failed(f"{name}, byte {len(data)}", "the last line has no newline: the file is cut off")
+        count = data.count(b"\n")
+        if count > _FEW and len(data) < count * _SHORTEST:
+            # A ZIP of a megabyte may unpack to a billion of them, each an object in memory.
+            raise Failed(name, f"it has {count} lines in {len(data)} bytes: too short for what a line of it says")
         return data.split(b"\n")[:-1]
 
     def digest(self, name: str) -> str:
