@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -221,7 +222,10 @@ class Process:
             "ACCLIMATE_SLOTS": "2",
             **environment,
         }
-        self.process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True, env=environment)
+        # It ends with whoever started it: a test run that is killed must leave no dispatcher.
+        tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        line = [*tied, sys.executable, *command]
+        self.process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=environment)
         self.said: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read)
         self._reader.start()

@@ -85,7 +85,8 @@ def test_blobs_that_hang_under_a_runner_and_under_a_commit_cost_no_lease_and_no_
         # Stopped at the moment at which an evaluation is to be read and scored.
         weed = s3_place.server.process
         assert weed is not None
-        one = play.start("one", at="done:3:stop")
+        one = play.start("one", at="done:4:stop")
+        one.await_("leading")
         two = play.start("two")
         try:
             # 1. While children run: what they need or have made waits.
