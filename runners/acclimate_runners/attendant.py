@@ -12,15 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from acclimate_runners import fitness
+from acclimate_runners import fitness, isolation
 from acclimate_runners.attempts import Attempt
 from acclimate_runners.jobs import Job
 from acclimate_runners.nursery import Nursery
 from acclimate_runners.runner import BlobAccess, Status
 from acclimate_runners.watch import Patience, watched
 
-_LINGER = 20.0
-"""Seconds that a machine's fork-server outlives its last attempt."""
+_LINGER = 120.0
+"""Seconds that a machine's fork-server outlives its last attempt; the next one may come after a pause, and its imports cost 3.5 s."""
 _UNCLAIMED = 3600.0
 """Seconds after its end for which an attempt's actor holds its place while nobody asks for it."""
 _LOOK_EVERY = 10.0
@@ -60,6 +60,9 @@ class Attendant:
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "") if gpus else ""
         # An actor lives for one attempt, so the actors of a machine share their imports.
         nursery = Nursery(shared=post.workdir, linger=_LINGER)
+        if not gpus:
+            # While the inputs are fetched.
+            nursery.begin(isolation.environment(post.workdir, threads=job.recipe.threads))
         self._post, self._machine = post, post.here()
         self._watched = watched(
             lambda counted: Attempt(name, job, counted, work=post.workdir, nursery=nursery, devices=devices),

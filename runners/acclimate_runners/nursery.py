@@ -126,7 +126,7 @@ class Nursery:
         if not _possible() or time.monotonic() < self._not_before:
             return None
         request = json.dumps({"folder": str(folder), "environment": dict(environment), "memory": memory}).encode()
-        fixed = {**environment, "HOME": "/nonexistent", "TMPDIR": "/nonexistent"}
+        fixed = _fixed(environment)
         key, reason, until = self._key(fixed), "", time.monotonic() + _PATIENCE
         # Twice, as a server may have ended itself just now.
         for _turn in range(2):
@@ -144,6 +144,18 @@ class Nursery:
         self._not_before = time.monotonic() + _PATIENCE
         _log.warning("no fork-server (%s): children are started without one, which costs them seconds", reason)
         return None
+
+    def begin(self, environment: Mapping[str, str]) -> None:
+        """Start the server, where there is none, before a child is wanted: its imports take seconds. Returns at once.
+
+        Args:
+            environment: all that a child will see.
+        """
+        if _possible():
+            fixed = _fixed(environment)
+            # What keeps it from coming is met again, and told, when a child is wanted.
+            with contextlib.suppress(OSError):
+                self._connection(self._key(fixed), fixed)
 
     def __del__(self) -> None:
         # Let go of the servers: one of this process's own ends once its children have.
@@ -206,6 +218,11 @@ class Nursery:
                 process.wait()
 
         threading.Thread(target=keep, name="nursery", daemon=True).start()
+
+
+def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
+    """What all children of a server have in common."""
+    return {**environment, "HOME": "/nonexistent", "TMPDIR": "/nonexistent"}
 
 
 def _ask(connection: socket.socket, request: bytes, words: int, stop: threading.Event, until: float) -> Forked:

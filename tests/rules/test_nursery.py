@@ -106,6 +106,18 @@ def children_of(pid: int) -> list[int]:
     return [int(n) for f in Path(f"/proc/{pid}/task").glob("*/children") for n in f.read_text().split()]
 
 
+def test_a_server_that_was_begun_before_is_the_one_that_forks(tmp_path: Path, made) -> None:
+    nursery, (folder, job) = Nursery(), laid_out(tmp_path, made)
+    before = set(children_of(os.getpid()))
+    nursery.begin(isolation.environment(tmp_path / "elsewhere", threads=job.recipe.threads))
+    wait_until(lambda: set(children_of(os.getpid())) - before)
+    (server,) = set(children_of(os.getpid())) - before
+    child = start((folder, job), nursery)
+    assert parent_of(child.pid) == server
+    child.kill()
+    child.supervise(threading.Event())
+
+
 def test_a_forked_child_makes_the_bytes_of_a_fresh_process(tmp_path: Path, made, nursery: Nursery) -> None:
     outcomes = {}
     for threads in (1, 2):

@@ -1,0 +1,65 @@
+"""The actor of an attempt, in a process without Ray: when it leaves its place, and what it leaves behind."""
+
+import json
+import pickle
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+from dispatching import children
+from waiting import until
+
+from acclimate_runners.blobs import FolderBlobs
+
+ATTENDANT = """
+import pickle, sys, time
+from pathlib import Path
+from acclimate_runners.attendant import Attendant, Post
+from acclimate_runners.code import code_digest
+from acclimate_runners.watch import Patience
+job, blobs, work = pickle.loads(Path(sys.argv[1]).read_bytes())
+head, patience = work / "head", Patience(unasked=4.0)
+post = Post(work, code_digest(), here=lambda: "m", reached=lambda: head.exists() is (sys.argv[2] == "there"), patience=patience)
+actor = Attendant(sys.argv[3], job, blobs, post, gpus=False)
+while (status := actor.poll()).state == "running" and status.step < 3:
+    time.sleep(0.05)
+print(status.state, status.machine, flush=True)
+sys.stdin.readline()
+while sys.argv[2] == "gone" and (status := actor.poll()).state == "running":
+    time.sleep(0.05)
+print(status.code, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("head", ["there", "gone"])
+def test_an_attempt_that_nobody_asks_for_or_whose_head_is_gone_leaves_after_a_checkpoint(
+    tmp_path: Path, head: str
+) -> None:
+    blobs, work = FolderBlobs(tmp_path / "blobs"), tmp_path / "work"
+    job = tiny.prepare_job(tmp_path, blobs)
+    endless = replace(job, recipe=replace(job.recipe, epochs=50_000))
+    work.mkdir()
+    (tmp_path / "job").write_bytes(pickle.dumps((endless, blobs, work)))
+    if head == "there":
+        (work / "head").touch()
+    command = [sys.executable, "-c", ATTENDANT, str(tmp_path / "job"), head, "sha256:aa/1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as actor:
+        assert actor.stdout is not None and actor.stdin is not None
+        assert actor.stdout.readline().split() == ["running", "m"] and len(children(str(work))) == 1
+        began = time.monotonic()
+        (work / "head").touch()
+        actor.stdin.write("go on\n")
+        actor.stdin.flush()
+        if head == "gone":
+            # Whoever still reaches it is told why.
+            assert actor.stdout.readline().strip() == "preempted"
+        # Then nobody asks any more, and it makes room.
+        assert actor.wait(60) == 0 and time.monotonic() - began < 60
+    until(lambda: not children(str(work)), within=5)
+    (name,) = [name for name in blobs.notes("attempts/") if name.endswith("/1/checkpoint.json")]
+    assert json.loads(blobs.note(name) or b"")["step"] >= 3
