@@ -54,8 +54,7 @@ def register(
         folder.check_owner(keys, client.url, name=name, role=role)
         # Nothing is written before a server has answered.
         kept = folder.kept_log_keys(keys)
-        vkey = folder.log_key(client, keys, follow=renew)
-        ended = folder.given_up(client, keys)
+        vkey, ended = folder.log_key(client, keys, follow=renew), folder.given_up(client, keys)
         opened = key_files.create(keys, age=role == "custodian") if new else key_files.load(keys)
         try:
             account = register_account(client, opened, name=name, role=role, invitation=_given(invitation), renew=renew)
@@ -64,8 +63,7 @@ def register(
                 say(f"no account was made; the new key in {keys} is kept, and the next try uses it")
             raise
     folder.keep_log_key(keys, vkey, ended=ended)
-    if kept and kept[0] != vkey:
-        say(f"the log was handed over from {kept[0]} to {vkey}; {keys / folder.LOG_KEY_FILE} keeps the new key")
+    _tell_hand_over(kept, vkey, keys / folder.LOG_KEY_FILE)
     if new:
         say(f"made a new key in {keys}; keep it safe: nothing else can prove that you are {name}")
     if role == "custodian" and not (keys / folder.DOCUMENT_FILE).exists():
@@ -91,6 +89,11 @@ def register(
         f"(the log's key; kept in {keys / folder.LOG_KEY_FILE})",
     ]
     emit(value | {"token": account.token}, as_json=as_json, text=text)
+
+
+def _tell_hand_over(kept: list[str], vkey: str, path: Path) -> None:
+    if kept and kept[0] != vkey:
+        say(f"the log was handed over from {kept[0]} to {vkey}; {path} keeps the new key")
 
 
 def _given(invitation: str | None) -> str | None:
