@@ -81,6 +81,7 @@ class PrepareJob:
 
     Attributes:
         stages: which (task, seed) to prepare; the selection of a task is made where one of its seeds is asked for.
+        micro_batch: sequences that are read at once, at least 1; None for the recipe's global batch. The last bits of a result depend on it.
     """
 
     kind: Literal["prepare"]
@@ -90,6 +91,7 @@ class PrepareJob:
     limits: Limits
     tokenizer: str | None
     stages: tuple[tuple[str, int], ...]
+    micro_batch: int | None = None
 
 
 @dataclass(frozen=True)

@@ -172,6 +172,13 @@ def batch_of_step(step: int, *, rows: int, global_batch: int, seed: int) -> Inte
     return order(rows, seed=seed, epoch=epoch)[part * global_batch : (part + 1) * global_batch].copy()
 
 
+def micro_batches(batch: Integers, *, size: int | None) -> list[Integers]:
+    """A batch in parts of so many rows, the last perhaps smaller; None for one part."""
+    if size is None or size >= len(batch):
+        return [batch]
+    return [batch[start : start + size] for start in range(0, len(batch), size)]
+
+
 def batches(lengths: Integers, *, budget: int = BATCH_TOKENS) -> list[Integers]:
     """Row numbers of batches where nothing is learned: sorted by length, as many rows as fit into a budget of padded tokens."""
     ordered = np.argsort(lengths, kind="stable")

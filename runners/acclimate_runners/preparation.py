@@ -72,14 +72,15 @@ def fit(
     on_step: Callable[[int], None] = lambda step: None,
     stop_after: int | None = None,
     fitting: Fitting | None = None,
+    micro_batch: int | None = None,
 ) -> Fit:
     """Fine-tune a model's weights in place on data[0]; data[1] is the validation split.
 
     The loss of a step is the mean NLL over the answers' tokens of its global batch. AdamW decays every weight. With `fitting` it goes on
-    from where an earlier try was, and comes to the same bytes.
+    from where an earlier try was, and comes to the same bytes. With `micro_batch` so many sequences are read at once, which takes less
+    memory and gives the same but for the last bits.
     """
     rows, _ = data
-    inputs, labels = torch.from_numpy(rows.inputs), torch.from_numpy(rows.labels)
     total = packing.steps(len(rows), epochs=recipe.epochs, global_batch=recipe.global_batch)
     weights, constants = list(model.weights.values()), recipe.optimizer
     optimizer = torch.optim.AdamW(
@@ -96,20 +97,15 @@ def fit(
     for step in range(len(losses) + 1, min(total, stop_after or total) + 1):
         # 1. The batch and the dropout follow from the seed and the step's number alone.
         batch = packing.batch_of_step(step - 1, rows=len(rows), global_batch=recipe.global_batch, seed=seed)
-        longest = int(rows.lengths[batch].max())
-        chosen = torch.from_numpy(batch)
         torch.default_generator.manual_seed(seed * 1_000_003 + step)
         # 2. Loss on the answers' tokens, and its gradient.
-        wanted = labels[chosen, :longest].flatten()
-        at = (wanted != packing.NOT_SCORED).nonzero()[:, 0]
-        loss = functional.cross_entropy(model.logits(inputs[chosen, :longest], at), wanted[at])
         optimizer.zero_grad()
-        loss.backward()
+        loss = _learn(model, rows, packing.micro_batches(batch, size=micro_batch))
         # 3. Clip, and step at the schedule's learning rate.
         torch.nn.utils.clip_grad_norm_(weights, recipe.clip)
         optimizer.param_groups[0]["lr"] = learning_rate(step, total=total, peak=lr, schedule=recipe.schedule)
         optimizer.step()
-        losses.append(loss.item())
+        losses.append(loss)
         tokens += int(rows.lengths[batch].sum())
         # 4. A loss that is no number ends the fit.
         if not math.isfinite(losses[-1]):
@@ -125,6 +121,25 @@ def fit(
     return Fit(
         tuple(losses), nll if fine else None, "" if fine else "the weights diverged", tokens, time.monotonic() - began
     )
+
+
+def _learn(model: Network, rows: Packed, parts: list[packing.Integers]) -> float:
+    """Mean NLL over the answers' tokens of a batch that is read in parts; its gradient is added to the weights' own."""
+    inputs, labels = torch.from_numpy(rows.inputs), torch.from_numpy(rows.labels)
+    scored = sum(int((rows.labels[part] != packing.NOT_SCORED).sum()) for part in parts) if len(parts) > 1 else 0
+    found = 0.0
+    for part in parts:
+        longest, chosen = int(rows.lengths[part].max()), torch.from_numpy(part)
+        wanted = labels[chosen, :longest].flatten()
+        at = (wanted != packing.NOT_SCORED).nonzero()[:, 0]
+        loss = functional.cross_entropy(
+            model.logits(inputs[chosen, :longest], at), wanted[at], reduction="sum" if scored else "mean"
+        )
+        # Of the whole batch's tokens, as parts may have different numbers of them.
+        loss = loss / scored if scored else loss
+        loss.backward()
+        found += loss.item()
+    return found
 
 
 def _standing(losses: list[float], tokens: int, began: float) -> Standing:
@@ -155,20 +170,22 @@ class Start:
         weights: as submitted.
         recipe: of all fits.
         checkpoints: of this preparation.
+        micro_batch: sequences that are read at once; None for all of a batch.
     """
 
     model: Network
     weights: Mapping[str, Tensor]
     recipe: Recipe
     checkpoints: Checkpoints
+    micro_batch: int | None = None
 
     def fit(
         self, data: tuple[Packed, Packed], *, lr: float, seed: int, on_step: Callable[[int], None], part: str
     ) -> Fit:
         """One fine-tune of the model as submitted; `part` names it in checkpoints."""
         self.model.set_weights(self.weights)
-        fitting = self.checkpoints.fitting(part)
-        return fit(self.model, data, self.recipe, lr=lr, seed=seed, on_step=on_step, fitting=fitting)
+        how: dict[str, Any] = {"fitting": self.checkpoints.fitting(part), "micro_batch": self.micro_batch}
+        return fit(self.model, data, self.recipe, lr=lr, seed=seed, on_step=on_step, **how)
 
 
 def select(start: Start, data: tuple[Packed, Packed], *, task: str, on_step: Callable[[int], None]) -> Choice:
@@ -245,7 +262,7 @@ def prepare(job: PrepareJob, folder: Path, progress: Progress) -> Outcome:
     hardware, versions = network.hardware(), network.versions()
     identity = {"job": jobs.digest(job), "hardware": hardware, "versions": versions}
     checkpoints = Checkpoints(folder, identity=identity, seconds=job.limits.checkpoint_seconds)
-    start = Start(model, weights, job.recipe, checkpoints)
+    start = Start(model, weights, job.recipe, checkpoints, job.micro_batch)
     counter = _Counter(job.recipe, packed, wanted, progress, checkpoints)
     selections: list[dict[str, Any]] = []
     prepared: list[dict[str, Any]] = []

@@ -49,11 +49,14 @@ def opened(tiny: Any, folder: Path, architecture: str = "llama", **changes: Any)
 
 
 def prepared(tiny: Any, folder: Path, *, stages: Any = None, model: Path | None = None, **changes: Any) -> jobs.Outcome:
-    from acclimate_runners import preparation
-
     stages = stages or tuple((task.name, seed) for task in tiny.tasks for seed in (11, 12))
     model = model or tiny.model(folder / "model")
-    job = tiny.job(folder, model, "prepare", stages=stages, recipe=tiny.recipe(**changes))
+    return run(tiny.job(folder, model, "prepare", stages=stages, recipe=tiny.recipe(**changes)), folder)
+
+
+def run(job: Any, folder: Path) -> jobs.Outcome:
+    from acclimate_runners import preparation
+
     return preparation.prepare(job, folder, lambda *words: None)
 
 
@@ -164,6 +167,36 @@ def test_an_independent_loop_gives_the_same_losses(tiny: Any, tmp_path: Path, ta
     assert got.losses == pytest.approx(wanted, rel=1e-5)
     for name, weight in model.weights.items():
         assert torch.allclose(weight.double(), mine[name], atol=2e-5), name
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_a_batch_in_parts_gives_the_same_but_for_the_last_bits(tiny: Any, tmp_path: Path, task: int) -> None:
+    """Answers of one to three tokens: a mean over the parts' means would be another loss."""
+    from acclimate_runners import preparation
+
+    model, packed = opened(tiny, tmp_path)
+    start, losses, weights = model.copy_weights(), [], []
+    for size in (None, 8, 3, 1):
+        model.set_weights(start)
+        done = preparation.fit(model, packed[task], tiny.recipe(), lr=0.003, seed=12, micro_batch=size)
+        losses.append(done.losses)
+        weights.append(model.copy_weights())
+    assert losses[1] == losses[0] and all(weights[1][name].equal(tensor) for name, tensor in weights[0].items())
+    for number in (2, 3):
+        assert losses[number] != losses[0] and losses[number] == pytest.approx(losses[0], rel=1e-5)
+        assert all((weights[number][name] - tensor).abs().max() < 1e-5 for name, tensor in weights[0].items())
+
+
+def test_the_micro_batch_is_of_the_job(tiny: Any, tmp_path: Path) -> None:
+    stages = (("words", 11),)
+    whole = prepared(tiny, tmp_path / "whole", stages=stages)
+    job = tiny.job(tmp_path, tiny.model(tmp_path / "model"), "prepare", stages=stages, micro_batch=3)
+    assert jobs.from_json(jobs.to_json(job)) == job
+    parts = run(job, tmp_path)
+    assert parts.files != whole.files
+    losses = [outcome.results["prepared"][0]["losses"] for outcome in (whole, parts)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert parts.files == run(job, tmp_path).files
 
 
 def test_validation_nll_is_the_mean_over_examples_of_sums_over_tokens(tiny: Any, tmp_path: Path) -> None:
