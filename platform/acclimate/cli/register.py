@@ -63,7 +63,7 @@ def register(
                 say(f"no account was made; the new key in {keys} is kept, and the next try uses it")
             raise
     folder.keep_log_key(keys, vkey, ended=ended)
-    _tell_hand_over(kept, vkey, keys / folder.LOG_KEY_FILE)
+    _tell(kept, vkey, keys / folder.LOG_KEY_FILE)
     if new:
         say(f"made a new key in {keys}; keep it safe: nothing else can prove that you are {name}")
     if role == "custodian" and not (keys / folder.DOCUMENT_FILE).exists():
@@ -71,12 +71,8 @@ def register(
             f"next: acclimate custodian keygen --name {name} --keys {keys} --make-backup FILE makes custodian.json for the organizer"
         )
     value = {
-        "id": account.id,
-        "role": account.role,
-        "server": account.server,
-        "keys": str(keys),
-        "ed25519": opened.public,
-        "log": vkey,
+        **{"id": account.id, "role": account.role, "server": account.server},
+        **{"keys": str(keys), "ed25519": opened.public, "log": vkey},
     }
     if known:
         emit(value | {"token": None}, as_json=as_json, text=f"{account.id} is registered already, as {account.role}")
@@ -91,7 +87,7 @@ def register(
     emit(value | {"token": account.token}, as_json=as_json, text=text)
 
 
-def _tell_hand_over(kept: list[str], vkey: str, path: Path) -> None:
+def _tell(kept: list[str], vkey: str, path: Path) -> None:
     if kept and kept[0] != vkey:
         say(f"the log was handed over from {kept[0]} to {vkey}; {path} keeps the new key")
 
