@@ -9,6 +9,7 @@ without cosignatures the rounds go on, and what needs a quorum says that it is m
 """
 
 import logging
+import re
 import threading
 import time
 import uuid
@@ -37,6 +38,7 @@ HOPE_SECONDS = 5.0
 """For how long after the last progress of the quorum a cosignature is worth waiting for."""
 _LEASE_SECONDS = 15.0
 _PAUSES = (1.0, 60.0)
+_DIGITS = re.compile(r"\d+")
 _log = logging.getLogger(__name__)
 
 
@@ -48,6 +50,7 @@ class Witness:
         endpoint: where it listens.
         size: entries of the newest checkpoint that it is known to have cosigned.
         problem: the code of what it did last; empty where all is well.
+        told: what was logged of it last.
         again: when it may be asked again, by the monotonic clock.
         asked: the last time that it was asked; done, once it has answered.
     """
@@ -55,6 +58,7 @@ class Witness:
     endpoint: Endpoint
     size: int = 0
     problem: str = ""
+    told: str = ""
     again: float = 0.0
     asked: "Future[None] | None" = None
     pause: float = field(default=_PAUSES[0], repr=False)
@@ -219,7 +223,7 @@ class CosignatureCollector:
             witness.size, witness.pause = max(witness.size, size), _PAUSES[0]
             if witness.problem:
                 _log.info("witness %s cosigns again", witness.endpoint.verifier.name)
-            witness.problem = ""
+            witness.problem = witness.told = ""
 
     def _failed(self, witness: Witness, error: Exception) -> None:
         code, told = (error.code, error.sentence) if isinstance(error, Refusal) else ("internal_error", str(error))
@@ -227,8 +231,10 @@ class CosignatureCollector:
         again = code in ("busy", "witness_ahead")
         witness.again = time.monotonic() + (_PAUSES[0] if again else witness.pause)
         witness.pause = witness.pause if again else min(witness.pause * 2, _PAUSES[1])
-        if witness.problem != code and not self._stop.is_set():
+        # Each reason is told when it begins: one that was down and now lies is another matter. Sizes and times make no other reason.
+        reason = f"{code}: {_DIGITS.sub('0', told)}"
+        if witness.told != reason and not self._stop.is_set():
             level = logging.ERROR if code == "witness_disagrees" else logging.WARNING
             trace = None if isinstance(error, Refusal) else error
             _log.log(level, "witness %s: %s", witness.endpoint.verifier.name, told, exc_info=trace)
-        witness.problem = code
+        witness.problem, witness.told = code, reason

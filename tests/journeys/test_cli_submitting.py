@@ -34,6 +34,13 @@ def test_a_submission_is_checked_before_it_is_sent(acclimate: Run, world: World,
     model = build_model(tmp_path / "fine")
     options = ("--round", round_id, "--keys", me, "--json")
     refused(acclimate("submit", model, *options, "--weights-after", "sell"), "manifest_invalid")
+    for words in (
+        ("--title", "e\u0301"), ("--title", "a\u202eb"), ("--title", "two\nlines"), ("--title", "x" * 300),
+        ("--family", "a\u202eb"), ("--base", "\u0007"), ("--released", "yesterday"),
+    ):  # fmt: skip
+        ran = acclimate("submit", model, *options, *words)
+        refused(ran, "manifest_invalid")
+        assert ran.json["error"]["problems"] and f"{words[0][2:]} " in ran.err and words[0] in ran.err
     assert "SubmissionCommitted" not in kinds(world, round_id)
     assert not (me / "submissions").exists()
     stranger = person(acclimate, world, "eve")
@@ -91,6 +98,43 @@ def test_an_upload_that_was_killed_goes_on_as_the_same_submission(acclimate: Run
     assert kinds(world, round_id).count("SubmissionCommitted") == 1
 
 
+def test_of_two_submissions_at_once_of_one_model_there_is_one(acclimate: Run, world: World, tmp_path: Path) -> None:
+    round_id = new_round(acclimate, world)
+    me = person(acclimate, world, "fred")
+    done(acclimate("enter", round_id, "--keys", me))
+    model = build_model(tmp_path / "model", seed=8, filler=FILLER // 8)
+    command = ("submit", model, "--round", round_id, "--no-wait", "--keys", me)
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "acclimate", *map(str, command)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    for process in running:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    (kept,) = (json.loads(path.read_text()) for path in (me / "submissions").glob("*.json"))
+    assert kept["state"] == "checking"
+    assert kinds(world, round_id).count("SubmissionCommitted") == 1
+
+
+def test_who_sends_the_files_after_another_did_is_told_and_goes_on(
+    acclimate: Run, world: World, tmp_path: Path
+) -> None:
+    round_id = new_round(acclimate, world)
+    me = person(acclimate, world, "finn")
+    done(acclimate("enter", round_id, "--keys", me))
+    model = build_model(tmp_path / "model", seed=9)
+    command = ("submit", model, "--round", round_id, "--no-wait")
+    done(acclimate(*command, "--keys", me))
+    # As the answer was before the other one's files came.
+    missing = [done(acclimate(*command, "--keys", me, "--json")).json["manifest"]["files"][0]["sha256"]]
+    with cheating(world, {"/submissions$": in_json(state="uploading", missing=missing)}) as cheat:
+        ran = acclimate(*command, "--keys", cheat.folder(me, tmp_path / "late"), "--json")
+    assert done(ran).json["state"] == "checking" and "another command has sent the files" in ran.err
+
+
 def test_waiting_ends_when_the_server_has_decided(acclimate: Run, world: World, tmp_path: Path) -> None:
     round_id = new_round(acclimate, world)
     me = person(acclimate, world, "gwen")
@@ -132,7 +176,7 @@ def test_nothing_is_uploaded_without_a_logged_commitment_nor_accepted_without_a_
         mine = cheat.folder(me, tmp_path / "committed")
         while wrong:
             ran = acclimate("submit", model, "--round", round_id, "--keys", mine, "--json")
-            assert "is committed, and names no log entry" in refused(ran, "proof_invalid")
+            assert "answers, but not as an Acclimate server" in refused(ran, "server_unreachable")
         assert set(cheat.written) == {f"/v1/rounds/{round_id}/submissions"}
     # The same with the acceptance, which the commitment's receipt does not stand in for.
     with cheating(world, {"^/v1/submissions/[^/]*$": in_json(state="accepted", accepted_index=None)}) as cheat:

@@ -13,6 +13,7 @@ from apis import Api, acclimate, api
 from databases import refused, settings, store
 from partners import Partner, log_key, partners, server, trickling, until
 from sqlalchemy import select
+from strange_servers import answering
 from typer.testing import CliRunner
 
 from acclimate import config, cosignatures, doctor_witnesses, log, notes, witness_client, witness_http
@@ -361,6 +362,30 @@ def test_a_witness_is_asked_anew_from_what_it_has(store, logged, three):
     again.step()
     assert again.reached == size
     again.close()
+
+
+def test_each_reason_for_which_a_witness_does_not_cosign_is_logged_once(store, logged, three, caplog):
+    add, sequencer, _ = logged
+    collector = asks(store, sequencer, three[:1], quorum=1)
+    (witness,) = collector.witnesses
+
+    def told(expected: str, times: int = 3) -> None:
+        caplog.clear()
+        for _ in range(times):
+            # The size that is asked for is in some answers, and makes no other reason.
+            size, note = add(), sequencer.checkpoint()
+            collector._ask(witness, size, note)
+        (row,) = caplog.records
+        assert expected in row.getMessage() and NAMES[0] in row.getMessage()
+        assert witness.problem == "witness_unreachable"
+
+    told("refused")
+    key = three[0].verifier.text()
+    for body, status, expected in ((b"junk", 200, "no valid cosignature"), (b"busy", 503, "503"), (b"", 302, "302")):
+        with answering(body, status=status) as url:
+            witness.endpoint = parse_endpoints([f"{url} {key}"])[0]
+            told(expected)
+    collector.close()
 
 
 def test_a_witness_that_saw_another_history_disagrees_and_is_told_of(store, logged, three, caplog):

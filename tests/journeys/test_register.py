@@ -37,6 +37,16 @@ def test_an_invitation_need_not_stand_in_a_command(tmp_path):
         assert isinstance(ran.exception, Refusal) and ran.exception.code == "invitation_invalid"
 
 
+def test_a_name_that_no_account_can_have_is_refused_with_one_that_can(tmp_path):
+    for name in ("x" * 64, "x" * 300, "Ada Lovelace", "-a", "ada "):
+        ran = CliRunner().invoke(
+            app, ["register", "--server", "http://127.0.0.1:9", "--name", name, "--keys", str(tmp_path / "keys")]
+        )
+        assert isinstance(ran.exception, Refusal) and ran.exception.code == "name_invalid"
+        assert "at most 63" in ran.exception.sentence and ran.exception.hint and len(str(ran.exception)) < 500
+        assert not (tmp_path / "keys").exists()
+
+
 class Older(BaseHTTPRequestHandler):
     """What a server of before answers."""
 

@@ -46,8 +46,10 @@ def register(
     """
     from acclimate import keys as key_files
     from acclimate.client import Client, folder, register_account
+    from acclimate.service import names
     from acclimate_competitions.errors import Refusal
 
+    names.check_id(name, what="account name")
     known = (keys / folder.ACCOUNT_FILE).exists() and not renew
     new = not (keys / key_files.ED25519_FILE).exists()
     with Client(server) as client:

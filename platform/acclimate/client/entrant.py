@@ -19,7 +19,9 @@ from acclimate import keys as key_files
 from acclimate.client.connection import Client, Progress, Request
 from acclimate.client.definitions import definition_of, full_id
 from acclimate.client.folder import lacks_quorum, load_account, save_receipt
+from acclimate.client.folder_lock import alone
 from acclimate.keys import Keys
+from acclimate.service import manifests
 from acclimate_competitions import digests, records
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
@@ -164,23 +166,34 @@ def submit(
     about: dict[str, Any] = {"title": title, "family": family, "base": base, "released": released}
     about |= {"weights_after": weights_after, "parameters": facts.parameters}
     manifest = manifest_of(model, about, defined=defined, entrant=entrant)
-    mine = _find(keys, manifest, again=again)
-    if mine is None:
-        _require_entered(client, keys, defined.round, entrant, baseline=bool(baseline))
-        mine = _begin(keys, manifest, server=client.url)
-    elif mine.state in FINAL:
+    manifests.check_texts(manifest)
+    # Two of the same command at once are one submission.
+    with alone(keys.folder / ".submissions.lock", doing=f"beginning a submission in {keys.folder}"):
+        mine = _find(keys, manifest, again=again)
+        if mine is None:
+            _require_entered(client, keys, defined.round, entrant, baseline=bool(baseline))
+            mine = _begin(keys, manifest, server=client.url)
+        elif mine.state not in FINAL:
+            say(f"going on with submission {mine.short}")
+    if mine.state in FINAL:
         say(f"this model was submitted before: {mine.state}")
         return submission_status(client, keys, mine.short)[0]
-    else:
-        say(f"going on with submission {mine.short}")
     committed, accepted = requests(mine, _signing(keys, mine))
-    answer = client.submit(mine.round, committed=committed, accepted=accepted, nonce=mine.nonce, manifest=mine.manifest)
+    try:
+        answer = client.submit(
+            mine.round, committed=committed, accepted=accepted, nonce=mine.nonce, manifest=mine.manifest
+        )
+    except Refusal as refusal:
+        if refusal.code == "manifest_invalid" and mine.state == "unsent":
+            # Nothing was logged, and the same words will never be taken.
+            _path(keys, mine).unlink(missing_ok=True)
+        raise
     mine = _keep(keys, mine, submission=answer["submission"], state=answer["state"], committed=answer["index"])
     # Before a byte of the model leaves: it is in the log, or the server is given nothing.
     mine = _receipt(client, keys, mine, defined=defined, request=committed)
     say(f"committed as log entry {mine.committed}; receipt {keys.folder / 'receipts' / mine.receipt}")
     if mine.state == "uploading":
-        outcome = _sent(client, mine, model, missing=answer["missing"], progress=progress)
+        outcome = _sent(client, mine, model, missing=answer["missing"], progress=progress, say=say)
         mine = _keep(keys, mine, state=outcome["state"], reason=outcome.get("reason") or "")
     mine = refresh(client, keys, mine)
     if wait and mine.state not in FINAL:
@@ -398,14 +411,21 @@ def _receipt(client: Client, keys: Keys, mine: Submission, *, defined: Record, r
 
 
 def _sent(
-    client: Client, mine: Submission, model: Path, *, missing: Sequence[str], progress: Progress | None
+    client: Client, mine: Submission, model: Path, *, missing: Sequence[str], progress: Progress | None, say: Say
 ) -> dict[str, Any]:
     """Upload what is missing and say that all is there; what the server has lost since is sent again, a few times."""
     for left in reversed(range(_SENDINGS)):
-        _upload(client, mine, model, missing=missing, progress=progress)
         try:
+            _upload(client, mine, model, missing=missing, progress=progress)
             return client.complete(mine.submission)
         except Refusal as refusal:
+            if refusal.code == "phase_wrong":
+                # It takes no files, since it has them all: from another command of this account.
+                found = client.submission(mine.submission)
+                if found["state"] == "uploading":
+                    raise
+                say("another command has sent the files")
+                return found
             if refusal.code != "upload_mismatch" or not left:
                 raise
             missing = client.submission(mine.submission)["missing"]

@@ -36,6 +36,22 @@ def check(manifest: Mapping[str, Any], *, state: Round, entrant: str) -> None:
         )
 
 
+def check_texts(manifest: Mapping[str, Any]) -> None:
+    """Refuse the words of a manifest that no round takes; for whoever makes one, before anything is kept or sent.
+
+    Raises:
+        Refusal: manifest_invalid, with every problem.
+    """
+    problems = _texts(manifest)
+    if problems:
+        raise Refusal(
+            "manifest_invalid",
+            f"the manifest would have {len(problems)} problem{'' if len(problems) == 1 else 's'}: {problems[0]}",
+            hint="nothing was sent or written; mend --title, --family, --base or --released, and submit again",
+            problems=problems,
+        )
+
+
 def digests_of(manifest: Mapping[str, Any]) -> dict[str, str]:
     """File name -> digest."""
     return {item["name"]: item["sha256"] for item in manifest["files"]}
