@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from commands import Run
+from commands import Run, done
 from scripted import BUSY, SERVER, scripted
 
 from acclimate import keys, log
@@ -332,3 +332,23 @@ def test_ctrl_c_ends_with_130_and_one_line() -> None:
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert (out, err) == ("", "interrupted\n")
+
+
+def test_an_auditors_second_secret_needs_no_more_words_than_the_pages_give(acclimate: Run, tmp_path: Path) -> None:
+    lab = tmp_path / "lab"
+    ran = acclimate("audit", "keygen", "--keys", lab)
+    assert ran.code == 2 and "--name NAME" in ran.err and not lab.exists()
+    assert acclimate("audit", "keygen", "--again", "--keys", lab).code == 2
+    first = acclimate("audit", "keygen", "--name", "lab", "--keys", lab, "--json")
+    assert "acclimate register --role auditor --name lab" in done(first).err
+    assert acclimate("audit", "keygen", "--keys", lab).code == 1
+    # Once it is registered, nothing more is asked of it.
+    account = {"id": "lab", "role": "auditor", "server": "http://127.0.0.1:9", "token": "t"}
+    (lab / "account.json").write_text(json.dumps(account))
+    (lab / "account.json").chmod(0o600)
+    again = done(acclimate("audit", "keygen", "--again", "--keys", lab, "--json"))
+    assert "auditor.json to the organizer" in again.err and "register" not in again.err
+    assert again.json["name"] == "lab" and again.json["ed25519"] == first.json["ed25519"]
+    assert again.json["draw"] != first.json["draw"]
+    assert len(json.loads((lab / "draws.json").read_text())) == 2
+    assert acclimate("audit", "keygen", "--again", "--name", "another", "--keys", lab).code == 1

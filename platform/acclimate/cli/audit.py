@@ -23,8 +23,10 @@ _MARKS = {True: "agrees", False: "DOES NOT AGREE", None: "UNDECIDED"}
 
 @app.command()
 def keygen(
-    name: Annotated[str, typer.Option("--name", help="The auditor's name in the definition.")],
     keys: KeysFolder,
+    name: Annotated[
+        str | None, typer.Option("--name", help="The auditor's name in the definition; with --again the folder has it.")
+    ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Make a new secret for another round, with the same signing key.")
     ] = False,
@@ -37,13 +39,17 @@ def keygen(
     Example: acclimate audit keygen --name lab --keys ./lab
     """
     from acclimate.client import auditor
+    from acclimate.client.folder import ACCOUNT_FILE
 
+    if name is None and (name := auditor.name_of(keys)) is None:
+        raise typer.BadParameter(f"give --name NAME: {keys} is no auditor's folder yet, so it has none")
     made = auditor.keygen(auditor.open_keys(keys), name=name, again=again)
     say(f"send {keys / auditor.AUDITOR_FILE} to the organizer; the other files in {keys} are secret")
-    say(
-        "next: get an auditor's invitation from the server's operator, then: acclimate register --role auditor"
-        f" --name {name} --invitation CODE --server URL --keys {keys}"
-    )
+    if not (keys / ACCOUNT_FILE).exists():
+        say(
+            "next: get an auditor's invitation from the server's operator, then: acclimate register --role auditor"
+            f" --name {name} --invitation CODE --server URL --keys {keys}"
+        )
     emit(made, as_json=as_json, text=[f"{label} {value}" for label, value in made.items()])
 
 

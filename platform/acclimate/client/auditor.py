@@ -76,6 +76,19 @@ def keygen(keys: Keys, *, name: str, again: bool = False) -> dict[str, str]:
     return made
 
 
+def name_of(folder: Path) -> str | None:
+    """The name of the auditor whose folder it is; None where it is none's yet.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    if not (folder / AUDITOR_FILE).exists():
+        return None
+    found = files.read_json(folder / AUDITOR_FILE)
+    name = found.get("name") if isinstance(found, dict) else None
+    return name if isinstance(name, str) else None
+
+
 def open_keys(folder: Path) -> Keys:
     """The keys of a folder, made where there are none."""
     if (folder / key_files.ED25519_FILE).exists():

@@ -92,7 +92,7 @@ def _check_draw(tx: Tx, auditor: Mapping[str, Any] | None) -> None:
             raise Refusal(
                 "conflict",
                 f"the draw {auditor['draw']} of auditor {auditor['name']!r} is that of round {name}",
-                hint="a secret serves one round; the auditor makes a new one: acclimate audit keygen --again",
+                hint="a secret serves one round; the auditor makes a new one: acclimate audit keygen --again --keys DIR",
             )
 
 
