@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from acclimate import demo_servers, keys
 from acclimate.client import connection, custodian, entrant, folder, organizer, voiding
@@ -315,6 +315,17 @@ def _bar(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
+def _counting(bar: Progress, task: TaskID, *, say: Say, console: Console) -> Callable[[int, int, str], None]:
+    """Move a bar by (models made, of how many, the last one's name); where nobody sees it, a line a model."""
+
+    def tell(done: int, total: int, name: str) -> None:
+        bar.update(task, completed=done, total=total)
+        if name and not console.is_terminal:
+            say(f"  {name} is made ({done} of {total})")
+
+    return tell
+
+
 def _all(futures: list[Future[None]]) -> None:
     for future in futures:
         future.result()
@@ -376,7 +387,7 @@ def play(data: Path, *, runner: str, say: Say, console: Console) -> Result:
             data / "models",
             built,
             processes=2,
-            progress=lambda done, total, _: bar.update(task, completed=done, total=total),
+            progress=_counting(bar, task, say=say, console=console),
         )
     lap("make the models")
     with demo_servers.Servers(data / "server", runner=runner) as servers:

@@ -55,7 +55,8 @@ def examine(settings: Settings, *, within: float = WITHIN) -> list[Finding]:
         thread.join(max(0.0, until - time.monotonic()))
         if thread.is_alive():
             state: State = "missing" if name in _NEEDED else "warning"
-            found[name] = [*found[name], Finding(name, state, f"no answer within {within:.0f} s")]
+            hint = "ask again when less runs here: acclimate doctor; if it stays so, what is asked there hangs"
+            found[name] = [*found[name], Finding(name, state, f"no answer within {within:.0f} s", hint)]
     return [finding for findings in found.values() for finding in findings]
 
 

@@ -96,7 +96,12 @@ def devices(_: Settings) -> Iterator[Finding]:
     for line in said.splitlines():
         found |= json.loads(line)
     if "torch" not in found:
-        yield Finding("torch", "warning", f"could not be asked within {WITHIN - 1:.0f} s: the machine is busy")
+        yield Finding(
+            "torch",
+            "warning",
+            f"could not be asked within {WITHIN - 1:.0f} s: the machine is busy, or its disk is slow",
+            "nothing is known to be wrong with it; ask again when less runs here: acclimate doctor",
+        )
     elif found["torch"] is not None:
         yield Finding("torch", "ok", f"{found['torch']}, {found['threads']} threads")
         yield _gpus(found)

@@ -144,3 +144,16 @@ def test_a_file_with_a_login_that_others_may_read_is_told(tmp_path: Path) -> Non
     assert [(one.name, one.state) for one in found] == [("data folder", "ok"), ("config file", "warning")]
     file.chmod(0o600)
     assert len(list(doctor_places.folder(config.load(tmp_path / "data", file=file, environ={})))) == 1
+
+
+def test_a_machine_too_busy_to_ask_torch_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_machine, "WITHIN", 1.001)
+    settings = config.load(tmp_path, environ={})
+    found = {one.name: one for one in doctor_machine.devices(settings)}
+    assert found["torch"].state == "warning" and "could not be asked" in found["torch"].found
+    assert "acclimate doctor" in found["torch"].hint
+
+
+def test_what_has_no_answer_in_time_says_what_to_do(tmp_path: Path) -> None:
+    late = [one for one in doctor.examine(config.load(tmp_path, environ={}), within=0.0) if "no answer" in one.found]
+    assert late and all(one.state != "ok" and "acclimate doctor" in one.hint for one in late)

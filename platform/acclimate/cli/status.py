@@ -106,9 +106,10 @@ def under_way(stages: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 def _cosigned(found: dict[str, Any]) -> str:
     quorum = f"{found['quorum']} of {found['witnesses']}"
+    names = f"{', '.join(found['late'])} not yet" if found.get("late") else ""
     if not found["missing"]:
-        return f"{quorum} have cosigned all records of the round"
-    late = f": {', '.join(found['late'])} not yet" if found.get("late") else ""
+        return f"{quorum} have cosigned all records of the round{'; ' + names if names else ''}"
+    late = f": {names}" if names else ""
     return f"{quorum} must have cosigned the round's last {counted(found['missing'], 'record')}{late}; shares wait for that"
 
 

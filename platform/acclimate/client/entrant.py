@@ -166,28 +166,12 @@ def submit(
     about: dict[str, Any] = {"title": title, "family": family, "base": base, "released": released}
     about |= {"weights_after": weights_after, "parameters": facts.parameters}
     manifest = manifest_of(model, about, defined=defined, entrant=entrant)
-    manifests.check_texts(manifest)
-    # Two of the same command at once are one submission.
-    with alone(keys.folder / ".submissions.lock", doing=f"beginning a submission in {keys.folder}"):
-        mine = _find(keys, manifest, again=again)
-        if mine is None:
-            _require_entered(client, keys, defined.round, entrant, baseline=bool(baseline))
-            mine = _begin(keys, manifest, server=client.url)
-        elif mine.state not in FINAL:
-            say(f"going on with submission {mine.short}")
+    mine = _taken_up(client, keys, manifest, baseline=bool(baseline), again=again, say=say)
     if mine.state in FINAL:
         say(f"this model was submitted before: {mine.state}")
         return submission_status(client, keys, mine.short)[0]
     committed, accepted = requests(mine, _signing(keys, mine))
-    try:
-        answer = client.submit(
-            mine.round, committed=committed, accepted=accepted, nonce=mine.nonce, manifest=mine.manifest
-        )
-    except Refusal as refusal:
-        if refusal.code == "manifest_invalid" and mine.state == "unsent":
-            # Nothing was logged, and the same words will never be taken.
-            _path(keys, mine).unlink(missing_ok=True)
-        raise
+    answer = _commit(client, keys, mine, committed=committed, accepted=accepted)
     mine = _keep(keys, mine, submission=answer["submission"], state=answer["state"], committed=answer["index"])
     # Before a byte of the model leaves: it is in the log, or the server is given nothing.
     mine = _receipt(client, keys, mine, defined=defined, request=committed)
@@ -342,6 +326,38 @@ def _require_entered(client: Client, keys: Keys, round_id: str, entrant: str, *,
         f"{entrant!r} has not entered {round_id}; nothing was sent or written",
         hint=f"acclimate enter {round_id}{f' --baseline {entrant}' if baseline else ''} --keys {keys.folder}",
     )
+
+
+def _taken_up(
+    client: Client, keys: Keys, manifest: dict[str, Any], *, baseline: bool, again: bool, say: Say
+) -> Submission:
+    """The submission of a manifest, found again or begun; two of the same command at once are one submission.
+
+    Raises:
+        Refusal: manifest_invalid, entrant_unknown, busy.
+    """
+    manifests.check_texts(manifest)
+    with alone(keys.folder / ".submissions.lock", doing=f"beginning a submission in {keys.folder}"):
+        mine = _find(keys, manifest, again=again)
+        if mine is None:
+            _require_entered(client, keys, manifest["round"], manifest["entrant"], baseline=baseline)
+            return _begin(keys, manifest, server=client.url)
+    if mine.state not in FINAL:
+        say(f"going on with submission {mine.short}")
+    return mine
+
+
+def _commit(client: Client, keys: Keys, mine: Submission, *, committed: Request, accepted: Request) -> dict[str, Any]:
+    """Send the commitment; what the server takes in no form is kept no longer."""
+    try:
+        return client.submit(
+            mine.round, committed=committed, accepted=accepted, nonce=mine.nonce, manifest=mine.manifest
+        )
+    except Refusal as refusal:
+        if refusal.code == "manifest_invalid" and mine.state == "unsent":
+            # Nothing was logged, and the same words will never be taken.
+            _path(keys, mine).unlink(missing_ok=True)
+        raise
 
 
 def _begin(keys: Keys, manifest: dict[str, Any], *, server: str) -> Submission:
