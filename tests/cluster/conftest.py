@@ -12,7 +12,7 @@ import pytest
 
 TOKEN = "0123456789abcdef" * 4
 
-HOLDER = """
+HOLDER = '''
 import json, os, signal, subprocess, sys, time
 from ray.cluster_utils import Cluster
 
@@ -54,9 +54,19 @@ def drain(number):
 def add_small(path, size, options):
     # A node with a disk of its own at that path: mounted where only its processes see it.
     mount = f'mount -t tmpfs -o size={size} none "{path}" && exec "$@"'
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
-    command += [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", f"--address={cluster.address}"]
-    small.append(subprocess.Popen([*command, f"--object-store-memory={80 << 20}", *options], start_new_session=True))
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", sys.executable, "-P", "-c", NODE]
+    given = json.dumps({"gcs_address": cluster.address, "object_store_memory": 80 << 20, **options})
+    small.append(subprocess.Popen([*command, given], start_new_session=True))
+
+NODE = """
+import json, sys, time
+from ray._private.node import Node
+from ray._private.parameter import RayParams
+plain = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True, "node_manager_port": 0}
+params = RayParams(**plain, min_worker_port=0, max_worker_port=0, dashboard_agent_listen_port=None, **json.loads(sys.argv[1]))
+node = Node(params, head=False, shutdown_at_exit=False, spawn_reaper=False)
+time.sleep(100_000)
+"""
 
 def act(kind, value):
     if kind == "add":
@@ -83,7 +93,7 @@ if cluster.head_node.remaining_processes_alive():
 else:
     for node in [*nodes, cluster.head_node]:
         node.kill_all_processes(check_alive=False, allow_graceful=False)
-"""
+'''
 
 
 class RayCluster:
@@ -118,9 +128,9 @@ class RayCluster:
         """Give notice that this node will go; whether it was taken."""
         return bool(self._ask("drain", number))
 
-    def add_small(self, folder: Path, size: str, *options: str) -> None:
-        """Add a node for which a disk of this size lies at a folder; options as of `ray start`."""
-        self._ask("add small", [str(folder), size, options])
+    def add_small(self, folder: Path, size: str, **node: Any) -> None:
+        """Add a node for which a disk of this size lies at a folder; it comes by and by."""
+        self._ask("add small", [str(folder), size, node])
 
     def metadata(self, **changes: str) -> dict[str, str]:
         """Change what the cluster says of its versions; what it said before."""
