@@ -31,7 +31,7 @@ test-all: install
 	$(BIN)/python -m pytest -m "not gpu" --timeout 1800
 
 bench: install
-	$(BIN)/python tests/benchmarks/measure.py
+	PYTHONPATH=tests/journeys:tests/simulation $(BIN)/python tests/benchmarks/measure.py
 
 check: install
 	$(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from acclimate_competitions import digests
@@ -74,7 +75,7 @@ class Recipe:
         """The recipe as JSON-ready data."""
         return dataclasses.asdict(self)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest of the canonical JSON of document()."""
         return digests.of_json(self.document())

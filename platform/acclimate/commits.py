@@ -5,6 +5,7 @@ The evaluator's key signs here. Predictions are scored here too, where the targe
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _LONGEST_REASON = 2000
+_Ended = tuple[Stage, Mapping[str, Any], str]
+"""A stage, the document of its result, and its public reason where it failed."""
+_AT_ONCE = 8
+"""Stages of one attempt that are scored at the same time."""
 
 
 def commit(
@@ -80,7 +85,7 @@ def _check(store: Store, identity: Identity, held: Held, status: Status) -> None
     # A crash in between is mended by the next plan, which sees that the submission is no longer being checked.
     with store.transaction() as tx:
         document = {**finite(outcome.results), **_circumstances(status)}
-        _close(tx, assignment.stages[0], held, document, failed=outcome.reason)
+        _close(tx, held, [(assignment.stages[0], document, outcome.reason)])
         stages.committed(tx, held)
         failpoints.reach("committing")
 
@@ -89,6 +94,7 @@ def _prepare(store: Store, identity: Identity, held: Held, status: Status) -> No
     outcome, assignment = _outcome(status), held.assignment
     selections = {entry["task"]: entry for entry in outcome.results.get("selections", [])}
     prepared = {(entry["task"], entry["seed"]): entry for entry in outcome.results.get("prepared", [])}
+    ended: list[_Ended] = []
     with store.transaction() as tx:
         state = tx.round(assignment.round)
         for stage in assignment.stages:
@@ -101,8 +107,8 @@ def _prepare(store: Store, identity: Identity, held: Held, status: Status) -> No
             selection = finite(selections.get(stage.task, {}))
             tx.append(_signed(identity, state, _prepared_fields(state, assignment, entry, selection, status)))
             failed = str(entry["failed"]["reason"]) if "failed" in entry else ""
-            document = {**entry, "selection": selection, **_circumstances(status)}
-            _close(tx, stage, held, document, failed=failed)
+            ended.append((stage, {**entry, "selection": selection, **_circumstances(status)}, failed))
+        _close(tx, held, ended)
         stages.committed(tx, held)
         failpoints.reach("committing")
 
@@ -146,13 +152,13 @@ def _evaluate(
     with store.snapshot() as tx:
         state = tx.round(assignment.round)
     # Scoring and writing files takes time, so it is done before the transaction.
-    documents = []
     tasks = {task.name: task for task in state.competition.tasks}
     truth = {}
     for name in tasks:
         alive()
         truth[name] = table_blobs.read(store.blobs, holdout[f"{name}.parquet"])
-    for stage in assignment.stages:
+
+    def scored(stage: Stage) -> dict[str, Any]:
         alive()
         assert stage.task is not None
         task = tasks[stage.task]
@@ -166,7 +172,11 @@ def _evaluate(
         else:
             raise Refusal("job_failed", f"the outcome has no predictions for {stage.task}, {stage.protocol}")
         scores = score(store, assignment, stage, predictions, holdout=truth[stage.task], task=task, state=state)
-        documents.append({**entry, "predictions": predictions, "scores": scores, **_circumstances(status)})
+        return {**entry, "predictions": predictions, "scores": scores, **_circumstances(status)}
+
+    # What takes the time is the disk's answer that it has each table: several are asked for at once.
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="scoring") as threads:
+        documents = list(threads.map(scored, assignment.stages))
     models = state.models
     with store.transaction() as tx:
         state = tx.round(assignment.round)
@@ -182,7 +192,8 @@ def _evaluate(
                 "count": document["count"],
             }
             tx.append(_signed(identity, state, ("ModelEvaluated", fields)))
-            _close(tx, stage, held, document, failed=document.get("failed", {}).get("reason", ""))
+        failures = [str(document.get("failed", {}).get("reason", "")) for document in documents]
+        _close(tx, held, list(zip(assignment.stages, documents, failures, strict=True)))
         stages.committed(tx, held)
         failpoints.reach("committing")
 
@@ -229,16 +240,21 @@ def _signed(identity: Identity, state: Round, record: tuple[str, Mapping[str, An
     return records.sign(kind, state.id, fields, key=identity.evaluator_key)
 
 
-def _close(tx: Tx, stage: Stage, held: Held, document: Mapping[str, Any], *, failed: str) -> None:
-    """Note a stage's end: its result and its state, where this try still holds it."""
-    attempt = held.assignment.attempt
-    mine = [stage_rows.c.key == stage.key, stage_rows.c.attempt == attempt, stage_rows.c.fence == held.fence]
-    mine.append(stage_rows.c.state.in_(stages.UNDER_WAY))
-    values = {"state": "failed" if failed else "committed", "progress": 1.0, "reason": failed[:_LONGEST_REASON]}
-    ended = tx.execute(update(stage_rows).where(*mine).values(**values, heartbeat=timestamp(tx)))
-    if ended.rowcount != 1:
-        raise Refusal("conflict", f"stage {stage.key} is no longer of attempt {attempt} under fence {held.fence}")
-    tx.execute(insert(results), {"stage": stage.key, "document": dict(document), "at": timestamp(tx)})
+def _close(tx: Tx, held: Held, ended: Sequence[_Ended]) -> None:
+    """Note the ends of stages: their results and states, where this try still holds them all."""
+    attempt, at = held.assignment.attempt, timestamp(tx)
+    for failed in sorted({failed for _, _, failed in ended}):
+        keys = [stage.key for stage, _, reason in ended if reason == failed]
+        mine = [stage_rows.c.key.in_(keys), stage_rows.c.attempt == attempt, stage_rows.c.fence == held.fence]
+        mine.append(stage_rows.c.state.in_(stages.UNDER_WAY))
+        values = {"state": "failed" if failed else "committed", "progress": 1.0, "reason": failed[:_LONGEST_REASON]}
+        changed = tx.execute(update(stage_rows).where(*mine).values(**values, heartbeat=at)).rowcount
+        if changed != len(keys):
+            sentence = (
+                f"{len(keys) - changed} of {len(keys)} stages, such as {keys[0]}, are no longer of attempt {attempt}"
+            )
+            raise Refusal("conflict", f"{sentence} under fence {held.fence}")
+    tx.execute(insert(results), [{"stage": stage.key, "document": dict(made), "at": at} for stage, made, _ in ended])
 
 
 def _outcome(status: Status) -> Outcome:

@@ -16,7 +16,7 @@ from sqlalchemy import case, func, insert, select, update
 
 from acclimate.assignments import Assignment, Held
 from acclimate.retries import Ended
-from acclimate.schedule import UNMET
+from acclimate.schedule import PINNED, UNMET
 from acclimate.store import Store, Tx, attempts, events, stages, submissions, timestamp, wishes
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import format_time
@@ -41,11 +41,8 @@ def resume(tx: Tx, *, epoch: int, code: str, outlives: bool) -> None:
         lost(tx, row, epoch=epoch, reason="its dispatcher ended", adoptable=outlives)
     # Rows of a release that wrote no attempts.
     tx.execute(update(stages).where(stages.c.state.in_(UNDER_WAY)).values(state="pending", progress=0.0))
-    mine = (
-        (stages.c.state == "blocked")
-        & (stages.c.code == "code_pinned")
-        & stages.c.reason.contains(code, autoescape=True)
-    )
+    # By how the reason begins: it names both codes.
+    mine = (stages.c.state == "blocked") & stages.c.reason.startswith(f"{PINNED}{code}", autoescape=True)
     for row in tx.execute(select(stages).where(mine)).all():
         release(tx, row.key, epoch=epoch)
     # What no machine could take is judged anew, by the pool that this dispatcher sees.
@@ -78,6 +75,35 @@ def strays(tx: Tx, known: Collection[str]) -> list[Any]:
     return list(tx.execute(query).all())
 
 
+def end_lost(store: Store, *, epoch: int) -> int:
+    """End the lost tries that nobody will take up, as no stage of theirs waits any more: of a voided round, of a withdrawn submission.
+
+    Raises:
+        Refusal: busy, no_space, lease_lost, database_unreachable.
+    """
+    waiting = select(stages.c.key).where(
+        stages.c.attempt == attempts.c.attempt, stages.c.state.in_(("pending", "blocked"))
+    )
+    query = select(attempts).where(attempts.c.state == "lost", ~waiting.exists())
+    with store.snapshot() as tx:
+        if not tx.execute(query.limit(1)).all():
+            return 0
+    with store.transaction() as tx:
+        rows = list(tx.execute(query).all())
+        for row in rows:
+            _end(tx, row, state="cancelled", code="cancelled", reason="nobody waits for it any more")
+            _note(tx, row, "cancelled", epoch=epoch, code="cancelled")
+    return len(rows)
+
+
+def without_room(tx: Tx, attempt: str) -> int:
+    """How many tries of an attempt, since an operator last let it go, found no room on a disk."""
+    since = select(func.max(events.c.fence)).where(events.c.attempt == attempt, events.c.event == "released")
+    mine = (attempts.c.attempt == attempt) & (attempts.c.code == "no_space")
+    mine &= attempts.c.fence > (tx.execute(since).scalar() or 0)
+    return int(tx.execute(select(func.count()).where(mine)).scalar_one())
+
+
 def adoptable(tx: Tx) -> dict[str, int]:
     """Attempt -> fence of its lost try, which may go on somewhere."""
     query = select(attempts.c.attempt, attempts.c.fence).where(attempts.c.state == "lost").order_by(attempts.c.fence)
@@ -89,8 +115,10 @@ def register(store: Store, wanted: Iterable[Assignment]) -> dict[str, str]:
     wanted = list(wanted)
     places = {assignment.attempt: number for number, assignment in enumerate(wanted, start=1)}
     planned = {stage.key: (assignment, stage) for assignment in wanted for stage in assignment.stages}
+    # Of whole rounds, in one question for all: thousands of keys are too much to ask for twice a second.
+    of_rounds = select(stages.c.key, stages.c.state).where(stages.c.round.in_({one.round for one in wanted}))
     with store.snapshot() as tx:
-        known = states_of(tx, planned)
+        known: dict[str, str] = {row.key: row.state for row in tx.execute(of_rounds)}
     new = [
         {
             "key": key,

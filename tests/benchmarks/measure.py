@@ -1,4 +1,7 @@
-"""`make bench`: how long the parts of the demo take here, what sealing costs beside plain SHA-256, log appends. Writes Markdown to stdout."""
+"""`make bench`: how long the parts of the demo take here, what sealing costs beside plain SHA-256, log appends, dispatch.
+
+Writes Markdown to stdout.
+"""
 
 import json
 import os
@@ -10,9 +13,14 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import admission
+import control_plane
 import log_appends
 import log_verify
+import makespan
+import overhead
 import seal
+import takeover
 
 from acclimate_competitions import records
 
@@ -38,6 +46,8 @@ def main() -> None:
         rows = demo(folder)
         append_rows = log_appends.measure(folder / "appends")
         verify_rows = log_verify.measure(folder / "verify")
+        dispatch_rows = admission.measure(folder / "admission") + takeover.measure(folder / "takeover")
+        dispatch_rows += overhead.measure(folder / "overhead") + control_plane.measure(folder / "control")
     lines = [
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}",
         "",
@@ -54,6 +64,14 @@ def main() -> None:
         "| audit | seconds |",
         "| --- | --- |",
         *(f"| {name} | {seconds:.2f} |" for name, seconds in verify_rows),
+        "",
+        "| dispatch | seconds |",
+        "| --- | --- |",
+        *(f"| {name} | {seconds:.2f} |" for name, seconds in dispatch_rows),
+        "",
+        "| simulated makespan over max(total / slots, longest) | |",
+        "| --- | --- |",
+        *(f"| {name} | {ratio:.3f} |" for name, ratio in makespan.measure()),
     ]
     sys.stdout.write("\n".join(lines) + "\n")
 
