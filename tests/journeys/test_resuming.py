@@ -62,25 +62,39 @@ def note(blobs: FolderBlobs, name: str) -> dict[str, Any] | None:
     return None if found is None else json.loads(found)
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A job of some seconds and what an undisturbed run of it comes to."""
-    folder = tmp_path_factory.mktemp("undisturbed")
+def undisturbed(folder: Path, *, epochs: int) -> Any:
+    """A job and what it comes to when nothing happens."""
     blobs = FolderBlobs(folder / "blobs")
     job = tiny.prepare_job(folder, blobs)
     job = replace(
         job,
-        recipe=replace(job.recipe, epochs=60, selection=replace(job.recipe.selection, candidates=("last",))),
+        recipe=replace(job.recipe, epochs=epochs, selection=replace(job.recipe.selection, candidates=("last",))),
         limits=replace(job.limits, checkpoint_seconds=0.02, wall_seconds=600.0),
     )
     return folder, job, carried_out(folder / "work", job, blobs, 1)
 
 
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Long enough to be interrupted at a chosen moment."""
+    return undisturbed(tmp_path_factory.mktemp("undisturbed"), epochs=200)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Over in a moment."""
+    return undisturbed(tmp_path_factory.mktemp("small"), epochs=2)
+
+
 @pytest.fixture
 def blobs(done: Any, tmp_path: Path) -> FolderBlobs:
-    """A store that has the job's inputs and nothing else."""
-    made, source = FolderBlobs(tmp_path / "blobs"), FolderBlobs(done[0] / "blobs")
-    for digest in jobs.inputs(done[1]):
+    """A store that has the long job's inputs and nothing else."""
+    return with_inputs(done, tmp_path)
+
+
+def with_inputs(given: Any, folder: Path) -> FolderBlobs:
+    made, source = FolderBlobs(folder / "blobs"), FolderBlobs(given[0] / "blobs")
+    for digest in jobs.inputs(given[1]):
         made.put(source.path(digest))
     return made
 
@@ -89,10 +103,9 @@ def test_an_outcome_is_with_the_blobs_and_is_taken_on_any_machine(done: Any, tmp
     folder, job, first = done
     blobs = FolderBlobs(folder / "blobs")
     assert blobs.notes(NOTES) == [f"{NOTES}1/manifest.json"]
-    began = time.monotonic()
     again = carried_out(tmp_path / "another", job, blobs, 2)
     assert again.outcome == first.outcome and again.log == first.log
-    assert time.monotonic() - began < 1.0 and not (tmp_path / "another").exists()
+    assert not (tmp_path / "another").exists()
     # What the checkpoints held of fits is gone, what they shared with the outcome is not.
     kept = {each.digest for each in blobs.listing()}
     assert not [digest for digest in kept if b"exp_avg_sq/" in blobs.read(digest)[:1000]]
@@ -137,9 +150,10 @@ def flip(path: Path) -> None:
     "damage", [torn, of_another_job, of_fewer_stages, with_a_blob_that_is_gone, with_a_flipped_byte]
 )
 def test_a_manifest_that_is_not_whole_is_said_and_the_work_is_done(
-    done: Any, tmp_path: Path, blobs: FolderBlobs, damage: Any, caplog: pytest.LogCaptureFixture
+    small: Any, tmp_path: Path, damage: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, job, first = done
+    folder, job, first = small
+    blobs = with_inputs(small, tmp_path)
     source = FolderBlobs(folder / "blobs")
     document = json.loads(source.note(f"{NOTES}1/manifest.json") or b"")
     for digest in [*document["outcome"]["files"].values(), document["log"]]:
@@ -181,6 +195,7 @@ def killed(folder: Path, job: PrepareJob, blobs: FolderBlobs, fence: int, when: 
         process.communicate()
 
 
+@pytest.mark.slow
 def test_killed_five_times_it_comes_to_the_same_bytes(done: Any, tmp_path: Path, blobs: FolderBlobs) -> None:
     _, job, first = done
 
@@ -192,7 +207,7 @@ def test_killed_five_times_it_comes_to_the_same_bytes(done: Any, tmp_path: Path,
         return is_so_far
 
     steps = [0]
-    for fence, share in enumerate((0.0, 0.2, 0.45, 0.6, 0.85), start=1):
+    for fence, share in enumerate((0.0, 0.15, 0.3, 0.45, 0.6), start=1):
         killed(tmp_path, job, blobs, fence, so_far(fence, share))
         found = note(blobs, f"{fence}/checkpoint.json")
         assert found is not None and found["step"] > steps[-1]
@@ -301,8 +316,8 @@ def test_all_tries_share_one_limit_of_time_and_what_exceeds_it_begins_anew(
     assert blobs.notes(NOTES) == []
 
 
-def test_a_bucket_keeps_outcome_and_checkpoint_as_a_folder_does(done: Any, s3_place: Place, tmp_path: Path) -> None:
-    folder, job, first = done
+def test_a_bucket_keeps_outcome_and_checkpoint_as_a_folder_does(small: Any, s3_place: Place, tmp_path: Path) -> None:
+    folder, job, first = small
     bucket = blobs_at(s3_place.blobs, endpoint=s3_place.server.endpoint, scratch=tmp_path / "scratch")
     source, here, there = FolderBlobs(folder / "blobs"), tmp_path / "here", tmp_path / "there"
     (here / "out").mkdir(parents=True)
