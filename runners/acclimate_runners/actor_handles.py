@@ -13,6 +13,9 @@ _WAITING = "waiting for a machine"
 _LONG = 60.0
 """Seconds after which it is told since when an actor has had no place, or gave no answer."""
 
+_SELDOM, _SHARE = 1.0, 0.005
+"""Seconds between two questions at most, and which share of the time that an attempt has taken so far."""
+
 
 @dataclass(frozen=True)
 class Keeper:
@@ -46,7 +49,7 @@ class ActorHandle:
         self._keeper = keeper
         self._status = Status("running", what=_WAITING)
         self._asked: Any = None
-        self._answered = time.monotonic()
+        self._began = self._answered = time.monotonic()
         self._told_to_leave = False
         self._lock = threading.Lock()
 
@@ -94,6 +97,9 @@ class ActorHandle:
     def _answer(self) -> Status | None:
         """The answer to the question that was asked last, if it came; asks the next one."""
         if self._asked is None:
+            # A question costs its machine a millisecond or two; what goes on for long is asked seldom.
+            if time.monotonic() - self._answered < min(_SELDOM, (self._answered - self._began) * _SHARE):
+                return None
             self._asked = self.actor.poll.options(concurrency_group="control").remote()
         ready, _ = self._keeper.ray.wait([self._asked], timeout=0)
         if not ready:
