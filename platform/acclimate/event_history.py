@@ -14,12 +14,13 @@ released: an operator did; cancelled: nobody waits for it any more; committed: w
 _UNDER_WAY = frozenset({"claimed", "adopted", "running"})
 _BEFORE: dict[str, frozenset[str]] = {
     "claimed": frozenset({"", "given_back", "again", "released", "cancelled"}),
-    "adopted": frozenset({"given_back"}),
+    "adopted": frozenset({"given_back", "released"}),
     "running": frozenset({"claimed", "adopted"}),
     "given_back": _UNDER_WAY,
     "again": _UNDER_WAY,
     "blocked": _UNDER_WAY | {"", "given_back", "again", "released"},
-    "released": frozenset({"blocked"}),
+    # A release of before there were events blocked it where there is nothing before.
+    "released": frozenset({"blocked", ""}),
     "cancelled": _UNDER_WAY | {"", "given_back", "again", "blocked", "released"},
     "committed": _UNDER_WAY,
 }

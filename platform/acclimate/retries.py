@@ -5,7 +5,8 @@ hardly end differently has few tries. The counts come from the tries that are wr
 
 | class | codes | tries | then |
 | --- | --- | --- | --- |
-| passing | no_space, busy, blobs_unreachable | without end, uncharged | |
+| passing | busy, blobs_unreachable | without end, uncharged | |
+| full disks | no_space | 20, uncharged | blocked |
 | preempted | preempted, cancelled, runner_lost, not_found | without end, uncharged | |
 | hang | hung | 2 | blocked |
 | too much | limit_exceeded, out_of_memory | 3 | the entrant's outcome |
@@ -25,6 +26,8 @@ LOST = frozenset({"blob_corrupt", "blob_unknown"})
 """An input that is no longer there: no machine will find it, until somebody puts it back."""
 TRIES = {"hung": 2, "limit_exceeded": 3, "out_of_memory": 3, "job_failed": 3, "blob_corrupt": 1, "blob_unknown": 2}
 TRIES_OF_MACHINES = 10
+TRIES_OF_DISKS = 20
+"""After so many tries that found no room an operator is told: with pauses of up to five minutes, most of an hour."""
 ELSEWHERE_AFTER = 2
 _OUTCOMES = frozenset({"limit_exceeded", "out_of_memory"})
 BACKOFF = 0.5

@@ -98,3 +98,10 @@ def test_a_history_in_order_has_no_problems() -> None:
 def test_each_kind_of_disorder_is_named(bad: list[Event], says: str) -> None:
     (found,) = problems(bad)
     assert says in found
+
+
+def test_a_release_and_what_was_lost_before_are_no_disorder() -> None:
+    lost = [Event(A, 1, 1, "claimed"), Event(A, 1, 2, "given_back"), Event(A, 1, 2, "blocked")]
+    assert problems([*lost, Event(A, 1, 3, "released"), Event(A, 1, 3, "adopted"), Event(A, 1, 3, "committed")]) == []
+    # What a version without events had blocked.
+    assert problems([Event(B, 0, 4, "released"), Event(B, 1, 4, "claimed")]) == []
