@@ -5,6 +5,7 @@ The clock is the machine's and a number of seconds that the test adds: leases ru
 
 import contextlib
 import signal
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -85,23 +86,30 @@ class Play:
     @classmethod
     @contextlib.contextmanager
     def begun(cls, folder: Path, *, entrants: int, **given: Any) -> "Iterator[Play]":
-        """An open round with submissions that wait for their checks; the last entrant's model is no good."""
+        """An open round with so many submissions."""
         folder.mkdir(parents=True, exist_ok=True)
         with staging.serve(folder, clock=Clock(folder / "ahead"), **given) as live:
             staged = staging.open_round(live, folder)
             play = cls(live, staged, folder)
-            for number in range(1, entrants + 1):
-                name, poisoned = f"entrant-{number:02}", number == entrants
-                play.sent[name] = dispatching.send(staged, name, seed=number, poisoned=poisoned)[1]
+            play.submit(entrants)
             try:
                 yield play
             finally:
                 for process in play.processes:
                     process.end()
 
+    def submit(self, entrants: int) -> None:
+        """Submissions that wait for their checks; the last one's model is no good."""
+        for number in range(1, entrants + 1):
+            name, poisoned = f"entrant-{number:02}", number == entrants
+            self.sent[name] = dispatching.send(self.staged, name, seed=number, poisoned=poisoned)[1]
+
     def start(self, name: str, *, at: str = "", lease: float = LEASE, tracked: bool = False) -> Process:
         """A dispatcher with a data folder of its own, which kills itself at a point where one is given."""
         given = {"ACCLIMATE_FAILPOINT": at, "ACCLIMATE_FAILPOINT_KILLS": "this-process"} if at else {}
+        if tracked:
+            settings = self.live.settings
+            given |= {"ACCLIMATE_TRACKING": settings.tracking, "ACCLIMATE_ARTIFACTS": str(settings.artifacts)}
         clock = self.live.clock
         assert isinstance(clock, Clock) and at.partition(":")[0] in ("", *failpoints.POINTS)
         script = (DISPATCHER, str(clock.file), str(lease), "tracked" if tracked else "untracked", str(SHARED))
@@ -178,9 +186,9 @@ class Play:
             return str(tx.execute(select(leases.c.holder).where(leases.c.name == "dispatch")).scalar() or "")
 
     def marks(self) -> list[str]:
-        """What was finished of the round, by the outbox."""
+        """What was finished of the round: its preparations, if there was time before it was published, and what was published."""
         with self.live.store.snapshot() as tx:
-            return list(tx.execute(select(outbox.c.stage)).scalars())
+            return [payload["phase"] for payload in tx.execute(select(outbox.c.payload)).scalars()]
 
     def events(self, event: str) -> list[Any]:
         return [row for row in self.rows() if row.event == event]
@@ -194,6 +202,13 @@ class Play:
         """The events, in their order."""
         with self.live.store.snapshot() as tx:
             return list(tx.execute(select(events).order_by(events.c.id)).all())
+
+    def tracked(self, database: Path | None = None) -> Counter[str]:
+        """How many runs MLflow has of each stage, by its own database."""
+        query = "SELECT t.value FROM tags t JOIN runs r ON r.run_uuid = t.run_uuid"
+        query += " WHERE t.key = 'acclimate.stage_key' AND r.lifecycle_stage = 'active'"
+        with contextlib.closing(sqlite3.connect(database or self.live.settings.data / "mlflow.db")) as connection:
+            return Counter(row[0] for row in connection.execute(query))
 
 
 def identity(record: Any) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import chaos
 import pytest
+import tiny
 from chaos import Play, killed
 
 from acclimate import config
@@ -25,20 +26,22 @@ def test_nobody_can_meet_a_failpoint_by_accident(tmp_path: Path) -> None:
         config.load(tmp_path, environ={"ACCLIMATE_FAILPOINT_KILLS": "this-process"})
 
 
-def chained(play: Play, points: list[str], *, machines: bool) -> None:
+def chained(play: Play, points: list[str], *, machines: bool, tracked: bool = False, to: str = "evaluated") -> None:
     """One dispatcher after the other is killed at its point; the last one ends the round.
 
     Args:
         play: an open round.
         points: in the order in which they are met.
         machines: whether each is on a machine of its own, so that it must wait for the lease of the one before.
+        tracked: whether they project the round into MLflow.
+        to: the phase in which the last one leaves it.
     """
     for number, point in enumerate(points):
-        one = play.start(f"machine-{number}" if machines else "one", at=point)
-        play.until(lambda one=one: one.process.poll() is not None or play.phase == "published")  # type: ignore[misc]
+        one = play.start(f"machine-{number}" if machines else "one", at=point, tracked=tracked)
+        play.until(lambda one=one: one.process.poll() is not None)  # type: ignore[misc]
         assert killed(one), (point, play.phase, one.said)
-    play.start("one")
-    play.until(lambda: play.phase == "evaluated")
+    play.start("one", tracked=tracked)
+    play.until(lambda: play.phase == to)
 
 
 FEW = ["settled", "committing", "moving", "ended", "noted", "committed", "opening", "committing:2"]
@@ -83,12 +86,13 @@ def test_killed_at_every_point_of_every_phase_the_round_comes_out_the_same(
 def test_a_standby_goes_on_where_a_killed_leader_was_and_makes_nothing_again_that_is_with_the_blobs(
     tmp_path: Path, expected: dict[str, Any]
 ) -> None:
-    with Play.begun(tmp_path, entrants=ENTRANTS) as play:
+    with Play.begun(tmp_path, entrants=0) as play:
         # The fourth outcome is a preparation's.
         first = play.start("first", at="noted:4")
         first.await_("leading")
         second = play.start("second")
         second.await_("standby")
+        play.submit(ENTRANTS)
         play.until(lambda: killed(first))
         noted = {name.split("/")[1] for name in play.live.store.blobs.notes("attempts/") if "manifest" in name}
         play.until(lambda: play.phase == "evaluated")
@@ -103,3 +107,20 @@ def test_a_standby_goes_on_where_a_killed_leader_was_and_makes_nothing_again_tha
         began = next(number for number, (epoch, _) in enumerate(order) if epoch == 2)
         assert {epoch for epoch, _ in order[:began]} == {1} and {epoch for epoch, _ in order[began:]} == {2}
         assert order[began] == (2, "given_back")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_killed_while_it_publishes_and_tells_mlflow_there_is_one_ranking_and_each_run_once(
+    tmp_path: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setattr(tiny, "DEFINITION", tiny.DEFINITION.replace('publish = "manual"', 'publish = "auto"'))
+    with Play.begun(tmp_path, entrants=ENTRANTS) as play:
+        points = ["ranked", "publishing", "finishing", "marking"]
+        chained(play, points, machines=False, tracked=True, to="published")
+        play.until(lambda: "published" in play.marks())
+        assert play.wrong() == []
+        assert play.outcome() == expected
+        runs = play.tracked()
+        assert runs and set(runs.values()) == {1}
