@@ -25,6 +25,7 @@ from acclimate.store import (
     rounds,
     timestamp,
 )
+from acclimate_competitions import records
 
 __all__ = ["on_postgresql", "settings", "store"]
 
@@ -138,6 +139,32 @@ def test_an_older_database_is_refused_and_upgraded_once_whoever_tries(old_folder
     assert log.open_checkpoint(sequencer.checkpoint(), known.signer.verifier).checkpoint.size == 1
     sequencer.close()
     store.close()
+
+
+def test_no_round_is_left_behind_by_an_upgrade(tmp_path):
+    """A round is finished by the code that it was defined with, which does not read a newer schema."""
+    engine = database.connect(f"sqlite:///{tmp_path / 'old.db'}")
+    to_first_revision(engine)
+    made = rounds_made.make(tmp_path / "made")
+    with engine.begin() as connection:
+        for index, data in enumerate(made.entries):
+            record = records.parse(data)
+            if record.type == "RankingPublished":
+                break
+            row = {"index": index, "round": record.round, "type": record.type, "data": data}
+            connection.execute(insert(log_entries), row)
+    own = next(record["code"] for record in map(records.parse, made.entries) if record.type == "RoundDefined")
+    assert migrations.unfinished(engine, own) == []
+    # Another round of the same log is a draft.
+    other, *more = migrations.unfinished(engine, "sha256:" + "0" * 64)
+    assert more == [made.round] and "elsewhere" in other
+    with engine.begin() as connection:
+        for later, data in enumerate(made.entries[index:], start=index):
+            record = records.parse(data)
+            row = {"index": later, "round": record.round, "type": record.type, "data": data}
+            connection.execute(insert(log_entries), row)
+    assert migrations.unfinished(engine, "sha256:" + "0" * 64) == [other]
+    engine.dispose()
 
 
 def test_an_older_database_is_upgraded_with_its_own_keys_only(old_folder, tmp_path):

@@ -32,6 +32,10 @@ def upgrade(
             "--begin", help="Begin a new installation with keys that were made beforehand, in an empty database."
         ),
     ] = False,
+    unfinished: Annotated[
+        bool,
+        typer.Option("--unfinished", help="Upgrade although rounds are under way, which this version can't finish."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring the database to this version's schema.
@@ -39,7 +43,8 @@ def upgrade(
     Back it up and stop what uses it first: it is refused where a part runs on this data folder, or a dispatcher leads anywhere. All steps are
     one transaction; run again, or twice at once, it does nothing more. Data of a version without installations get theirs from the keys
     in the data folder. An empty PostgreSQL database is set up with new keys. Keys that are there already begin nothing without --begin:
-    they may belong to an installation whose database was lost or is not the one that was named.
+    they may belong to an installation whose database was lost or is not the one that was named. A round is finished by the code that it was
+    defined with, so it is refused while one is under way that was defined by another version.
 
     Example: acclimate db upgrade --data /srv/acclimate
     """
@@ -47,11 +52,20 @@ def upgrade(
     from acclimate import installation, migrations
     from acclimate.database import connect
     from acclimate.store import Store
+    from acclimate_runners.code import code_digest
 
     settings = existing(data, file=config, database=database, blobs=blobs, make=begin)
     with alone(settings):
         engine = connect(settings.database)
         try:
+            if not unfinished and (rounds := migrations.unfinished(engine, code_digest())):
+                raise Refusal(
+                    "data_version",
+                    f"{len(rounds)} rounds are under way that only the version they were defined with can finish: "
+                    + ", ".join(rounds[:5])
+                    + (", …" if len(rounds) > 5 else ""),
+                    hint="publish or void them with that version, or give them up: --unfinished; nothing was changed",
+                )
             steps = migrations.upgrade(engine)
         finally:
             engine.dispose()

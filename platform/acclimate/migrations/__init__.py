@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Engine, MetaData, inspect, text
 
 from acclimate import database, postgres
 from acclimate.migrations import guards
+from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005")
@@ -208,6 +209,25 @@ def _check_encoding(connection: Connection) -> None:
 
 def _driver(connection: Connection) -> Any:
     return connection.connection.driver_connection
+
+
+def unfinished(engine: Engine, code: str) -> list[str]:
+    """The rounds of an older database that are under way and pinned to other code: this version can't finish them.
+
+    Args:
+        engine: of the database.
+        code: the digest of this version's code.
+
+    Raises:
+        Refusal: data_version, database_unreachable, busy.
+    """
+    ended = "SELECT round FROM log_entries WHERE type IN ('RankingPublished', 'RoundVoided')"
+    query = f"SELECT data FROM log_entries WHERE type = 'RoundDefined' AND round NOT IN ({ended}) ORDER BY \"index\""
+    with database.refusing(), database.reading(engine) as connection:
+        if version(connection) in (None, HEAD):
+            return []
+        defined = [records.parse(bytes(data)) for data in connection.exec_driver_sql(query).scalars()]
+    return [record.round for record in defined if record["code"] != code]
 
 
 def problems(engine: Engine, metadata: MetaData) -> list[str]:
