@@ -48,6 +48,7 @@ class Settings:
         runner: what prepares and evaluates.
         ray_address: "local" or a cluster's address.
         node_work: folder for attempts under way on each machine of the cluster.
+        hang_after: seconds without any progress after which an attempt is ended.
         dispatch_port: port of the dispatcher's own health and metrics; 0 for none.
         slots: jobs at once; 0 lets the runner decide.
         upload_limit: largest upload in bytes.
@@ -77,6 +78,7 @@ class Settings:
     ray_address: str
     node_work: Path
     slots: int
+    hang_after: int
     dispatch_port: int
     upload_limit: int
     witnesses: tuple[str, ...]
@@ -153,6 +155,9 @@ SETTINGS: dict[str, Setting] = {
         setting_values.path, lambda data: data / "work", "folder for attempts on each machine of the cluster"
     ),
     "slots": Setting(setting_values.integer(0, 10_000), lambda data: 0, "jobs at once; 0 lets the runner decide"),
+    "hang_after": Setting(
+        setting_values.integer(600, 10**6), lambda data: 600, "seconds without any progress after which work is ended"
+    ),
     "dispatch_port": Setting(_port, lambda data: 0, "port of the dispatcher's own health and metrics; 0 for none"),
     "upload_limit": Setting(setting_values.integer(1, 2**50), lambda data: 2**36, "largest upload in bytes"),
     "witnesses": Setting(

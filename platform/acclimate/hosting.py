@@ -141,15 +141,19 @@ def runner_of(settings: Settings, *, installation: str = "") -> Runner:
     Raises:
         Refusal: extra_missing; on a cluster, config_invalid, runner_failed.
     """
+    from acclimate_runners.watch import Patience
+
+    patience = Patience(hang=float(settings.hang_after))
     if settings.runner == "local":
         from acclimate_runners.local import LocalRunner
 
-        return LocalRunner(settings.work, settings.slots or os.cpu_count() or 1)
+        return LocalRunner(settings.work, settings.slots or os.cpu_count() or 1, patience=patience)
     from acclimate_runners.cluster import RayRunner
 
     try:
         namespace = f"acclimate-{installation}" if installation else "acclimate"
-        return RayRunner(settings.node_work, settings.ray_address, settings.slots or None, namespace=namespace)
+        slots = settings.slots or None
+        return RayRunner(settings.node_work, settings.ray_address, slots, namespace=namespace, patience=patience)
     except ImportError as error:
         hint = f"set the runner to local, or {installing('runner')}"
         raise Refusal("extra_missing", "the Ray runner needs the extra `runner`", hint=hint) from error

@@ -69,7 +69,7 @@ class Attempt:
             return Status("running", what="fetching inputs")
         word = child.progress
         network = child.isolation.network if child.isolation is not None else ""
-        return Status("running", word.step, word.total, word.what, network=network)
+        return Status("running", word.step, word.total, word.what, network=network, words=child.words)
 
     def cancel(self) -> None:
         """Kill its child; poll() says failed soon after, unless it was done before."""

@@ -19,6 +19,7 @@ from acclimate_runners.jobs import EvaluateJob, Outcome
 from acclimate_runners.network import Network
 from acclimate_runners.packing import Packed
 from acclimate_runners.preparation import input_path, open_model, readable
+from acclimate_runners.words import Words
 
 
 def evaluate(job: EvaluateJob, folder: Path, progress: Callable[[int, int, str], None]) -> Outcome:
@@ -29,13 +30,15 @@ def evaluate(job: EvaluateJob, folder: Path, progress: Callable[[int, int, str],
     """
     network.be_deterministic(job.recipe.threads)
     model, tokenizer = open_model(job, folder)
+    words = Words(progress)
+    model.on_batch = words.again
     start = model.copy_weights()
     tasks = {data.task.name: data for data in job.tasks}
     questions: dict[str, tuple[list[str], Questions]] = {}
     files: dict[str, str] = {}
     predictions: list[dict[str, Any]] = []
     for number, (name, seed, protocol) in enumerate(job.stages):
-        progress(number, len(job.stages), f"{name}, {protocol}" + ("" if seed is None else f", seed {seed}"))
+        words.say(number, len(job.stages), f"{name}, {protocol}" + ("" if seed is None else f", seed {seed}"))
         began = time.monotonic()
         # 1. The rows, once for a task.
         if name not in questions:
@@ -45,12 +48,14 @@ def evaluate(job: EvaluateJob, folder: Path, progress: Callable[[int, int, str],
             rows = tables.read(input_path(folder, data.holdout_inputs)).to_pylist()
             asked = Questions(tokenizer, data.task, rows, model=model, max_length=job.recipe.max_length)
             questions[name] = ([row["example"] for row in rows], asked)
+            words.again()
         # 2. The weights: a direct evaluation is of the model as submitted.
         if protocol == "direct":
             model.set_weights(start)
         else:
             path = input_path(folder, job.prepared[f"{name}/{seed}"])
             model.set_weights(network.read_weights(path, model.facts))
+        words.again()
         # 3. The table.
         examples, asked = questions[name]
         file = f"{protocol}-{name}-{'none' if seed is None else seed}.parquet"
@@ -62,7 +67,7 @@ def evaluate(job: EvaluateJob, folder: Path, progress: Callable[[int, int, str],
         predictions.append(
             {"task": name, "seed": seed, "protocol": protocol, "file": file, "count": len(examples), "seconds": spent}
         )
-    progress(len(job.stages), len(job.stages), "done")
+    words.say(len(job.stages), len(job.stages), "done")
     return Outcome("done", "", files, {"predictions": predictions}, network.hardware(), network.versions())
 
 

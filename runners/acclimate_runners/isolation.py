@@ -195,6 +195,7 @@ class Child:
     Attributes:
         pid: its process id, which is also its process group's.
         progress: its last word.
+        words: how many it has said of its progress.
         isolation: what it said it is kept from; None before it said anything.
     """
 
@@ -202,7 +203,7 @@ class Child:
         self, process: "subprocess.Popen[bytes] | Process", words: IO[bytes], *, folder: Path, limits: Limits
     ) -> None:
         self.pid = process.pid
-        self.progress = Progress()
+        self.progress, self.words = Progress(), 0
         self.isolation: Isolation | None = None
         self._process, self._words, self._limits = process, words, limits
         self._log = Log(folder / "child.log")
@@ -271,6 +272,7 @@ class Child:
                     self.isolation = Isolation(str(word["network"]), bool(word["parent_death"]))
                 else:
                     self.progress = Progress(int(word["step"]), int(word["total"]), str(word.get("what", ""))[:200])
+                    self.words += 1
 
     def _over_limit(self) -> Ended | None:
         used, allowed = resident_bytes(self.pid), self._limits.memory

@@ -7,7 +7,7 @@ embedding applied at the answers' positions alone, which changes nothing but the
 import logging
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from pathlib import Path
@@ -44,11 +44,13 @@ class Network:
         model: transformers' causal language model, float32, on the CPU.
         facts: of its files.
         weights: its parameters by name, a tied head left out; changing them in place changes the model.
+        on_batch: called after each batch that it has read.
     """
 
     model: Any
     facts: ModelFacts
     weights: dict[str, Tensor]
+    on_batch: Callable[[], object] = lambda: None
     _masks: dict[int, Tensor | None] = field(default_factory=dict)
 
     @property
@@ -69,6 +71,7 @@ class Network:
         ).last_hidden_state
         chosen = hidden.flatten(0, 1).index_select(0, at)
         result: Tensor = self.model.get_output_embeddings()(chosen)
+        self.on_batch()
         return result
 
     def copy_weights(self) -> dict[str, Tensor]:

@@ -26,12 +26,12 @@ from acclimate_runners.checkpoints import Checkpoints, Fitting, Standing
 from acclimate_runners.jobs import CheckJob, EvaluateJob, Outcome, PrepareJob, TaskData
 from acclimate_runners.network import Network
 from acclimate_runners.packing import Packed
+from acclimate_runners.words import Words
 
 Progress = Callable[[int, int, str], None]
 
 CURVE_POINTS = 200
 CHECK_STEPS = 3
-_EVERY = 25
 _SLACK = 2.0
 
 
@@ -257,13 +257,15 @@ def prepare(job: PrepareJob, folder: Path, progress: Progress) -> Outcome:
     weights = model.copy_weights()
     wanted = {data.task.name: [seed for task, seed in job.stages if task == data.task.name] for data in job.tasks}
     todo = [data for data in job.tasks if wanted[data.task.name]]
+    words = Words(progress)
+    model.on_batch = words.again
     packed = {data.task.name: pack_splits(job, folder, data, model, tokenizer) for data in todo}
     # 2. What an earlier try had done; progress counts the steps of all fits.
     hardware, versions = network.hardware(), network.versions()
     identity = {"job": jobs.digest(job), "hardware": hardware, "versions": versions}
     checkpoints = Checkpoints(folder, identity=identity, seconds=job.limits.checkpoint_seconds)
     start = Start(model, weights, job.recipe, checkpoints, job.micro_batch)
-    counter = _Counter(job.recipe, packed, wanted, progress, checkpoints)
+    counter = _Counter(job.recipe, packed, wanted, words, checkpoints)
     selections: list[dict[str, Any]] = []
     prepared: list[dict[str, Any]] = []
     files: dict[str, str] = {}
@@ -351,25 +353,24 @@ def planned_steps(recipe: Recipe, rows: int, *, seeds: int) -> int:
 
 
 class _Counter:
-    """Steps done over all fits of a job, told at most every few steps."""
+    """Steps done over all fits of a job, told by its words."""
 
     def __init__(
         self,
         recipe: Recipe,
         packed: Mapping[str, tuple[Packed, Packed]],
         wanted: Mapping[str, list[int]],
-        progress: Progress,
+        words: Words,
         checkpoints: Checkpoints,
     ) -> None:
-        self._progress, self._checkpoints = progress, checkpoints
+        self._words, self._checkpoints = words, checkpoints
         self._total = sum(planned_steps(recipe, len(data[0]), seeds=len(wanted[name])) for name, data in packed.items())
 
     def of(self, what: str) -> Callable[[int], None]:
         def on_step(step: int) -> None:
             done = self._checkpoints.position[0] + 1
             self._checkpoints.position = (done, self._total)
-            if step % _EVERY == 1:
-                self._progress(done, self._total, what)
+            self._words.now(done, self._total, what)
 
         return on_step
 
@@ -403,6 +404,7 @@ def pack_splits(
     answers = packing.answer_tokens(tokenizer, data.task)
     found = []
     for digest in (data.preparation, data.validation):
+        model.on_batch()
         rows = tables.read(input_path(folder, digest)).to_pylist()
         if not rows:
             raise Refusal("splits_invalid", f"a split of task {data.task.name} has no rows")
@@ -468,6 +470,8 @@ def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:
     """
     network.be_deterministic(job.recipe.threads)
     model, tokenizer = open_model(job, folder)
+    told = Words(progress)
+    model.on_batch = told.again
     packed = {data.task.name: pack_splits(job, folder, data, model, tokenizer) for data in job.tasks}
     start, tries, forecast = model.copy_weights(), list[Fit](), 0.0
     for name, data in packed.items():
@@ -477,7 +481,7 @@ def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:
         def on_step(step: int, name: str = name, pace: _Pace = pace) -> None:
             pace.lap()
             words = f"{name}, {CHECK_STEPS} steps on public data"
-            progress(len(tries) * CHECK_STEPS + step, len(packed) * CHECK_STEPS, words)
+            told.say(len(tries) * CHECK_STEPS + step, len(packed) * CHECK_STEPS, words)
 
         lr, seed = job.recipe.lr_grid[0], job.recipe.selection.seed
         tries.append(fit(model, data, job.recipe, lr=lr, seed=seed, on_step=on_step, stop_after=CHECK_STEPS))

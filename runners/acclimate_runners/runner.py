@@ -24,6 +24,7 @@ class Status:
         log: digest of the child's output, once it has ended.
         network: what the child said of its network: none, open; empty before it said anything.
         machine: where it runs or ran, as machines() names it; empty before that is known.
+        words: how many the child has said; it says one again where it goes on with the same.
         silent: seconds since it last showed a sign of life: a word of its child, a file that came or went.
         unfit: for failed, what the runner calls the machine that can't take any attempt; empty where it isn't the machine.
     """
@@ -40,6 +41,7 @@ class Status:
     unfit: str = ""
     machine: str = ""
     silent: float = 0.0
+    words: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Whether an attempt goes on: what moves in it, and since when nothing has.
 
-An attempt that makes no progress for ten minutes, or for five times what one of its steps takes if that is longer, hangs. Progress is a new
-word of its child, a call of its blobs that begins or ends, and bytes that arrive. It is counted from the start, so inputs that never come
+An attempt that makes no progress for ten minutes, or for five times what its steps or its words take if that is longer, hangs. Progress is a
+word of its child, which it says after each batch (words.py), a call of its blobs that begins or ends, and bytes that arrive. It is counted from the start, so inputs that never come
 and a child that never says anything are found too. Only this process's monotonic clock is asked, so no jump of the wall clock counts.
 """
 
@@ -19,7 +19,7 @@ from acclimate_runners.attempts import Attempt
 from acclimate_runners.runner import BlobAccess, Status
 
 _STEPS = 5
-"""A step may take so many times what the median step of its attempt took."""
+"""A step, or a word, may take so many times what the median one of its attempt took."""
 _SLOWEST = 1 << 20
 """Bytes a second; a file on its way is given the time it would need at this speed."""
 _GAP = 60.0
@@ -120,9 +120,9 @@ class Watched:
         self._machine, self._patience, self._clock = machine, patience, clock
         self._lock = threading.Lock()
         self._seen: object = None
-        self._moved = self._looked = self._stepped = clock()
-        self._quiet, self._step = 0.0, 0
-        self._paces = deque[float](maxlen=101)
+        self._moved = self._looked = clock()
+        self._quiet = 0.0
+        self._paces = (_Paces(self._looked), _Paces(self._looked))
         self._hung = ""
         self._given_up = 0.0
 
@@ -158,19 +158,45 @@ class Watched:
             return replace(status, machine=self._machine, silent=now - self._moved)
 
     def _look(self, status: Status, now: float) -> None:
-        seen = (status.state, status.step, status.total, status.what, status.network, self.transfers.moved())
+        seen = (
+            status.state,
+            status.step,
+            status.total,
+            status.what,
+            status.network,
+            status.words,
+            self.transfers.moved(),
+        )
         self._quiet += min(now - self._looked, _GAP)
         self._looked = now
         if seen != self._seen:
             self._seen, self._moved, self._quiet = seen, now, 0.0
-        if status.step != self._step:
-            if status.step > self._step > 0:
-                self._paces.append((now - self._stepped) / (status.step - self._step))
-            self._step, self._stepped = status.step, now
+        for paces, count in zip(self._paces, (status.step, status.words), strict=True):
+            paces.look(count, now)
 
     def _bound(self) -> float:
-        median = statistics.median(self._paces) if self._paces else 0.0
+        median = max(paces.median() for paces in self._paces)
         return max(self._patience.hang, _STEPS * median, self.transfers.size() / _SLOWEST)
+
+
+class _Paces:
+    """How long one of what is counted takes."""
+
+    def __init__(self, now: float) -> None:
+        self._count, self._changed = 0, now
+        self._paces = deque[float](maxlen=101)
+
+    def look(self, count: int, now: float) -> None:
+        """So many there are now."""
+        if count != self._count:
+            # What comes before the first is no work of the same kind.
+            if count > self._count > 0:
+                self._paces.append((now - self._changed) / (count - self._count))
+            self._count, self._changed = count, now
+
+    def median(self) -> float:
+        """In seconds; 0 while nothing is known."""
+        return statistics.median(self._paces) if self._paces else 0.0
 
 
 def watched(make: Callable[[BlobAccess], Attempt], blobs: BlobAccess, *, machine: str, patience: Patience) -> Watched:

@@ -74,6 +74,20 @@ def test_slow_steps_are_no_hang_until_five_times_the_median() -> None:
     assert world.after(200.0).code == "hung"
 
 
+def test_steps_of_many_words_have_the_time_of_five_steps_and_work_without_steps_that_of_five_words() -> None:
+    world = World()
+    for word in range(1, 20):
+        # As an evaluation: batch by batch, all of them one step.
+        assert world.after(400.0, step=0, total=3, what="digit", words=word).state == "running"
+    assert world.after(1900.0).state == "running"
+    assert world.after(200.0).code == "hung"
+    world = World()
+    for word in range(1, 60):
+        assert world.after(100.0, step=word // 10, total=100, what="digit", words=word).state == "running"
+    assert world.after(4500.0).state == "running"
+    assert world.after(700.0).code == "hung"
+
+
 def test_time_in_which_nobody_looked_counts_at_most_a_minute() -> None:
     world = World()
     for _ in range(9):
