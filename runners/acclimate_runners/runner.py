@@ -79,6 +79,9 @@ class BlobAccess(Protocol):
     def has(self, digest: str) -> bool:
         """Whether a blob is stored."""
 
+    def size(self, digest: str) -> int:
+        """A blob's size in bytes; refuses blob_unknown."""
+
     def get(self, digest: str, to: Path) -> None:
         """Copy a blob to a file, re-hashing it."""
 

@@ -21,7 +21,7 @@ from acclimate_runners.runner import BlobAccess, Status
 _STEPS = 5
 """A step, or a word, may take so many times what the median one of its attempt took."""
 _SLOWEST = 1 << 20
-"""Bytes a second; a file on its way is given the time it would need at this speed."""
+"""Bytes a second; a file on its way, and a blob that is re-hashed, is given the time it would need at this speed."""
 _GAP = 60.0
 """Of the time between two looks no more than this counts: whoever did not look may have been stopped, and the attempt with it."""
 
@@ -54,6 +54,7 @@ class Transfers:
         self._blobs = blobs
         self._calls = 0
         self._path: Path | None = None
+        self._hashed = 0
         self.store_full = False
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -64,6 +65,9 @@ class Transfers:
             self._calls += 1
             self._path = next((one for one in (*given, *named.values()) if isinstance(one, Path)), None)
             try:
+                if name == "check":
+                    # Nothing is heard of what is only read.
+                    self._hashed = self._blobs.size(*given)
                 return getattr(self._blobs, name)(*given, **named)
             except Refusal as refusal:
                 # What is fetched comes into the attempt's own folder; all else goes to the store.
@@ -71,7 +75,7 @@ class Transfers:
                 raise
             finally:
                 self._calls += 1
-                self._path = None
+                self._path, self._hashed = None, 0
 
         return call
 
@@ -80,8 +84,8 @@ class Transfers:
         return self._calls, self._bytes(whole=True)
 
     def size(self) -> int:
-        """Bytes of the file on its way; 0 for none."""
-        return self._bytes(whole=False)
+        """Bytes of the file on its way, or of the blob that is re-hashed; 0 for none."""
+        return self._hashed or self._bytes(whole=False)
 
     def _bytes(self, *, whole: bool) -> int:
         path, count = self._path, 0

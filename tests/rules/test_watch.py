@@ -50,6 +50,17 @@ class World:
     def get(self, digest: str, to: Path) -> None:
         raise Refusal("no_space", "full")
 
+    def has(self, digest: str) -> bool:
+        assert self.after(590.0).state == "running"
+        return self.after(30.0).code == "hung"
+
+    def size(self, digest: str) -> int:
+        return 2000 << 20
+
+    def check(self, digest: str) -> None:
+        assert self.after(1990.0).state == "running"
+        assert self.after(60.0).code == "hung"
+
     def put(self, path: Path) -> str:
         self.during.append(path)
         # Nothing is heard of it while it is on its way.
@@ -117,3 +128,8 @@ def test_a_large_file_on_its_way_has_the_time_it_needs_and_the_full_store_is_tol
     with pytest.raises(Refusal):
         world.transfers.put(large)
     assert world.transfers.store_full and world.during == deque([large])
+
+
+def test_a_large_blob_that_is_re_hashed_has_the_time_it_needs_and_a_question_has_not() -> None:
+    World().transfers.check("sha256:ab")
+    assert World().transfers.has("sha256:ab")
