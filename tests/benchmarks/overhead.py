@@ -45,7 +45,8 @@ def attempt(job: PrepareJob, blobs: FolderBlobs, work: Path) -> float:
     runner = LocalRunner(work, slots=1)
     try:
         began = time.perf_counter()
-        handle = runner.start("bench/1", job, blobs)
+        # Of a name of its own: an outcome that is in the blobs would be taken up.
+        handle = runner.start(f"{work.name}/1", job, blobs)
         while handle.poll().state == "running":
             time.sleep(0.02)
         assert handle.poll().state == "done", handle.poll()
