@@ -186,13 +186,16 @@ def test_none_is_written_before_its_time_unless_it_is_asked_for(tiny: Any, tmp_p
     prepare(job, tmp_path)
     assert not (tmp_path / WRITTEN).exists()
 
+    asked = list[int]()
+
     def asking(step: int, total: int, what: str) -> None:
-        if step == 51:
+        if step > 20 and not asked:
+            asked.append(step)
             (tmp_path / ASKED).write_text("7", "utf-8")
 
     prepare(job, tmp_path, asking)
     state = json.loads((tmp_path / WRITTEN / "whole" / STATE).read_text("utf-8"))
-    assert state["asked"] == "7" and state["step"] >= 51 and not (tmp_path / ASKED).exists()
+    assert state["asked"] == "7" and state["step"] >= asked[0] and not (tmp_path / ASKED).exists()
     assert [path.name for path in (tmp_path / WRITTEN).iterdir()] == ["whole"]
 
 
