@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from acclimate import assignments, retries, schedule, settling, stages, table_blobs
+from acclimate import assignments, retries, schedule, settling, stages
 from acclimate.assignments import Assignment, Held
 from acclimate.console import say
 from acclimate.hosting import NO_MACHINES
@@ -31,7 +31,6 @@ class Admission:
 
     def __init__(self, lead: Lead, settled: Settling) -> None:
         self._lead, self._settled = lead, settled
-        self._inputs: dict[str, dict[str, str]] = {}
         self._pinned: dict[str, str] = {}
         # Since when a round has waited for its checkpoint.
         self._awaited: dict[str, float] = {}
@@ -99,7 +98,9 @@ class Admission:
             state = tx.round(name)
         if state.phase not in _WORKING:
             return []
-        inputs = self._holdout_inputs(state) if state.phase is Phase.OPENED else {}
+        inputs = self._settled.inputs.of(state) if state.phase is Phase.OPENED else {}
+        if inputs is None:
+            return None
         with self._lead.store.snapshot() as tx:
             left = self._planned.setdefault(name, assignments.Planned()).outstanding(tx, state, holdout_inputs=inputs)
             drawn = "" if state.phase is Phase.OPEN else _closing_checkpoint(tx, state)
@@ -207,6 +208,8 @@ class Admission:
         return False
 
     def _start(self, runner: Runner, assignment: Assignment) -> None:
+        if not self._settled.inputs.there(assignment):
+            return
         # Committed before the runner hears of it: whatever happens next, the row says that someone may be at it.
         with self._lead.store.transaction() as tx:
             held = stages.claim(tx, assignment, epoch=self._lead.watch.epoch)
@@ -241,19 +244,6 @@ class Admission:
                 stages.lost(tx, row, epoch=held.epoch, reason=reason, adoptable=True)
             else:
                 stages.give_back(tx, held, code="runner_lost", reason=reason)
-
-    def _holdout_inputs(self, state: Round) -> dict[str, str]:
-        """Task -> digest of the holdout's inputs, without targets; the same bytes however often they are made."""
-        if state.id not in self._inputs:
-            files, made = settling.holdout(self._lead, state.id), {}
-            cluster = state.competition.ranking.cluster
-            for task in state.competition.tasks:
-                self._lead.watch.alive()
-                table = table_blobs.read(self._lead.blobs, files[f"{task.name}.parquet"])
-                kept = assignments.without_answers(table.column_names, task, cluster=cluster)
-                made[task.name] = table_blobs.keep(self._lead.blobs, table.select(kept).replace_schema_metadata(None))
-            self._inputs[state.id] = made
-        return self._inputs[state.id]
 
 
 def _closing_checkpoint(tx: Tx, state: Round) -> str | None:

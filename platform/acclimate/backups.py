@@ -31,6 +31,7 @@ from acclimate import __version__, database, garbage, locks, log, migrations, po
 from acclimate.config import Settings
 from acclimate.files import sync_folder
 from acclimate.installation import Installation
+from acclimate.service import release
 from acclimate.store import Store, Tx, openings, rounds, uploads
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
@@ -250,8 +251,8 @@ def _required(tx: Tx) -> set[str]:
     """Digests that are certainly of blobs: definitions, what was uploaded, opened holdouts."""
     found = set(tx.execute(rounds.select().with_only_columns(rounds.c.definition)).scalars())
     found |= set(tx.execute(uploads.select().with_only_columns(uploads.c.digest)).scalars())
-    for files in tx.execute(openings.select().with_only_columns(openings.c.files)).scalars():
-        found |= set(files.values())
+    for round_id in tx.execute(openings.select().with_only_columns(openings.c.round)).scalars().all():
+        found |= set(release.holdout_files(tx, round_id).values())
     return found
 
 

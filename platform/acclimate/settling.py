@@ -6,6 +6,7 @@ import traceback
 from acclimate import commits, retries, stages
 from acclimate.assignments import Held
 from acclimate.console import say
+from acclimate.holdout_inputs import HoldoutInputs
 from acclimate.lead import OUTAGES, Lead, Running, ids
 from acclimate.retries import Ended
 from acclimate.service import release
@@ -23,12 +24,14 @@ class Settling:
     Attributes:
         not_before: attempt -> before when it isn't started again, by the monotonic clock.
         avoid: attempt -> machines that it should stay away from.
+        inputs: of opened holdouts.
     """
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
         self.not_before: dict[str, float] = {}
         self.avoid: dict[str, frozenset[str]] = {}
+        self.inputs = HoldoutInputs(lead)
 
     def settle(self, running: Running) -> bool:
         """Take an attempt's end; whether it has ended."""
@@ -104,7 +107,7 @@ class Settling:
             if code != "not_found":
                 self._lead.vitals.failed[code] += 1
                 say("attempt failed", **ids(held), reason=status.reason, code=code, log=status.log)
-        if code in retries.UNCHARGED:
+        if code in retries.UNCHARGED or self.inputs.were_lost(held, status):
             self._let_go(held, status, code)
             return
         ended = Ended(code, status.machine)

@@ -129,7 +129,8 @@ def upcoming(tx: Tx, state: Round, *, is_owner: bool = False) -> dict[str, Any]:
     found = _upcoming(tx, state)
     if found["problem"] is not None:
         return found
-    return found | {"problem": _blocked(tx, state, is_owner=is_owner) or _unmet(tx, state, is_owner=is_owner)}
+    told = (look(tx, state, is_owner=is_owner) for look in (_unread, _blocked, _unmet))
+    return found | {"problem": next((problem for problem in told if problem is not None), None)}
 
 
 def _cosigned(tx: Tx, state: Round, *, last: int) -> dict[str, Any] | None:
@@ -156,6 +157,15 @@ def reason_of(row_state: str, reason: str, *, is_owner: bool) -> str:
     if is_owner or not reason or row_state in _ENDED or reason.startswith(schedule.PINNED):
         return reason
     return reason.partition(HAS)[0] if reason.startswith(schedule.UNMET) else _UNTOLD
+
+
+def _unread(tx: Tx, state: Round, *, is_owner: bool) -> dict[str, str] | None:
+    """What of the opened holdout is lost here, for which the evaluations wait; its digest is for the organizer."""
+    problem = release.opening_problem(tx, state.id) if state.phase is Phase.OPENED else None
+    if problem is None:
+        return None
+    sentence = problem[1] if is_owner else f"{problem[1].partition(release.UNREAD)[0]}{release.UNREAD}"
+    return {"code": problem[0], "sentence": sentence}
 
 
 def _blocked(tx: Tx, state: Round, *, is_owner: bool) -> dict[str, str] | None:

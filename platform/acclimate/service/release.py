@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 _PASSING = frozenset({"no_space", "busy", "blobs_unreachable", "file_unreadable"})
 _OPENING = "opening-"
 PUBLISHING = "publishing-"
+INPUTS = "inputs/"
+"""Before the names of what is made of an opened holdout for children, beside the names of its own files."""
+UNREAD = " of the opened holdout can't be used on this server"
+"""After the name of an opened file, where evaluations wait for it."""
 DAMAGED = frozenset({"blob_corrupt", "blob_unknown"})
 """This server's copy of the ciphertext is not what was sealed: tried again once it is uploaded again. Any other refusal stands."""
 
@@ -158,11 +162,12 @@ def released_documents(tx: Tx, seal: str) -> list[tuple[int, bytes]]:
 def holdout_files(tx: Tx, round_id: str) -> dict[str, str]:
     """The opened holdout: name -> digest of the blob; {} before HoldoutOpened."""
     row = tx.execute(select(openings).where(openings.c.round == round_id)).one_or_none()
-    return dict(row.files) if row is not None else {}
+    files = row.files if row is not None else {}
+    return {name: digest for name, digest in files.items() if not name.startswith(INPUTS)}
 
 
 def opening_problem(tx: Tx, round_id: str) -> tuple[str, str] | None:
-    """Why the holdout did not open with k released shares, or why the ranking does not publish itself: (code, sentence), or None."""
+    """Why the holdout did not open, can't be evaluated on, or why the ranking does not publish itself: (code, sentence), or None."""
     row = tx.execute(select(openings).where(openings.c.round == round_id, openings.c.problem != "")).one_or_none()
     return None if row is None else (row.code, row.problem)
 
