@@ -2,6 +2,7 @@
 
 import os
 import re
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -99,12 +100,13 @@ def drop_note(root: Path, name: str) -> None:
 def listing(root: Path) -> Iterator[Stored]:
     """See blobs.Blobs.listing."""
     for folder in sorted(root.glob("[0-9a-f][0-9a-f]")):
+        now = clock(root)
         for path in sorted(folder.iterdir()):
             digest = f"sha256:{folder.name}{path.name}"
             with suppress(FileNotFoundError):
                 if digests.is_digest(digest):
                     found = path.stat()
-                    yield Stored(digest, found.st_size, time.time() - found.st_mtime)
+                    yield Stored(digest, found.st_size, now - found.st_mtime)
 
 
 def keep(blobs: "FolderBlobs", digest: str) -> bool:
@@ -121,13 +123,14 @@ def remove(blobs: "FolderBlobs", digest: str, *, older_than: float) -> bool:
     """See blobs.Blobs.remove."""
     path, aside = blobs.path(digest), blobs.scratch / f"{_ASIDE}{digest[7:]}-{uuid.uuid4().hex[:8]}"
     try:
-        if not _older(path, older_than):
+        now = clock(blobs.root)
+        if not _older(path, older_than, now=now):
             return False
         path.rename(aside)
     except FileNotFoundError:
         return False
     # It was kept between the look and the move. Whoever comes later misses it, and stores it again.
-    if not _older(aside, older_than):
+    if not _older(aside, older_than, now=now):
         put_back(blobs.root, aside)
         return False
     aside.unlink()
@@ -149,11 +152,21 @@ def sweep(root: Path, *, older_than: float) -> int:
     for aside in (root / "tmp").glob(f"{_ASIDE}*"):
         # By when it was moved: the file's other time says when the blob was stored.
         with suppress(OSError):
-            if time.time() - aside.stat().st_ctime > older_than:
+            if clock(root) - aside.stat().st_ctime > older_than:
                 put_back(root, aside)
                 done += 1
     return done + swept(root / "tmp", older_than=older_than, but=_ASIDE)
 
 
-def _older(path: Path, seconds: float) -> bool:
-    return time.time() - path.stat().st_mtime > seconds
+def clock(root: Path) -> float:
+    """What time it is where the blobs lie, as the times of their files are: a file server's clock may be another than this machine's."""
+    try:
+        with tempfile.TemporaryFile(dir=root / "tmp") as stream:
+            return os.fstat(stream.fileno()).st_mtime
+    except OSError:
+        # It may only be read, or takes no file more; garbage must still be collected where a disk is full.
+        return time.time()
+
+
+def _older(path: Path, seconds: float, *, now: float) -> bool:
+    return now - path.stat().st_mtime > seconds

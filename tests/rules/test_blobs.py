@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -243,3 +244,16 @@ def test_what_is_kept_in_the_instant_of_its_removal_stays(tmp_path: Path, monkey
     monkeypatch.setattr(Path, "rename", slow)
     assert not blobs.remove(digest, older_than=60) and blobs.read(digest) == b"about to be named"
     assert list(blobs.scratch.iterdir()) == []
+
+
+def test_a_leap_of_this_machines_clock_makes_no_blob_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs = FolderBlobs(tmp_path / "blobs")
+    young, old = blobs.put_bytes(b"stored a moment ago"), blobs.put_bytes(b"stored long ago")
+    os.utime(blobs.path(old), (0, 0))
+    # The folder is a file server's, whose clock is right.
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 8 * 86_400)
+    ages = {each.digest: each.age for each in blobs.listing()}
+    assert ages[young] < 60 and ages[old] > 86_400
+    assert not blobs.remove(young, older_than=7 * 86_400) and blobs.remove(old, older_than=7 * 86_400)
+    assert [each.digest for each in blobs.listing()] == [young] and list(blobs.scratch.iterdir()) == []
