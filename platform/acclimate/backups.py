@@ -27,12 +27,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from sqlalchemy import select
+
 from acclimate import __version__, database, garbage, locks, log, migrations, postgres, table_files
 from acclimate.config import Settings
 from acclimate.files import sync_folder
 from acclimate.installation import Installation
 from acclimate.service import release
-from acclimate.store import Store, Tx, openings, rounds, uploads
+from acclimate.store import Store, Tx, log_entries, openings, results, rounds, stages, uploads
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 from acclimate_runners.blobs import Blobs, FolderBlobs, space
@@ -40,6 +42,9 @@ from acclimate_runners.blobs import Blobs, FolderBlobs, space
 FORMAT, MANIFEST, LIST = 1, "BACKUP.json", "blobs.txt"
 Progress = Callable[[int, int, str], None]
 _TABLES, _AT_ONCE = "tables-", 4
+# Fields that name blobs, of records and of what stages came to; a prepared model has its record and its result in one transaction.
+_LOGGED = {"HoldoutSealed": "ciphertext", "ModelEvaluated": "predictions", "RankingPublished": "ranking"}
+_RESULTS = {"prepare": ("prepared",), "evaluate": ("predictions", "scores")}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
 
 
@@ -248,11 +253,18 @@ def _tables(store: Store, found: Installation, to: Path, progress: Progress) -> 
 
 
 def _required(tx: Tx) -> set[str]:
-    """Digests that are certainly of blobs: definitions, what was uploaded, opened holdouts."""
+    """Digests that are certainly of blobs: definitions, what was uploaded, sealed and opened, and what it all came to."""
     found = set(tx.execute(rounds.select().with_only_columns(rounds.c.definition)).scalars())
     found |= set(tx.execute(uploads.select().with_only_columns(uploads.c.digest)).scalars())
     for round_id in tx.execute(openings.select().with_only_columns(openings.c.round)).scalars().all():
         found |= set(release.holdout_files(tx, round_id).values())
+    logged = select(log_entries.c.type, log_entries.c.data).where(log_entries.c.type.in_(_LOGGED))
+    for row in tx.execute(logged):
+        found |= {str(digest) for digest in [json.loads(bytes(row.data)).get(_LOGGED[row.type])] if digest}
+    ended = select(stages.c.kind, results.c.document).join(stages, stages.c.key == results.c.stage)
+    for row in tx.execute(ended.where(stages.c.kind.in_(_RESULTS))):
+        # What failed has none.
+        found |= {str(row.document[name]) for name in _RESULTS[row.kind] if row.document.get(name)}
     return found
 
 

@@ -210,6 +210,33 @@ def test_the_next_backup_copies_only_what_is_new_and_mends(whole, tmp_path):
     assert back_up(whole, backup, recheck=True)["copied"] == 1 and kept_there.read_bytes() == b"new"
 
 
+def test_whatever_a_round_came_to_is_told_where_the_store_lost_it(tmp_path):
+    whole = kept.installation(tmp_path)
+    blobs, prepared = whole.store.blobs, whole.store.blobs.put_bytes(b"a prepared model")
+    with whole.store.transaction() as tx:
+        submission = tx.execute(submissions.select()).first()
+        row = {"key": "sha256:1", "round": submission.round, "kind": "prepare", "submission": submission.id}
+        tx.execute(insert(stages), {**row, "state": "committed"})
+        failed = {**row, "key": "sha256:2", "state": "failed"}
+        tx.execute(insert(stages), failed)
+        tx.execute(insert(results), {"stage": "sha256:1", "document": {"prepared": prepared}, "at": AT})
+        tx.execute(insert(results), {"stage": "sha256:2", "document": {"failed": {"reason": "diverged"}}, "at": AT})
+        recorded = [json.loads(data) for data in tx.entries(0, tx.size())]
+        scores = tx.execute(select(results.c.document).where(results.c.stage != "sha256:1")).scalars().all()
+    named = {prepared, next(document["scores"] for document in scores if "scores" in document)}
+    for kind, field in (
+        ("HoldoutSealed", "ciphertext"),
+        ("ModelEvaluated", "predictions"),
+        ("RankingPublished", "ranking"),
+    ):
+        named.add(next(record[field] for record in recorded if record["type"] == kind))
+    assert back_up(whole, tmp_path / "whole")["lost"] == []
+    for digest in named:
+        blobs.path(digest).unlink()
+    assert back_up(whole, tmp_path / "other")["lost"] == sorted(named) and len(named) == 5
+    whole.store.close()
+
+
 def test_a_blob_that_the_store_lost_is_told_and_stays_in_the_backup(whole, tmp_path):
     backup = tmp_path / "backup"
     digest = whole.store.blobs.put_bytes(b"weights")
