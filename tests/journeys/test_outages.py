@@ -16,7 +16,6 @@ import dispatching
 import httpx
 import live as staging
 import pytest
-import test_canary
 from chaos import Play
 from engines import Server
 from live import Live
@@ -214,7 +213,7 @@ def test_a_publication_does_not_wait_for_mlflow_which_has_each_run_once_when_it_
         with dispatching.dispatcher(live, finish=finish) as running:
             # 1. Nobody answers for MLflow: the round goes on to its end, and its ranking is the same.
             until(lambda: stepped() or play.phase == "evaluated")
-            test_canary.publish(play.staged)
+            play.publish()
             assert play.phase == "published" and publish.ranking(live.store, play.staged.round).digest == expected
             until(lambda: stepped() or len(told) >= 2)
             assert all(str(port) in words for words in told)
