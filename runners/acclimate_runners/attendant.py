@@ -77,7 +77,7 @@ class Attendant:
         if self._unfit is None:
             # The attempt's thread lives as long as its child, whatever Ray does with its own threads.
             self._watched.start()
-            threading.Thread(target=self._keep, name="keep", daemon=True).start()
+        threading.Thread(target=self._keep, name="keep", daemon=True).start()
 
     def poll(self) -> Status:
         """Where the attempt stands."""
@@ -117,6 +117,12 @@ class Attendant:
         # What waits for a store can't be ended, but with this process it does.
         self._given_up = not self.stop()
 
+    def _linger(self) -> float:
+        """Seconds for which it stays while nobody asks, once nothing goes on."""
+        if self._unfit is not None:
+            return self._post.patience.unasked
+        return min(self._post.patience.unasked, 60.0) if self._leaving else _UNCLAIMED
+
     def _keep(self) -> None:
         """Look after the attempt also while nobody asks, and leave when it is time."""
         patience, missed = self._post.patience, 0
@@ -128,6 +134,6 @@ class Attendant:
                     self._preempt("the head of its Ray cluster is gone")
                 elif unasked > patience.unasked:
                     self._preempt(f"no dispatcher has asked after it for {unasked:.0f} s")
-            elif unasked > (min(patience.unasked, 60.0) if self._leaving else _UNCLAIMED):
+            elif unasked > self._linger():
                 os._exit(0)
             time.sleep(min(_LOOK_EVERY, patience.unasked / 4))

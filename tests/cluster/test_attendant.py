@@ -63,3 +63,25 @@ def test_an_attempt_that_nobody_asks_for_or_whose_head_is_gone_leaves_after_a_ch
     until(lambda: not children(str(work)), within=5)
     (name,) = [name for name in blobs.notes("attempts/") if name.endswith("/1/checkpoint.json")]
     assert json.loads(blobs.note(name) or b"")["step"] >= 3
+
+
+UNFIT = """
+import pickle, sys, time
+from pathlib import Path
+from acclimate_runners.attendant import Attendant, Post
+from acclimate_runners.watch import Patience
+job, blobs, work = pickle.loads(Path(sys.argv[1]).read_bytes())
+post = Post(work, "sha256:other", here=lambda: "m", reached=lambda: True, patience=Patience(unasked=2.0))
+print(Attendant("sha256:aa/1", job, blobs, post, gpus=False).poll().unfit, flush=True)
+time.sleep(600)
+"""
+
+
+def test_an_actor_whose_machine_is_unfit_leaves_when_nobody_asks(tmp_path: Path) -> None:
+    blobs, work = FolderBlobs(tmp_path / "blobs"), tmp_path / "work"
+    work.mkdir()
+    (tmp_path / "job").write_bytes(pickle.dumps((tiny.prepare_job(tmp_path, blobs), blobs, work)))
+    command = [sys.executable, "-c", UNFIT, str(tmp_path / "job")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as actor:
+        assert actor.stdout is not None and actor.stdout.readline().strip() == "m"
+        assert actor.wait(60) == 0
