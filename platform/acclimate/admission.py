@@ -79,6 +79,7 @@ class Admission:
                 running.handle.cancel()
         stages.end_stale_checks(self._lead.store)
         self._let_go_of_strays()
+        stages.end_lost(self._lead.store, epoch=self._lead.watch.epoch)
         known = stages.register(self._lead.store, wanted)
         self._admit([a for a in wanted if all(known[stage.key] == "pending" for stage in a.stages)])
 
@@ -155,6 +156,9 @@ class Admission:
             lost = stages.adoptable(tx)
         for assignment in ready if lost else ():
             if assignment.attempt not in lost or not self._may_adopt(runner, assignment, lost[assignment.attempt]):
+                continue
+            if not self._is_own_code(assignment):
+                # It stays lost, for a leader of the round's code to take up.
                 continue
             with self._lead.store.transaction() as tx:
                 held = stages.adopt(tx, assignment, fence=lost[assignment.attempt], epoch=self._lead.watch.epoch)

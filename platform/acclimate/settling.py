@@ -129,6 +129,17 @@ class Settling:
 
     def _let_go(self, held: Held, status: Status, code: str) -> None:
         """What ended through no fault that counts: tried again at once, or adopted where it goes on."""
+        attempt = held.assignment.attempt
+        if code == "no_space":
+            # Not for ever: what is larger than every disk would set aside one machine after the other.
+            with self._lead.store.snapshot() as tx:
+                count = stages.without_room(tx, attempt) + 1
+            if count >= retries.TRIES_OF_DISKS:
+                reason = f"found no room at {count} tries, last: {status.reason}; make room, or give it a larger disk"
+                self.block(held, reason, code=code, machine=status.machine)
+                return
+            wait = retries.pause(count, draw=self._lead.moments.uniform)
+            self.not_before[attempt] = self._lead.moments.monotonic() + wait
         with self._lead.store.transaction() as tx:
             if code == "runner_lost":
                 row = stages.row_of(tx, held)
