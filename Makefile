@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 DATA ?= demo-data
-PROCESSES ?= 2
+PROCESSES ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 # uv takes the same local wheels that pip would (PIP_FIND_LINKS is pip's own variable).
@@ -23,7 +23,7 @@ $(VENV)/.installed: pyproject.toml
 demo: install
 	@$(BIN)/acclimate demo --data $(DATA)
 
-# Two processes, each with whole files: many tests wait for processes of their own. `make test PROCESSES=0` runs them in one.
+# Three processes, each with whole files: many tests wait for processes of their own. `make test PROCESSES=0` runs them in one.
 test: install
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(PROCESSES) --dist loadfile
 

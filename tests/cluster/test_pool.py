@@ -139,6 +139,7 @@ def test_what_no_machine_can_take_is_found_without_asking_ray(runner: RayRunner)
     assert plans.plan(fits, runner.machines(), slots=runner.slots, entries=4).at_once == 1
 
 
+@pytest.mark.slow
 def test_what_goes_on_after_a_close_is_adopted_by_its_name_and_ended_by_its_next_try(
     cluster, with_token, stuck, tmp_path: Path
 ) -> None:
@@ -292,6 +293,7 @@ def test_a_cluster_that_is_open_to_everyone_is_joined_only_where_that_is_meant(
     runner.close()
 
 
+@pytest.mark.slow
 def test_a_head_that_dies_ends_the_attempts_and_neither_blocks_nor_ends_this_process(
     runner: RayRunner, cluster, stuck
 ) -> None:

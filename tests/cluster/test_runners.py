@@ -164,6 +164,7 @@ print(second.state, time.monotonic() - began < 1.0, all(map(full.has, second.out
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing_and_what_was_done_is_not_done_again(prepared, tmp_path: Path) -> None:
     _, blobs, job, _ = prepared
     (tmp_path / "job").write_bytes(pickle.dumps(job))

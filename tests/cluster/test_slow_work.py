@@ -51,6 +51,7 @@ def jobs(folder: Path, blobs: FolderBlobs) -> dict[str, Job]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["check", "prepare", "evaluate"])
 def test_slow_work_that_goes_on_is_not_ended_and_stopped_work_is(kind: str, tmp_path: Path) -> None:
     blobs = FolderBlobs(tmp_path / "blobs")

@@ -155,6 +155,7 @@ def test_the_api_image_installs_from_its_lock_file_and_answers(tmp_path: Path) -
     assert ran.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_bill_of_materials_lists_what_is_locked(tmp_path: Path) -> None:
     subprocess.run(
         [INFRA / "sbom.sh", tmp_path], check=True, env={"CYCLONEDX": str(BIN / "cyclonedx-py"), "PATH": "/usr/bin:/bin"}

@@ -350,6 +350,7 @@ def test_a_clock_that_was_ahead_once_locks_nobody_out(stage):
     refused_registration(served, faye.registration(about))
 
 
+@pytest.mark.slow
 def test_where_entrants_are_invited_a_stranger_is_none(tmp_path):
     with live.serve(tmp_path, entrants="invited") as served:
         gil = served.stranger("gil")

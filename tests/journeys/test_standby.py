@@ -493,6 +493,7 @@ def test_an_outage_of_the_database_is_waited_out_and_attempts_go_on(
     assert [line["event"] for line in said].count("attempt started") == 1
 
 
+@pytest.mark.slow
 def test_an_outage_of_the_blobs_costs_no_try_and_stops_no_clock(
     tmp_path: Path,
     s3_place: buckets.Place,

@@ -115,6 +115,7 @@ def test_sigterm_ends_everything(live: Up) -> None:
 # ---- ends and starts -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_killed_it_takes_its_parts_along_and_starts_again_at_once(start: Starter, tmp_path: Path) -> None:
     data = tmp_path / "data"
     first = start(data, *LOCAL, "--mlflow-port", "0", "--json").ready()

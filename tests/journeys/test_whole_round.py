@@ -119,6 +119,7 @@ def test_an_analyst_gets_the_ranking_from_mlflow_alone(local: Played) -> None:
     assert list(ranked["score"]) == pytest.approx([row["score"] for row in rows])
 
 
+@pytest.mark.slow
 def test_ray_gives_the_same_bytes_and_the_same_ranking(local: Played, on_ray: Played) -> None:
     def prepared(played: Played) -> dict[tuple[str, str, int], str]:
         names = {entry.submission: entry.entrant for entry in played.state.entries}
@@ -129,6 +130,7 @@ def test_ray_gives_the_same_bytes_and_the_same_ranking(local: Played, on_ray: Pl
     assert definition.load(local.folder / "competition").digest == on_ray.state.competition.digest
 
 
+@pytest.mark.slow
 def test_restored_on_postgresql_and_swept_it_is_the_same_round(
     local: Played, tmp_path: Path, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_server_that_was_begun_before_is_the_one_that_forks(tmp_path: Path, ma
     child.supervise(threading.Event())
 
 
+@pytest.mark.slow
 def test_a_forked_child_makes_the_bytes_of_a_fresh_process(tmp_path: Path, made, nursery: Nursery) -> None:
     outcomes = {}
     for threads in (1, 2):
@@ -322,6 +323,7 @@ def test_the_death_of_the_owner_ends_server_and_child(tmp_path: Path, made) -> N
     wait_until(lambda: gone(child) and gone(server), within=5)
 
 
+@pytest.mark.slow
 def test_processes_of_a_folder_share_a_server_that_ends_when_it_is_idle(tmp_path: Path, made) -> None:
     first, one = owner(laid_out(tmp_path / "one", made, **endless(made)), tmp_path)
     second, two = owner(laid_out(tmp_path / "two", made, **endless(made)), tmp_path)

@@ -228,6 +228,7 @@ def long_rows(path: Path, mebibytes: int) -> dict[str, Path]:
     return {"rows.parquet": path}
 
 
+@pytest.mark.slow
 def test_memory_stays_the_same_for_100_mebibytes(tmp_path):
     assert growth(tmp_path, sparse(tmp_path / "in", 100 * MIB)) <= 64
 
