@@ -156,7 +156,9 @@ SETTINGS: dict[str, Setting] = {
     ),
     "slots": Setting(setting_values.integer(0, 10_000), lambda data: 0, "jobs at once; 0 lets the runner decide"),
     "hang_after": Setting(
-        setting_values.integer(600, 10**6), lambda data: 600, "seconds without any progress after which work is ended"
+        setting_values.integer(600, 10**6),
+        lambda data: 600,
+        "seconds without any progress after which an attempt hangs and is ended",
     ),
     "dispatch_port": Setting(_port, lambda data: 0, "port of the dispatcher's own health and metrics; 0 for none"),
     "upload_limit": Setting(setting_values.integer(1, 2**50), lambda data: 2**36, "largest upload in bytes"),

@@ -153,7 +153,7 @@ def test_what_a_round_definition_is_refused_for(served, tmp_path):
 
     holdout = staged.upload(staged.folder / "splits/tint/holdout.parquet")
     for changes, code, word in (
-        ({"definition": ghost}, "blob_unknown", "blob"),
+        ({"definition": ghost}, "blob_unknown", "not uploaded"),
         ({"files": {**files, "tokenizer.json": ghost}}, "record_invalid", "tokenizer.json"),
         ({"files": {k: v for k, v in files.items() if "size" not in k}}, "record_invalid", "splits/size"),
         ({"files": {**files, "splits/tint/holdout.parquet": holdout}}, "record_invalid", "holdout"),

@@ -83,6 +83,7 @@ def test_killed_at_every_point_of_every_phase_the_round_comes_out_the_same(
         assert play.outcome() == expected
 
 
+@pytest.mark.slow
 def test_a_standby_goes_on_where_a_killed_leader_was_and_makes_nothing_again_that_is_with_the_blobs(
     tmp_path: Path, expected: dict[str, Any]
 ) -> None:

@@ -29,6 +29,7 @@ OBJECTS: dict[str, tuple[Callable[[Client], object], dict[str, Any]]] = {
     "round": (lambda c: c.round(ROUND), answers.ROUND),
     "retry": (lambda c: c.retry(ROUND, []), answers.RETRIED),
     "stage": (lambda c: c.stage(ROUND, "key"), answers.STORY),
+    "forecast": (lambda c: c.forecast(ROUND), answers.FORECAST),
     "seal": (lambda c: c.seal(ROUND, {}, envelopes=[]), answers.INDEXED),
     "envelopes": (lambda c: c.envelopes(ROUND), answers.ENVELOPES),
     "post": (lambda c: c.post(ROUND, "void", {}), answers.INDEXED),

@@ -105,6 +105,7 @@ FORMS: dict[str, st.SearchStrategy[Any]] = {
     "texts": st.lists(json_texts, max_size=3),
     "words": json_texts.filter(str.strip),
     "reason": json_texts.filter(str.strip),
+    "long reason": json_texts.filter(str.strip),
     "boolean": st.booleans(),
     "amount": st.floats(0, allow_infinity=False) | counts,
     "object": st.dictionaries(json_texts, anything, max_size=3),

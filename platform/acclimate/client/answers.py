@@ -62,6 +62,7 @@ ROUND = {
 STAGE = {"kind": str, "state": str, "progress": Maybe(NUMBER)}
 STORY = {"stage": {**STAGE, "key": str}, "history": [{"at": str, "event": str, "fence": int}]}
 RETRIED = {"round": str, "stages": [str]}
+FORECAST = {"round": str, "entries": int, "preparations": [NUMBER], "evaluations": [NUMBER]}
 _ENVELOPES = [{"index": int}]
 _SHARE = {"index": int, "to": str, "commitment": str, "envelope": str}
 ENVELOPES = {

@@ -170,7 +170,7 @@ class Client:
 
     def forecast(self, round_id: str) -> dict[str, Any]:
         """{round, entries, preparations, evaluations}: of each entry the seconds of its attempts, as far as one may know them."""
-        return self._object("GET", f"{round_path(round_id)}/forecast")
+        return self._object("GET", f"{round_path(round_id)}/forecast", form=answers.FORECAST)
 
     def stage(self, round_id: str, key: str) -> dict[str, Any]:
         """{stage, history} of a stage by its key or a unique beginning of it."""
