@@ -36,6 +36,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["there", "gone"])
 def test_an_attempt_that_nobody_asks_for_or_whose_head_is_gone_leaves_after_a_checkpoint(
     tmp_path: Path, head: str

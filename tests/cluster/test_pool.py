@@ -81,6 +81,7 @@ def test_six_gpus_take_six_at_once_and_a_seventh_waits(runner: RayRunner, stuck)
         handle.cancel()
 
 
+@pytest.mark.slow
 def test_labels_and_whole_gpus_are_obeyed(runner: RayRunner, stuck) -> None:
     blobs, job = stuck
     both = [

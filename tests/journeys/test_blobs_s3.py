@@ -289,6 +289,7 @@ def test_what_is_old_can_be_removed_and_what_is_young_cannot(blobs: Blobs) -> No
     assert list(blobs.scratch.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_is_kept_or_stored_again_is_young(blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("acclimate_runners.s3_keeping.KEPT_SECONDS", 0.5)
     digest, file = blobs.put_bytes(b"abc"), tmp_path / "file"
@@ -434,6 +435,7 @@ def test_what_fails_in_passing_is_asked_again(s3_place: Place, tmp_path: Path) -
     gate.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_is_told_and_works_again_when_it_is_back(s3_place: Place, s3: Blobs) -> None:
     digest = s3.put_bytes(b"abc")
     incoming = s3.incoming(digest=digests.of_bytes(LARGE), size=len(LARGE))

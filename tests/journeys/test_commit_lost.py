@@ -39,6 +39,7 @@ def network(postgresql: Server) -> Iterator[Network]:
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_of_what_a_dispatcher_commits(tmp_path: Path, postgresql_url: str, network: Network, when: When) -> None:
     with Play.begun(tmp_path, entrants=2, database=postgresql_url) as play:

@@ -220,6 +220,7 @@ def test_killed_five_times_it_comes_to_the_same_bytes(done: Any, tmp_path: Path,
     assert len(list(tmp_path.glob("machine-*"))) == 5
 
 
+@pytest.mark.slow
 def test_killed_between_the_files_and_the_manifest_it_is_tried_again(
     done: Any, tmp_path: Path, blobs: FolderBlobs
 ) -> None:

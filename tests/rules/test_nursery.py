@@ -256,6 +256,7 @@ def test_ends_of_children_are_reported_and_nothing_is_left(tmp_path: Path, made,
     assert len(list(Path(f"/proc/{server}/fd").iterdir())) <= 5
 
 
+@pytest.mark.slow
 def test_the_death_of_the_server_ends_its_children_and_the_next_child_has_a_new_one(
     tmp_path: Path, made, nursery: Nursery
 ) -> None:
