@@ -47,6 +47,7 @@ def chained(play: Play, points: list[str], *, machines: bool, tracked: bool = Fa
 FEW = ["settled", "committing", "moving", "ended", "noted", "committed", "opening", "committing:2"]
 
 
+@pytest.mark.slow
 def test_killed_where_it_hurts_most_the_round_comes_out_the_same(tmp_path: Path, expected: dict[str, Any]) -> None:
     with Play.begun(tmp_path, entrants=ENTRANTS) as play:
         chained(play, FEW, machines=False)
