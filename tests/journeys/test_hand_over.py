@@ -144,6 +144,7 @@ def test_a_round_that_never_opened_holds_up_no_hand_over_once_its_close_has_pass
     store.close()
 
 
+@pytest.mark.slow
 def test_however_many_rounds_somebody_has_defined_a_stolen_key_is_changed(settings, store, tmp_path):
     names = handing_over.grow(settings, store, tmp_path / "made", *(f"n-{i}" for i in range(60)), void=False)
     handing_over.sign(settings, store)
