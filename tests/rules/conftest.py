@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import settings
 
 from acclimate_competitions import digests, tables
 from acclimate_competitions.definition import Task
 from acclimate_competitions.recipe import Optimizer, Recipe, Schedule, Selection
 from acclimate_runners import jobs
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 WORDS = ["<pad>", "<bos>", "<unk>", *"abcdef", "more", "less", "yes", "no", "very"]
 
