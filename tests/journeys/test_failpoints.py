@@ -102,7 +102,7 @@ def test_a_standby_goes_on_where_a_killed_leader_was_and_makes_nothing_again_tha
         assert play.wrong() == []
         assert play.outcome() == expected
         # 1. What the first one has left with the blobs was taken as it is: no child was given that job again.
-        begun = {path.parent.parent.name for path in (tmp_path / "second/work/attempts").glob("*/*/job.json")}
+        begun = {path.parent.parent.name for path in (tmp_path / "second" / "work" / "attempts").glob("*/*/job.json")}
         assert len(noted) >= 4 and begun and not {name for name in begun if name.removeprefix("sha256-") in noted}
         # 2. The first thing that the second one wrote is that the first one's tries are lost; nothing of the first came after it.
         order = [(row.epoch, row.event) for row in play.rows()]
