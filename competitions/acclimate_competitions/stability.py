@@ -33,6 +33,7 @@ INFORMATIVE = 10
 LEVEL = 0.95
 """Of intervals over entrants."""
 PROTOCOLS = ("direct", "prepared")
+_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -215,15 +216,21 @@ def agreement(scores: Floats) -> float | None:
 
 def bootstrap(scores: Floats, *, draws: int, random: np.random.Generator) -> tuple[float, float] | None:
     """Percentile interval of agreement over resampled entrants; None where undefined."""
-    m, count = scores.shape
-    signs = _signs(scores).reshape(count, m, m)
+    m = len(scores)
+    left, right = np.triu_indices(m, 1)
+    signs = np.sign(scores.T[:, left] - scores.T[:, right])
     values = []
-    for _ in range(draws):
-        chosen = random.integers(0, m, size=m)
-        sample = signs[:, chosen][:, :, chosen].reshape(count, m * m)
-        value = _mean_pairs(_tau(sample, sample))
-        if value is not None:
-            values.append(value)
+    while draws > 0:
+        # Entrants i and j, drawn w_i and w_j times, are w_i w_j of the sample's pairs: all sums stay whole numbers.
+        times = np.array([np.bincount(random.integers(0, m, size=m), minlength=m) for _ in range(min(draws, _AT_ONCE))])
+        weights = (times[:, left] * times[:, right]).T.astype(np.float64)
+        sums = np.array([(signs * row) @ weights for row in signs]).reshape(len(signs), len(signs), len(times))
+        for draw in range(len(times)):
+            untied = np.diag(sums[:, :, draw])
+            value = _mean_pairs(_normed(sums[:, :, draw], untied, untied))
+            if value is not None:
+                values.append(value)
+        draws -= len(times)
     if not values:
         return None
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
@@ -232,12 +239,11 @@ def bootstrap(scores: Floats, *, draws: int, random: np.random.Generator) -> tup
 
 def first_component(scores: Floats) -> float | None:
     """Share of variance of the first principal component of scores [m, tasks], columns z-scored (ddof 0); constant ones 0."""
-    centred = scores - scores.mean(axis=0) if len(scores) else scores
-    deviation = centred.std(axis=0) if len(scores) else np.zeros(scores.shape[1])
-    varying = deviation > 0
+    varying = (scores != scores[:1]).any(axis=0)  # the deviation of equal scores may be more than 0 by rounding
     if not varying.any():
         return None
-    squares = np.linalg.svd(centred[:, varying] / deviation[varying], compute_uv=False) ** 2
+    centred = scores[:, varying] - scores[:, varying].mean(axis=0)
+    squares = np.linalg.svd(centred / centred.std(axis=0), compute_uv=False) ** 2
     return float(squares[0] / squares.sum())
 
 
@@ -358,8 +364,13 @@ def _signs(scores: Floats) -> Floats:
 
 
 def _tau(left: Floats, right: Floats) -> Floats:
-    size = np.sqrt(np.outer((left * left).sum(axis=1), (right * right).sum(axis=1)))
-    table: Floats = np.divide(left @ right.T, size, out=np.full(size.shape, np.nan), where=size > 0)
+    return _normed(left @ right.T, (left * left).sum(axis=1), (right * right).sum(axis=1))
+
+
+def _normed(sums: Floats, left: Floats, right: Floats) -> Floats:
+    """tau-b from sums of products of signs and how many pairs are untied on the left and on the right."""
+    size = np.sqrt(np.outer(left, right))
+    table: Floats = np.divide(sums, size, out=np.full(size.shape, np.nan), where=size > 0)
     return table
 
 

@@ -9,6 +9,7 @@ import sys
 import typer
 
 from acclimate.cli import (
+    analysis,
     audit,
     backup,
     blobs,
@@ -59,7 +60,7 @@ def acclimate(
 
     A word a person: entrants `register`, `enter`, `submit`; custodians `custodian ack`, `custodian release`; organizers
     `round create`, `round seal`, `round publish`; a round's auditor `audit run`, `audit report`; operators `up`, `doctor`, `invite`;
-    partners `witness run`, `log mirror`; everybody `status`, `ranking`, `verify`.
+    partners `witness run`, `log mirror`; analysts `rank`, `stability`; everybody `status`, `ranking`, `verify`.
     """
 
 
@@ -91,6 +92,8 @@ app.add_typer(logs.app, name="log")
 app.add_typer(competition.app, name="competition", short_help="Build, check and show competitions.")
 app.add_typer(witness.app, name="witness")
 app.command("verify", short_help="Verify a round from its bundle alone, offline.")(verify.verify)
+app.command("rank", short_help="Rank entrants of any score table, with rank intervals.")(analysis.rank)
+app.command("stability", short_help="Tell how far the tasks of any score tables agree.")(analysis.stability)
 app.command("demo", short_help="Play a whole blind round on this machine.")(demo.demo)
 
 

@@ -1,0 +1,345 @@
+"""Anybody's score tables, as files or in memory: CSV and Parquet in, columns out, and nothing dropped without a word.
+
+What is read: CSV in UTF-8, with or without BOM, any line ends, separated by commas, semicolons or tabs; in a file separated by semicolons a
+comma is the decimal point where no number has a point. An empty cell, NA, N/A, NaN, null, none and - are missing. Everything else in a
+column of numbers that is no finite number is refused, all of it at once, with its lines. What was taken for what stands in `notes`.
+"""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from acclimate_competitions import bounds, reading
+from acclimate_competitions.errors import Refusal
+
+Source = Any
+"""A path, a pyarrow Table, or a pandas DataFrame."""
+
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-", "–"})
+"""Cells that stand for nothing known, in small letters."""
+SHOWN = 20
+"""Problems of a table that a refusal lists; it counts the rest."""
+
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?")
+_TRUTH = {"true": 1.0, "false": 0.0}
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A table by columns.
+
+    Attributes:
+        name: how refusals call it.
+        cells: column -> its cells, in the file's order; text of a CSV without blanks at its ends.
+        rows: what each row is called: its line in a CSV, else its number from 1.
+        unit: "line" or "row".
+        comma: whether numbers have a decimal comma.
+        notes: what was taken for what.
+    """
+
+    name: str
+    cells: dict[str, list[Any]]
+    rows: list[int]
+    unit: str
+    comma: bool = False
+    notes: tuple[str, ...] = ()
+
+    def column(self, name: str) -> list[Any]:
+        """The cells of a column.
+
+        Raises:
+            Refusal: scores_invalid, where there is none.
+        """
+        if name not in self.cells:
+            raise Refusal(
+                "scores_invalid", f"{self.name}: no column {name!r}", hint=f"its columns are {listed(self.cells)}"
+            )
+        return self.cells[name]
+
+    def names(self, column: str) -> list[str]:
+        """A column of names, none of them missing.
+
+        Raises:
+            Refusal: scores_invalid, with every row that has none.
+        """
+        values = self.column(column)
+        bad = [self._at(place) for place, value in enumerate(values) if value is None or _name(value) in ("", "nan")]
+        refuse(f"{self.name}: {_count(len(bad), 'row')} without {column!r}", bad, hint="name it, or take the rows out")
+        return [_name(value) for value in values]
+
+    def numbers(self, *columns: str) -> NDArray[np.float64]:
+        """[rows, columns], NaN where missing.
+
+        Raises:
+            Refusal: scores_invalid, with every cell that is neither a number nor missing.
+        """
+        found = np.full((len(self.rows), len(columns)), np.nan)
+        bad = []
+        for number, column in enumerate(columns):
+            for place, value in enumerate(self.column(column)):
+                parsed = _number(value, comma=self.comma)
+                if parsed is None:
+                    bad.append(f"{self._at(place)}, column {column!r}: {str(value)!r}")
+                else:
+                    found[place, number] = parsed
+        refuse(
+            f"{self.name}: {_count(len(bad), 'cell')} that should be a finite number "
+            f"{'is' if len(bad) == 1 else 'are'} none",
+            bad,
+            hint="correct them; an empty cell is a missing score; --tasks leaves columns out that are no scores",
+        )
+        return found
+
+    def at(self, places: Iterable[int]) -> str:
+        """Rows, in words."""
+        return listed([self._at(place) for place in places], quoted=False)
+
+    def _at(self, place: int) -> str:
+        return f"{self.unit} {self.rows[place]}"
+
+
+@dataclass(frozen=True)
+class Wide:
+    """A table entrants × tasks, as the file has it.
+
+    Attributes:
+        name: how refusals call it.
+        entrants: one a row.
+        tasks: one a column.
+        scores: [entrants, tasks], NaN where missing.
+        notes: what was taken for what.
+    """
+
+    name: str
+    entrants: tuple[str, ...]
+    tasks: tuple[str, ...]
+    scores: NDArray[np.float64]
+    notes: tuple[str, ...] = ()
+
+
+def read(source: Source, *, name: str | None = None) -> Columns:
+    """Read a table of whatever form.
+
+    Raises:
+        Refusal: file_unreadable, where it can't be read; scores_invalid, where it is no table.
+    """
+    if isinstance(source, str | Path):
+        path = Path(source)
+        return _file(path, name or str(path))
+    if isinstance(source, pa.Table):
+        return _arrow(source, name or "the table")
+    if hasattr(source, "iloc"):  # pandas, which need not be installed
+        frame = source if type(source.index).__name__ == "RangeIndex" else source.reset_index()
+        frame = frame.rename(columns=str)
+        _check_header([str(column) for column in frame.columns], name or "the table")
+        return _arrow(pa.Table.from_pandas(frame, preserve_index=False), name or "the table")
+    raise TypeError(f"a score table is a path, a pyarrow Table or a pandas DataFrame, not {type(source).__name__}")
+
+
+def wide(table: Columns, *, tasks: Sequence[str] = (), but: Sequence[str] = ()) -> Wide:
+    """A table entrants × tasks: the first column names the entrant, every other column is a task.
+
+    Args:
+        table: as read.
+        tasks: the columns to take, in this order; all where none are given.
+        but: columns that are no tasks.
+
+    Raises:
+        Refusal: scores_invalid: no task, an entrant twice, two protocols, text in numbers.
+    """
+    first, *others = table.cells
+    check_protocol(table)
+    chosen = list(tasks) or [column for column in others if column not in but and column != "protocol"]
+    if first in chosen:
+        raise Refusal("scores_invalid", f"{table.name}: {first!r} names the entrants, it is no task")
+    doubled = sorted({task for task in chosen if chosen.count(task) > 1})
+    if doubled:
+        raise Refusal("scores_invalid", f"{table.name}: asked for twice: {listed(doubled)}")
+    for task in chosen:
+        table.column(task)
+    if not chosen:
+        raise Refusal("scores_invalid", f"{table.name}: no column of scores beside {first!r}")
+    return Wide(table.name, entrants(table, first), tuple(chosen), table.numbers(*chosen), table.notes)
+
+
+def entrants(table: Columns, column: str) -> tuple[str, ...]:
+    """A column that names one entrant a row.
+
+    Raises:
+        Refusal: scores_invalid: an entrant without a name, or twice.
+    """
+    names = table.names(column)
+    places: dict[str, list[int]] = {}
+    for place, value in enumerate(names):
+        places.setdefault(value, []).append(place)
+    double = [f"{value!r}: {table.at(where)}" for value, where in places.items() if len(where) > 1]
+    refuse(
+        f"{table.name}: {_count(len(double), 'entrant')} in more than one row",
+        double,
+        hint="a table has one row an entrant: take one out, or give them different names",
+    )
+    return tuple(names)
+
+
+def check_protocol(table: Columns) -> None:
+    """Refuse rows of two protocols: direct and prepared scores are never pooled.
+
+    Raises:
+        Refusal: scores_invalid.
+    """
+    if "protocol" in table.cells:
+        found = sorted({_name(value) for value in table.cells["protocol"]})
+        if len(found) > 1:
+            raise Refusal(
+                "scores_invalid",
+                f"{table.name} mixes {len(found)} protocols: {listed(found)}",
+                hint="choose one with --protocol where the table is long, else split the table: they are never pooled",
+            )
+
+
+def refuse(sentence: str, problems: Sequence[str], *, hint: str) -> None:
+    """Refuse a table where there are problems, with the first of them.
+
+    Raises:
+        Refusal: scores_invalid.
+    """
+    if problems:
+        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+        raise Refusal("scores_invalid", sentence, hint=hint, problems=[*problems[:SHOWN], *more])
+
+
+def listed(names: Iterable[object], *, most: int = 8, quoted: bool = True) -> str:
+    """Names in a sentence; of many, the first and how many more."""
+    texts = [repr(name) if quoted else str(name) for name in names]
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more if texts else "none"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun if number == 1 else noun + 's'}"
+
+
+def _file(path: Path, name: str) -> Columns:
+    reading.regular(path)
+    try:
+        with path.open("rb") as stream:
+            parquet = stream.read(4) == b"PAR1"
+        if parquet:
+            return _arrow(bounds.read(path), name)
+        data = path.read_bytes()
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise Refusal("file_unreadable", f"{name}: {error}") from error
+    try:
+        return _csv(data.decode("utf-8-sig"), name)
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise Refusal(
+            "scores_invalid",
+            f"{name} is no Parquet and no text in UTF-8: line {line}",
+            hint="save it as CSV in UTF-8, or as Parquet",
+        ) from error
+
+
+def _csv(text: str, name: str) -> Columns:
+    head = re.split("[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
+    separator = max(_SEPARATORS, key=lambda one: len(next(csv.reader([head], delimiter=one), [])))
+    cells: list[list[str]] = []
+    rows, problems = [], []
+    # Strict: a quote that never ends would swallow the rest of the table.
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        for row in reader:
+            row = [cell.strip() for cell in row]
+            if not any(row):
+                continue
+            if cells and len(row) != len(cells[0]):
+                problems.append(f"line {reader.line_num}: {len(row)} cells")
+            cells.append(row)
+            rows.append(reader.line_num)
+    except csv.Error as error:
+        raise Refusal("scores_invalid", f"{name}, line {reader.line_num}: {error}") from error
+    if not cells:
+        raise Refusal("scores_invalid", f"{name} is empty", hint="a table has a header and a row for each entrant")
+    header = cells[0]
+    _check_header(header, name)
+    refuse(
+        f"{name}: rows that have not {len(header)} cells as the header",
+        problems,
+        hint="quote cells that hold the separator",
+    )
+    if len(header) == 1:
+        raise Refusal(
+            "scores_invalid", f"{name} has one column only, {header[0]!r}", hint="cells are separated by , ; or tabs"
+        )
+    notes = [] if separator == "," else [f"{name}: cells are separated by {_SEPARATORS[separator]}"]
+    columns = {column: [row[place] for row in cells[1:]] for place, column in enumerate(header)}
+    comma = separator == ";" and _decimal_comma(columns)
+    if comma:
+        notes.append(f"{name}: the comma is the decimal point")
+    return Columns(name, columns, rows[1:], "line", comma, tuple(notes))
+
+
+def _decimal_comma(columns: dict[str, list[str]]) -> bool:
+    cells = [cell for column in columns.values() for cell in column]
+    return any(_COMMA.fullmatch(cell) for cell in cells) and not any(
+        "." in cell and _NUMBER.fullmatch(cell) for cell in cells
+    )
+
+
+def _arrow(table: pa.Table, name: str) -> Columns:
+    _check_header(table.column_names, name)
+    if table.num_columns < 2:
+        raise Refusal("scores_invalid", f"{name} has fewer than two columns")
+    cells = {column: table.column(column).to_pylist() for column in table.column_names}
+    return Columns(name, cells, list(range(1, table.num_rows + 1)), "row")
+
+
+def _check_header(header: Sequence[str], name: str) -> None:
+    double = sorted({column for column in header if list(header).count(column) > 1})
+    if double:
+        what = "columns without a name" if double == [""] else f"more than one column {listed(double)}"
+        raise Refusal("scores_invalid", f"{name} has {what}", hint="give each column a name of its own")
+    if "" in header[1:]:  # the first is empty where pandas wrote an index
+        raise Refusal("scores_invalid", f"{name} has a column without a name", hint="name it, or take it out")
+
+
+def _absent(value: Any) -> bool:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return True
+    return isinstance(value, str) and value.strip().lower() in MISSING
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return str(value).strip()
+
+
+def _number(value: Any, *, comma: bool) -> float | None:
+    """A finite number, NaN where missing, None where it is neither."""
+    if _absent(value):
+        return math.nan
+    if isinstance(value, str):
+        text = value.strip()
+        if comma and _COMMA.fullmatch(text):
+            text = text.replace(",", ".")
+        if text.lower() in _TRUTH:
+            return _TRUTH[text.lower()]
+        parsed = float(text) if _NUMBER.fullmatch(text) else math.inf
+    else:
+        try:
+            parsed = float(value)
+        except (TypeError, ValueError, OverflowError):
+            return None
+    return parsed if math.isfinite(parsed) else None

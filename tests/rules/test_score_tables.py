@@ -1,0 +1,140 @@
+"""Anybody's tables: what is read as what, and what is refused."""
+
+import math
+
+import numpy as np
+import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import acclimate
+from acclimate import score_tables
+from acclimate_competitions.errors import Refusal
+
+PLAIN = "model,a,b\nx,1,4\ny,2,3\nz,3,2.5\n"
+
+
+def written(folder, text, name="table.csv"):
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def wide(source, **options):
+    return score_tables.wide(score_tables.read(source, name="t"), **options)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PLAIN,
+        "\ufeff" + PLAIN,
+        PLAIN.replace("\n", "\r\n"),
+        PLAIN.replace("\n", "\r"),
+        PLAIN.replace(",", ";"),
+        PLAIN.replace(",", ";").replace("2.5", "2,5"),
+        PLAIN.replace(",", "\t"),
+        PLAIN + "\n\n",
+        "\n" + PLAIN.rstrip("\n"),
+        PLAIN.replace("2.5", " 25e-1 ").replace("x", '"x"'),
+        PLAIN.replace("model", ""),
+    ],
+)
+def test_the_same_table_in_other_clothes(tmp_path, text):
+    table = wide(written(tmp_path, text))
+    assert (table.entrants, table.tasks) == (("x", "y", "z"), ("a", "b"))
+    assert table.scores.tolist() == [[1, 4], [2, 3], [3, 2.5]]
+
+
+def test_separators_and_decimal_commas_are_said(tmp_path):
+    table = wide(written(tmp_path, PLAIN.replace(",", ";").replace("2.5", "2,5")))
+    assert table.notes == ("t: cells are separated by semicolons", "t: the comma is the decimal point")
+
+
+def test_a_file_with_points_and_commas_is_refused(tmp_path):
+    with pytest.raises(Refusal, match="number") as refused:
+        wide(written(tmp_path, "model;a;b\nx;1,5;2.5\n"))
+    assert refused.value.problems == ("line 2, column 'a': '1,5'",)
+
+
+def test_parquet_arrow_and_pandas_are_the_same_table(tmp_path):
+    table = pa.table({"model": ["x", "y", "z"], "a": [1, 2, 3], "b": [4, 3, 2.5]})
+    pq.write_table(table, tmp_path / "table.bin")  # what it is decides, not what it is called
+    frame = table.to_pandas()
+    for source in (tmp_path / "table.bin", str(tmp_path / "table.bin"), table, frame, frame.set_index("model")):
+        found = wide(source)
+        assert (found.entrants, found.scores.tolist()) == (("x", "y", "z"), [[1, 4], [2, 3], [3, 2.5]])
+
+
+@pytest.mark.parametrize("cell", ["", "NA", "n/a", "NaN", "null", "None", "-", " "])
+def test_what_stands_for_a_missing_score(tmp_path, cell):
+    assert math.isnan(wide(written(tmp_path, PLAIN.replace("2.5", cell))).scores[2, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "empty"),
+        ("\n\r\n", "empty"),
+        ("model\nx\n", "one column"),
+        ("model,a,b\nx,1\n", "line 2: 2 cells"),
+        ("model,a,b\nx,1,2,3\n", "line 2: 4 cells"),
+        ("model,a,a\nx,1,2\n", "more than one column 'a'"),
+        ("model,a,\nx,1,2\n", "without a name"),
+        ("model,a\nx,1\nx,2\n", "'x': line 2, line 3"),
+        ("model,a\nx,1\n ,2\n", "line 3"),
+        ("model,a\nx,high\ny,1\n", "line 2, column 'a': 'high'"),
+        ("model,a\nx,85%\n", "'85%'"),
+        ("model,a\nx,1_000\n", "'1_000'"),
+        ("model,a\nx,inf\n", "'inf'"),
+        ("model,a\nx,1e999\n", "'1e999'"),
+        ("model,a\nx,١\n", "'١'"),
+        ("model,protocol,a\nx,direct,1\ny,prepared,1\n", "mixes 2 protocols: 'direct', 'prepared'"),
+        ('model,a\n"x,1\n', "line 2"),
+        (b"model,a\n\xff\xfex,1\n", "no text in UTF-8: line 2"),
+        ("model,a\nx,1\n".encode("utf-16"), "no text in UTF-8"),
+        (b"PAR1nonsense", "t: "),
+    ],
+)
+def test_what_is_no_table_is_refused_with_its_place(tmp_path, text, says):
+    with pytest.raises(Refusal) as refused:
+        wide(written(tmp_path, text))
+    assert refused.value.code in ("scores_invalid", "file_unreadable")
+    assert says in "\n".join([refused.value.sentence, *refused.value.problems])
+
+
+def test_all_wrong_cells_are_told_and_many_are_counted(tmp_path):
+    rows = "".join(f"m{number},bad\n" for number in range(30))
+    with pytest.raises(Refusal, match="30 cells") as refused:
+        wide(written(tmp_path, "model,a\n" + rows))
+    assert len(refused.value.problems) == score_tables.SHOWN + 1
+    assert refused.value.problems[-1] == "and 10 more"
+
+
+@pytest.mark.parametrize("name", ["nowhere.csv", "."])
+def test_a_file_that_is_none_is_refused(tmp_path, name):
+    with pytest.raises(Refusal) as refused:
+        score_tables.read(tmp_path / name)
+    assert refused.value.code == "file_unreadable"
+
+
+def test_columns_that_are_no_scores_are_left_out_by_naming_the_tasks(tmp_path):
+    path = written(tmp_path, "model,licence,a\nx,MIT,1\ny,none,2\n")
+    with pytest.raises(Refusal, match="is none"):
+        wide(path)
+    assert wide(path, tasks=["a"]).scores.tolist() == [[1], [2]]
+    with pytest.raises(Refusal, match="no column 'c'"):
+        wide(path, tasks=["c"])
+    for tasks, says in ((["a", "a"], "twice"), (["model"], "names the entrants")):
+        with pytest.raises(Refusal, match=says):
+            wide(path, tasks=tasks)
+
+
+def test_the_functions_come_with_the_package_and_name_what_they_do_not_know():
+    with pytest.raises(TypeError, match="unknown option 'tasl'"):
+        acclimate.stability({"t": pandas.DataFrame({"m": ["x"], "a": [1.0]})}, tasl=["a"])
+    with pytest.raises(AttributeError, match="nothing"):
+        acclimate.nothing  # noqa: B018
+    with pytest.raises(TypeError, match="path, a pyarrow Table"):
+        acclimate.rank(np.eye(2), score="a", se="b")
