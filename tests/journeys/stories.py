@@ -5,11 +5,13 @@ import functools
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+import pytest
 import rounds_made
 from marbles import DEFINITION
 from rounds_made import START, public
 
 from acclimate_competitions import definition, digests, records, rounds
+from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round, entries_root
 from acclimate_competitions.records import Record, format_time
 
@@ -250,3 +252,14 @@ def until(phase: Phase, rules: definition.Competition | None = None) -> Story:
         story = begin().void()
     assert story.state.phase is phase
     return story
+
+
+def refuses(expected: str, act: object, /, *arguments: object, **named: object) -> Refusal:
+    """The act is refused with this code, and changes nothing."""
+    story = act.__self__
+    before, length = story.state, len(story.log)
+    with pytest.raises(Refusal) as caught:
+        act(*arguments, **named)
+    assert caught.value.code == expected, caught.value
+    assert story.state is before and len(story.log) == length
+    return caught.value
