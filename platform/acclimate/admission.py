@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from acclimate import assignments, retries, schedule, settling, stages
+from acclimate import assignments, schedule, stages
 from acclimate.assignments import Assignment, Held
 from acclimate.console import say
 from acclimate.hosting import NO_MACHINES
@@ -36,8 +36,6 @@ class Admission:
         self._awaited: dict[str, float] = {}
         self._unmet = True
         self._planned: dict[str, assignments.Planned] = {}
-        # How often a runner did not take an attempt.
-        self._refused: dict[str, int] = {}
         # Attempt -> (fence, runner, how often that try was taken up over that runner).
         self._adopted: dict[str, tuple[int, Runner, int]] = {}
         # What schedule.py counts of those that wait here, and on the cluster.
@@ -87,10 +85,10 @@ class Admission:
         with self._lead.store.snapshot() as tx:
             strays = stages.strays(tx, self._lead.running.keys())
         if strays:
-            reason = "it was written down as under way, but nothing here follows it"
+            epoch, reason = self._lead.watch.epoch, "it was written down as under way, but nothing here follows it"
             with self._lead.store.transaction() as tx:
                 for row in stages.strays(tx, self._lead.running.keys()):
-                    stages.lost(tx, row, epoch=self._lead.watch.epoch, reason=reason, adoptable=True)
+                    stages.lost(tx, row, epoch=epoch, reason=reason, adoptable=True, code="dispatcher_lost")
             say("given back", attempts=len(strays), reason=reason)
 
     def _left(self, name: str) -> list[tuple[tuple[Any, ...], Assignment]] | None:
@@ -228,26 +226,23 @@ class Admission:
             return
         failpoints.reach("started")
         self._lead.host.trust()
-        self._refused.pop(assignment.attempt, None)
         self._lead.running[assignment.attempt] = Running(held, handle, runner)
         self._lead.vitals.started[assignment.kind] += 1
         say("attempt started", **ids(held), stages=len(assignment.stages))
 
     def _not_started(self, held: Held, error: Exception, *, looked_for: bool = False) -> None:
         """The runner takes nothing now, which says nothing of the job: no try is counted, and everything waits a little."""
-        reason, attempt = f"not started: {type(error).__name__}: {error}", held.assignment.attempt
+        reason = f"not started: {type(error).__name__}: {error}"
         say("not started", **ids(held), reason=reason)
         self._lead.host.suspect(error)
-        self._lead.paused = self._lead.moments.monotonic() + settling.PAUSE
-        # Longer each time for this one, so that a job that no runner takes does not hold up the others.
-        self._refused[attempt] = self._refused.get(attempt, 0) + 1
-        wait = retries.pause(self._refused[attempt], draw=self._lead.moments.uniform)
-        self._settled.not_before[attempt] = self._lead.paused + wait
+        self._settled.hold_up()
+        if not looked_for:
+            # Longer each time for this one, so that a job that no runner takes does not hold up the others.
+            self._settled.give_back(held, code="runner_lost", reason=reason)
+            return
         with self._lead.store.transaction() as tx:
-            if looked_for and (row := stages.row_of(tx, held)) is not None:
+            if (row := stages.row_of(tx, held)) is not None:
                 stages.lost(tx, row, epoch=held.epoch, reason=reason, adoptable=True)
-            else:
-                stages.give_back(tx, held, code="runner_lost", reason=reason)
 
 
 def _closing_checkpoint(tx: Tx, state: Round) -> str | None:

@@ -64,6 +64,7 @@ class Leader:
                 code=self._lead.identity.code,
                 outlives=outlives(self._lead.settings),
             )
+        self._settling.recall()
 
     def end(self) -> None:
         """Hand over in order: wait for what opens or finishes a round, and give back what runs; the host must be closed by then.
@@ -79,9 +80,8 @@ class Leader:
                 row = stages.row_of(tx, running.held)
                 if row is not None and row.state in stages.UNDER_WAY:
                     going_on = outlives(self._lead.settings)
-                    stages.lost(
-                        tx, row, epoch=running.held.epoch, reason="its dispatcher was stopped", adoptable=going_on
-                    )
+                    why: dict[str, str] = {"code": "dispatcher_lost", "reason": "its dispatcher was stopped"}
+                    stages.lost(tx, row, epoch=running.held.epoch, adoptable=going_on, **why)
 
     def abandon(self) -> None:
         """Forget everything, as another leads: attempts that it may adopt are left alone."""
@@ -108,8 +108,11 @@ class Leader:
         for line in made:
             self._lead.vitals.transitions[line.rpartition(": ")[2]] += 1
             say("transition", made=line)
-        for wish in stages.grant(self._lead.store, epoch=self._lead.watch.epoch):
+        granted = stages.grant(self._lead.store, epoch=self._lead.watch.epoch)
+        for wish in granted:
             say("retried", round=wish.round, stage=wish.stage, account=wish.account)
+        if granted:
+            self._settling.recall()
         settled = [self._settling.settle(running) for running in list(self._lead.running.values())]
         if made or any(settled) or self._lead.moments.monotonic() - self._planned > _PLAN_EVERY:
             self._planned = self._lead.moments.monotonic()

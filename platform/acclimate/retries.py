@@ -7,12 +7,15 @@ hardly end differently has few tries. The counts come from the tries that are wr
 | --- | --- | --- | --- |
 | passing | busy, blobs_unreachable | without end, uncharged | |
 | full disks | no_space | 20, uncharged | blocked |
-| preempted | preempted, cancelled, runner_lost, not_found | without end, uncharged | |
+| preempted | preempted, cancelled, runner_lost, dispatcher_lost, not_found | without end, uncharged | |
 | hang | hung | 2 | blocked |
 | too much | limit_exceeded, out_of_memory | 3 | the entrant's outcome |
 | ours | job_failed | 3 | blocked |
 | lost input | blob_corrupt; blob_unknown | 1; 2 | blocked |
 | infrastructure | all others | 10, elsewhere after 2 | blocked |
+
+What is uncharged waits, too, from its second end in a row on, and longer each time: a store that can't be reached over a weekend must
+not fill the database with tries.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +23,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 PASSING = frozenset({"no_space", "busy", "blobs_unreachable"})
-PREEMPTED = frozenset({"preempted", "cancelled", "runner_lost", "not_found"})
+PREEMPTED = frozenset({"preempted", "cancelled", "runner_lost", "dispatcher_lost", "not_found"})
 UNCHARGED = PASSING | PREEMPTED
+UNTOLD = frozenset({"cancelled", "dispatcher_lost"})
+"""Ends that say nothing of what the next try meets: nobody waited for it, or whoever followed it ended."""
 LOST = frozenset({"blob_corrupt", "blob_unknown"})
 """An input that is no longer there: no machine will find it, until somebody puts it back."""
 TRIES = {"hung": 2, "limit_exceeded": 3, "out_of_memory": 3, "job_failed": 3, "blob_corrupt": 1, "blob_unknown": 2}
@@ -38,10 +43,17 @@ LONG_BACKOFF = (5.0, 300.0)
 
 @dataclass(frozen=True)
 class Ended:
-    """A try of an attempt that failed: with which code, and on which machine (empty where nobody knows)."""
+    """A try of an attempt that failed.
+
+    Attributes:
+        code: why.
+        machine: where; empty where nobody knows.
+        seconds: from its claim to its end.
+    """
 
     code: str
     machine: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,40 @@ def pause(count: int, *, draw: Callable[[float, float], float]) -> float:
     """Seconds to wait after the count-th failure of a machine: up to a bound that doubles, drawn, so that not all come at once."""
     first, last = LONG_BACKOFF
     return draw(0.0, min(last, first * 2.0 ** min(count - 1, 16)))
+
+
+def rest(ended: Sequence[Ended], *, draw: Callable[[float, float], float]) -> float:
+    """Seconds to wait after an end that doesn't count.
+
+    None after the first one in a row; then as after failures of a machine, so a try that meets the same outage again and again is made every
+    two and a half minutes in the mean. One that lasted longer than the longest wait came somewhere, so the row begins with it.
+
+    Args:
+        ended: the tries of an attempt that have ended, in their order, the newest at least; those that are UNTOLD are passed over.
+        draw: a number drawn evenly between two.
+    """
+    count = 0
+    for one in reversed([one for one in ended if one.code not in UNTOLD]):
+        if one.code not in UNCHARGED:
+            break
+        count += 1
+        if one.seconds > LONG_BACKOFF[1]:
+            break
+    return pause(count - 1, draw=draw) if count > 1 else 0.0
+
+
+def standing(ended: Sequence[Ended], *, begun: bool, over: bool) -> tuple[int, int]:
+    """The k and n of "try k of n", by the class of the newest failure, as `decide` counts; k is at most n, and n is 0 where no end is set.
+
+    Args:
+        ended: the tries that failed since an operator last let the attempt go, in their order, with those that found no room.
+        begun: whether one more is under way, or came to something.
+        over: whether none follows by itself.
+    """
+    code = ended[-1].code if ended else ""
+    count = sum(one.code == code for one in ended) + begun
+    limit = TRIES_OF_DISKS if code == "no_space" else budget(code)
+    return count, count if over else max(count, limit) if limit else 0
 
 
 def avoided(ended: Sequence[Ended]) -> frozenset[str]:

@@ -183,9 +183,8 @@ attempts = Table(  # a try of some stages of one entry together
     Column("submission", _text(36), ForeignKey("submissions.id"), nullable=False),
     Column("kind", _text(16), nullable=False),
     Column("stages", JSON, nullable=False),  # their keys
-    Column(
-        "state", _text(16), nullable=False
-    ),  # starting | running | verifying | committed | failed | given_back | cancelled
+    # starting | running | verifying | lost | committed | failed | given_back | cancelled; what is open is asked for twice a second
+    Column("state", _text(16), nullable=False, index=True),
     Column("code", _text(32), nullable=False, default=""),  # of its end
     Column("reason", _text(), nullable=False, default=""),
     Column("machine", _text(), nullable=False, default=""),

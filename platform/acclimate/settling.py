@@ -15,7 +15,9 @@ from acclimate_runners import failpoints
 from acclimate_runners.runner import Status
 
 PAUSE = 5.0
-"""Seconds for which nothing is started where a machine or a store can take nothing."""
+"""Seconds for which nothing is started where a machine or a store can take nothing; twice as long each time that nothing else came back."""
+_LONGEST = 12
+"""The longest such pause, in PAUSEs: a minute."""
 
 
 class Settling:
@@ -32,6 +34,30 @@ class Settling:
         self.not_before: dict[str, float] = {}
         self.avoid: dict[str, frozenset[str]] = {}
         self.inputs = HoldoutInputs(lead)
+        # How often in a row everything was held up.
+        self._held_up = 0
+
+    def recall(self) -> None:
+        """See what the database says of what waits: at the begin of a term, and where an operator let something go.
+
+        Raises:
+            Refusal: busy, database_unreachable.
+        """
+        with self._lead.store.snapshot() as tx:
+            found = stages.waiting(tx)
+        now = self._lead.moments.monotonic()
+        # A clock that was put back must not keep anything for longer than the longest wait.
+        waits = {attempt: min(wait, retries.LONG_BACKOFF[1]) for attempt, (wait, _) in found.items() if wait > 0}
+        self.not_before = {attempt: now + wait for attempt, wait in waits.items()}
+        self.avoid = {attempt: retries.avoided(failed) for attempt, (_, failed) in found.items() if failed}
+
+    def hold_up(self) -> None:
+        """Start nothing for a while: for longer each time, until something comes back in another way."""
+        now = self._lead.moments.monotonic()
+        if now >= self._lead.paused:
+            self._held_up += 1
+        pause = PAUSE * min(_LONGEST, 2.0 ** max(0, min(self._held_up - 1, 16)))
+        self._lead.paused = max(self._lead.paused, now + pause)
 
     def settle(self, running: Running) -> bool:
         """Take an attempt's end; whether it has ended."""
@@ -44,6 +70,8 @@ class Settling:
             self._commit(running.held, status)
             self.not_before.pop(running.held.assignment.attempt, None)
             self.avoid.pop(running.held.assignment.attempt, None)
+        if status.code not in retries.PASSING:
+            self._held_up = 0
         del self._lead.running[running.held.assignment.attempt]
         return True
 
@@ -128,30 +156,35 @@ class Settling:
             self.block(held, _and_what_to_do(reason, status.reason, code), code=code, machine=status.machine)
 
     def _let_go(self, held: Held, status: Status, code: str) -> None:
-        """What ended through no fault that counts: tried again at once, or adopted where it goes on."""
-        attempt = held.assignment.attempt
+        """What ended through no fault that counts: tried again, or adopted where it goes on."""
         if code == "no_space":
             # Not for ever: what is larger than every disk would set aside one machine after the other.
             with self._lead.store.snapshot() as tx:
-                count = stages.without_room(tx, attempt) + 1
+                count = stages.without_room(tx, held.assignment.attempt) + 1
             if count >= retries.TRIES_OF_DISKS:
                 reason = f"found no room at {count} tries, last: {status.reason}; make room, or give it a larger disk"
                 self.block(held, reason, code=code, machine=status.machine)
                 return
-            wait = retries.pause(count, draw=self._lead.moments.uniform)
-            self.not_before[attempt] = self._lead.moments.monotonic() + wait
-        with self._lead.store.transaction() as tx:
-            if code == "runner_lost":
+        if code in ("runner_lost", "cancelled"):
+            with self._lead.store.transaction() as tx:
                 row = stages.row_of(tx, held)
-                if row is not None and row.state in stages.UNDER_WAY:
+                if code == "cancelled":
+                    stages.cancel(tx, held, reason=status.reason)
+                elif row is not None and row.state in stages.UNDER_WAY:
                     stages.lost(tx, row, epoch=held.epoch, reason=status.reason, adoptable=True)
-            elif code == "cancelled":
-                stages.cancel(tx, held, reason=status.reason)
-            else:
-                stages.give_back(tx, held, code=code, reason=status.reason, machine=status.machine)
+        else:
+            self.give_back(held, code=code, reason=status.reason, machine=status.machine)
         # A machine that is full is left alone by its runner; the others go on.
         if code in retries.PASSING and not status.unfit:
-            self._lead.paused = self._lead.moments.monotonic() + PAUSE
+            self.hold_up()
+
+    def give_back(self, held: Held, *, code: str, reason: str, machine: str = "") -> None:
+        """Leave what ended through no fault that counts to a later try: the later, the more ends in a row were of this kind."""
+        draw = self._lead.moments.uniform
+        with self._lead.store.transaction() as tx:
+            wait = stages.give_back(tx, held, code=code, reason=reason, draw=draw, machine=machine)
+        if wait:
+            self.not_before[held.assignment.attempt] = self._lead.moments.monotonic() + wait
 
     def block(self, held: Held, reason: str, *, code: str, machine: str = "") -> None:
         """Leave an attempt's stages to an operator."""

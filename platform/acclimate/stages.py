@@ -8,24 +8,27 @@ hears of it; every change of state says for which attempt and fence, so what an 
 an event (event_history.py) in its own transaction.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import case, func, insert, select, update
 
+from acclimate import retries
 from acclimate.assignments import Assignment, Held
 from acclimate.retries import Ended
 from acclimate.schedule import PINNED, UNMET
 from acclimate.store import Store, Tx, attempts, events, stages, submissions, timestamp, wishes
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.records import format_time
+from acclimate_competitions.records import format_time, parse_time
 
 STATES = ("pending", "starting", "running", "verifying", "committed", "failed", "blocked", "cancelled")
 UNDER_WAY = ("starting", "running", "verifying")
 """A stage or a try of an attempt that somebody is at."""
 _PART = 500
 _LONGEST_REASON = 2000
+_NEWEST = 20
+"""Ends in a row that are looked at: by then the wait has its largest bound."""
 
 
 def resume(tx: Tx, *, epoch: int, code: str, outlives: bool) -> None:
@@ -38,7 +41,7 @@ def resume(tx: Tx, *, epoch: int, code: str, outlives: bool) -> None:
         outlives: whether attempts go on where their dispatcher ends, and so may be adopted.
     """
     for row in tx.execute(select(attempts).where(attempts.c.state.in_(UNDER_WAY))).all():
-        lost(tx, row, epoch=epoch, reason="its dispatcher ended", adoptable=outlives)
+        lost(tx, row, epoch=epoch, reason="its dispatcher ended", adoptable=outlives, code="dispatcher_lost")
     # Rows of a release that wrote no attempts.
     tx.execute(update(stages).where(stages.c.state.in_(UNDER_WAY)).values(state="pending", progress=0.0))
     # By how the reason begins: it names both codes.
@@ -49,21 +52,28 @@ def resume(tx: Tx, *, epoch: int, code: str, outlives: bool) -> None:
     tx.execute(update(stages).where(_unmet()).values(reason=""))
 
 
-def lost(tx: Tx, row: Any, *, epoch: int, reason: str, adoptable: bool) -> None:
+def lost(tx: Tx, row: Any, *, epoch: int, reason: str, adoptable: bool, code: str = "runner_lost") -> None:
     """A try that nobody here follows any more: its stages are pending, and it may be adopted under its fence if it goes on somewhere."""
     state = "lost" if adoptable else "given_back"
-    _end(tx, row, state=state, code="runner_lost", reason=reason)
-    _note(tx, row, "given_back", epoch=epoch, code="runner_lost", reason=reason)
-    _to_pending(tx, row, charged=False, values={"reason": reason[:_LONGEST_REASON], "code": "runner_lost"})
+    _end(tx, row, state=state, code=code, reason=reason)
+    _note(tx, row, "given_back", epoch=epoch, code=code, reason=reason)
+    _to_pending(tx, row, charged=False, values={"reason": reason[:_LONGEST_REASON], "code": code})
 
 
-def give_back(tx: Tx, held: Held, *, code: str, reason: str, machine: str = "") -> None:
-    """A try that ended through no fault that counts: its stages are pending again."""
+def give_back(
+    tx: Tx, held: Held, *, code: str, reason: str, draw: Callable[[float, float], float], machine: str = ""
+) -> float:
+    """A try that ended through no fault that counts: its stages are pending again; returns the seconds that they wait."""
     row = row_of(tx, held)
-    if row is not None:
-        _end(tx, row, state="given_back", code=code, reason=reason, machine=machine)
-        _note(tx, row, "given_back", epoch=held.epoch, code=code, reason=reason, machine=machine)
-        _to_pending(tx, row, charged=False, values={"reason": reason[:_LONGEST_REASON], "code": code})
+    if row is None:
+        return 0.0
+    _end(tx, row, state="given_back", code=code, reason=reason, machine=machine)
+    _note(tx, row, "given_back", epoch=held.epoch, code=code, reason=reason, machine=machine)
+    wait = retries.rest(_newest_ends(tx, row.attempt), draw=draw)
+    later = format_time(tx.now() + timedelta(seconds=wait)) if wait else None
+    values = {"reason": reason[:_LONGEST_REASON], "code": code, "not_before": later}
+    _to_pending(tx, row, charged=False, values=values)
+    return wait
 
 
 def strays(tx: Tx, known: Collection[str]) -> list[Any]:
@@ -98,10 +108,37 @@ def end_lost(store: Store, *, epoch: int) -> int:
 
 def without_room(tx: Tx, attempt: str) -> int:
     """How many tries of an attempt, since an operator last let it go, found no room on a disk."""
-    since = select(func.max(events.c.fence)).where(events.c.attempt == attempt, events.c.event == "released")
     mine = (attempts.c.attempt == attempt) & (attempts.c.code == "no_space")
-    mine &= attempts.c.fence > (tx.execute(since).scalar() or 0)
+    mine &= attempts.c.fence > _released(tx, attempt)
     return int(tx.execute(select(func.count()).where(mine)).scalar_one())
+
+
+def _released(tx: Tx, attempt: str) -> int:
+    """The fence at which an operator last let an attempt go; 0 where nobody did."""
+    since = select(func.max(events.c.fence)).where(events.c.attempt == attempt, events.c.event == "released")
+    return int(tx.execute(since).scalar() or 0)
+
+
+def _newest_ends(tx: Tx, attempt: str) -> list[Ended]:
+    """The newest tries of an attempt that have ended since an operator last let it go, in their order, without what is UNTOLD."""
+    mine = (attempts.c.attempt == attempt) & (attempts.c.fence > _released(tx, attempt))
+    mine &= attempts.c.ended.is_not(None) & attempts.c.code.not_in(list(retries.UNTOLD))
+    rows = tx.execute(select(attempts).where(mine).order_by(attempts.c.fence.desc()).limit(_NEWEST)).all()
+    return [
+        Ended(row.code, row.machine, (parse_time(row.ended) - parse_time(row.claimed)).total_seconds())
+        for row in reversed(rows)
+    ]
+
+
+def waiting(tx: Tx) -> dict[str, tuple[float, list[Ended]]]:
+    """What a new leader must know of the attempts that wait: for how many seconds yet, by the database's clock, and how they failed."""
+    now, pending = tx.now(), stages.c.state == "pending"
+    later = select(stages.c.attempt, func.max(stages.c.not_before).label("until"))
+    later = later.where(pending, stages.c.not_before > format_time(now)).group_by(stages.c.attempt)
+    until = {row.attempt: (parse_time(row.until) - now).total_seconds() for row in tx.execute(later)}
+    failed = select(stages.c.attempt).distinct().join(attempts, attempts.c.attempt == stages.c.attempt)
+    found = set(tx.execute(failed.where(pending, attempts.c.state == "failed")).scalars())
+    return {name: (until.get(name, 0.0), failures(tx, name)) for name in found | until.keys()}
 
 
 def adoptable(tx: Tx) -> dict[str, int]:
@@ -234,9 +271,8 @@ def holds(tx: Tx, held: Held) -> bool:
 
 def failures(tx: Tx, attempt: str) -> list[Ended]:
     """The tries of an attempt that failed since an operator last let it go, in their order; what doesn't count is not among them."""
-    since = select(func.max(events.c.fence)).where(events.c.attempt == attempt, events.c.event == "released")
     mine = (attempts.c.attempt == attempt) & (attempts.c.state == "failed")
-    mine &= attempts.c.fence > (tx.execute(since).scalar() or 0)
+    mine &= attempts.c.fence > _released(tx, attempt)
     query = select(attempts.c.code, attempts.c.machine).where(mine).order_by(attempts.c.fence)
     return [Ended(row.code, row.machine) for row in tx.execute(query)]
 

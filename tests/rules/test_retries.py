@@ -59,6 +59,43 @@ def test_after_two_failures_on_a_machine_another_is_asked_for() -> None:
     assert decide([Ended("limit_exceeded", "a")] * 2 + [here], draw=most).avoid == frozenset()
 
 
+def test_what_is_uncharged_waits_from_the_second_end_in_a_row_on_and_longer_each_time() -> None:
+    out = Ended("blobs_unreachable")
+    waits = [retries.rest([out] * count, draw=most) for count in range(1, 10)]
+    assert waits == [0, 5, 10, 20, 40, 80, 160, 300, 300]
+    # What came to something else in between, or worked for longer than any wait, begins the row anew.
+    assert retries.rest([out] * 5 + [Ended("runner_failed"), out], draw=most) == 0
+    assert retries.rest([out] * 5 + [Ended("preempted", seconds=3600)], draw=most) == 0
+    assert retries.rest([out] * 5 + [Ended("preempted", seconds=3600), out], draw=most) == 5
+    # Leaders that come and go, and what was cancelled, neither count nor make anything forgotten.
+    assert retries.rest([out, Ended("dispatcher_lost"), Ended("cancelled"), out], draw=most) == 5
+    assert retries.rest([Ended("dispatcher_lost")] * 9 + [Ended("not_found")], draw=most) == 0
+
+
+@given(st.integers())
+def test_three_days_without_a_store_make_a_bounded_number_of_tries(seed: int) -> None:
+    now, ended, draw = 0.0, list[Ended](), random.Random(seed).uniform
+    while now < 3 * 24 * 3600:
+        ended.append(Ended("blobs_unreachable", seconds=1.0))
+        now += 1.0 + retries.rest(ended[-20:], draw=draw)
+    assert len(ended) < 2500
+
+
+@given(st.lists(st.sampled_from([*retries.TRIES, "runner_failed", "upload_mismatch"]), max_size=60))
+def test_a_try_is_never_beyond_the_last_one(codes: list[str]) -> None:
+    """As `decide` counts, whichever failures are mixed."""
+    failed = list[Ended]()
+    for code in codes:
+        count, limit = retries.standing(failed, begun=True, over=False)
+        assert 1 <= count <= limit == (retries.budget(failed[-1].code) if failed else retries.TRIES_OF_MACHINES)
+        failed.append(Ended(code))
+        if decide(failed, draw=most).action != "again":
+            over, whole = retries.standing(failed, begun=False, over=True)
+            assert over == whole == retries.budget(code)
+            # An operator lets it go: it is counted anew.
+            failed.clear()
+
+
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 GOOD = [
     Event(A, 1, 1, "claimed"),

@@ -139,6 +139,7 @@ class Cluster:
         fates: asked for each attempt that is started: how it ends, None for its outcome, and after how many seconds.
         slots: how many attempts a dispatcher may start at once.
         imagining: real seconds that it took to make up outcomes.
+        started, asked: what was started, and what was asked for it, in their order.
     """
 
     now: Callable[[], float]
@@ -149,9 +150,11 @@ class Cluster:
     imagining: float = 0.0
     attempts: dict[str, Attempt] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
+    asked: list[Demand] = field(default_factory=list)
 
-    def start(self, name: str, job: Job) -> None:
+    def start(self, name: str, job: Job, demand: Demand) -> None:
         if name not in self.attempts:
+            self.asked.append(demand)
             fate, seconds = self.fates(name, job)
             machine = self.machines[len(self.started) % len(self.machines)].name
             self.started.append(name)
@@ -205,7 +208,7 @@ class ImaginedRunner:
 
     def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand) -> Handle:
         self._gate.go("start")
-        self._cluster.start(name, job)
+        self._cluster.start(name, job, demand)
         return Actor(self._cluster, self._gate, name)
 
     def find(self, name: str, job: Job, blobs: BlobAccess) -> Handle:

@@ -2,13 +2,14 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import func, insert, select
 
 from acclimate import retries
+from acclimate.retries import Ended
 from acclimate.service import finding, reading
 from acclimate.service.accounts import Account
 from acclimate.store import Store, Tx, attempts, events, pools, stages, submissions, timestamp, wishes
@@ -16,7 +17,10 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import format_time, parse_time
 
+HISTORY = 500
+"""Events of a stage that are told at most: a store that can't be reached for days makes thousands."""
 _UNDER_WAY = frozenset({"starting", "running", "verifying"})
+_DONE = frozenset({"committed", "failed"})
 
 
 def stage_list(store: Store, account: Account | None, given: str) -> list[dict[str, Any]]:
@@ -24,7 +28,8 @@ def stage_list(store: Store, account: Account | None, given: str) -> list[dict[s
 
     Returns:
         Of each stage {key, kind, entrant, task, seed, protocol, state, attempts, tries, progress, place, reason, code, heartbeat, not_before,
-        expected, machine}: `attempts` are the tries that counted so far, of `tries` that there will be at most (None: no end is set);
+        expected, machine}: `attempts` are the tries that ended as the newest failure did, with the one that goes on or came to something,
+        of `tries` that there will be at most (None: no end is set);
         `place` is that of its entry among those that wait, from 1; `expected` is when it should be done, by the pace of those that are.
         Where it runs only the round's organizer reads; until the close not even the organizer reads whose a stage is, nor why it failed.
     """
@@ -32,7 +37,8 @@ def stage_list(store: Store, account: Account | None, given: str) -> list[dict[s
         state = finding.find(tx, given)
         is_owner = finding.is_owner(tx, state.id, account)
         rows = _rows(tx, state)
-        tried = {(row.attempt, row.fence): row for row in _tries(tx, state.id)}
+        tried = {(row.attempt, row.fence): row for row in _telling(tx, state.id)}
+        failed = _failed(tx, state.id, tried.values())
         outlook = _Outlook(tx, rows, tried)
     hidden = state.phase in reading.HIDING or (state.phase is Phase.VOIDED and state.closed is None)
     result = []
@@ -40,6 +46,7 @@ def stage_list(store: Store, account: Account | None, given: str) -> list[dict[s
         shown = not hidden or (account is not None and row.owner == account.id)
         newest = tried.get((row.attempt, row.fence))
         held = newest if row.state in _UNDER_WAY else None
+        count, limit = _standing(row, failed.get(row.attempt, []))
         result.append(
             {
                 "key": row.key,
@@ -49,8 +56,8 @@ def stage_list(store: Store, account: Account | None, given: str) -> list[dict[s
                 "seed": row.seed,
                 "protocol": row.protocol,
                 "state": row.state,
-                "attempts": row.attempts,
-                "tries": retries.budget(row.code or "") or None,
+                "attempts": count,
+                "tries": limit,
                 "progress": row.progress,
                 "place": outlook.place(row),
                 "reason": reading.reason_of(row.state, row.reason, is_owner=is_owner) if shown else "",
@@ -74,7 +81,8 @@ def why(store: Store, account: Account | None, given: str, key: str) -> dict[str
         key: of the stage, or any beginning of it that is unique in the round.
 
     Returns:
-        {stage, history: [{at, event, fence, code, reason, machine}]}, the oldest first; reasons and machines as in stage_list.
+        {stage, history: [{at, event, fence, code, reason, machine}]}, the newest HISTORY events, the oldest first; reasons and machines as
+        in stage_list.
 
     Raises:
         Refusal: round_unknown; not_found, for a key that no stage or more than one begins with.
@@ -88,9 +96,9 @@ def why(store: Store, account: Account | None, given: str, key: str) -> dict[str
     (stage,) = found
     with store.snapshot() as tx:
         is_owner = finding.is_owner(tx, finding.row(tx, given).id, account)
-        mine = [row.attempt for row in _tries(tx, finding.row(tx, given).id) if stage["key"] in row.stages]
-        query = select(events).where(events.c.attempt.in_(mine)).order_by(events.c.id)
-        rows = tx.execute(query).all() if mine else []
+        mine = _attempts_of(tx, finding.row(tx, given).id, stage["key"])
+        query = select(events).where(events.c.attempt.in_(mine)).order_by(events.c.id.desc()).limit(HISTORY)
+        rows = list(reversed(tx.execute(query).all())) if mine else []
     told = stage["entrant"] is not None
     history = [
         {
@@ -164,8 +172,37 @@ def _rows(tx: Tx, state: Round) -> list[Any]:
     return list(found.all())
 
 
-def _tries(tx: Tx, round_id: str) -> list[Any]:
-    return list(tx.execute(select(attempts).where(attempts.c.round == round_id).order_by(attempts.c.fence)).all())
+def _telling(tx: Tx, round_id: str) -> list[Any]:
+    """The tries of a round that say something: those that were given back are as many as there were outages."""
+    mine = (attempts.c.round == round_id) & ((attempts.c.state != "given_back") | (attempts.c.code == "no_space"))
+    return list(tx.execute(select(attempts).where(mine).order_by(attempts.c.fence)).all())
+
+
+def _attempts_of(tx: Tx, round_id: str, key: str) -> list[str]:
+    """The attempts that a stage was part of; each has a first try, whatever became of it."""
+    oldest = select(attempts.c.attempt, func.min(attempts.c.fence).label("fence")).where(attempts.c.round == round_id)
+    first = oldest.group_by(attempts.c.attempt).subquery()
+    mine = (attempts.c.attempt == first.c.attempt) & (attempts.c.fence == first.c.fence)
+    return [row.attempt for row in tx.execute(select(attempts).join(first, mine)).all() if key in row.stages]
+
+
+def _failed(tx: Tx, round_id: str, tried: Iterable[Any]) -> dict[str, list[Ended]]:
+    """Attempt -> its tries that failed or found no room since an operator last let it go, in their order."""
+    query = select(events.c.attempt, func.max(events.c.fence).label("fence")).group_by(events.c.attempt)
+    mine = (events.c.round == round_id) & (events.c.event == "released")
+    since = {row.attempt: row.fence for row in tx.execute(query.where(mine))}
+    found: dict[str, list[Ended]] = defaultdict(list)
+    for row in tried:
+        if (row.state == "failed" or row.code == "no_space") and row.fence > since.get(row.attempt, 0):
+            found[row.attempt].append(Ended(row.code, row.machine))
+    return found
+
+
+def _standing(row: Any, failed: Sequence[Ended]) -> tuple[int, int | None]:
+    """A stage's tries, and how many there will be at most."""
+    begun = row.state in _UNDER_WAY or row.state in _DONE
+    count, limit = retries.standing(failed, begun=begun, over=row.state == "blocked")
+    return count, None if not limit or (not failed and row.code in retries.UNCHARGED) else limit
 
 
 def retry(store: Store, account: Account, given: str, keys: Sequence[str]) -> dict[str, Any]:

@@ -47,6 +47,7 @@ def upgrade() -> None:
         sa.Column("ended", _text(27)),
     )
     op.create_index("ix_attempts_round", "attempts", ["round"])
+    op.create_index("ix_attempts_state", "attempts", ["state"])
     op.create_table(
         "events",
         sa.Column("id", _whole, primary_key=True),
