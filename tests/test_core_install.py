@@ -62,6 +62,7 @@ def test_the_wheel_carries_the_digits_and_shows_their_definition(core: Path, tmp
         ["api", "--data", "d"],
         ["dispatch", "--data", "d"],
         ["demo", "--data", "d"],
+        ["evaluate", "m", "--competition", "c"],
         ["witness", "run", "--keys", "d", "--log-key", "k"],
     ],
 )

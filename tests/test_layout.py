@@ -81,6 +81,7 @@ def test_what_tests_share_is_in_modules_that_hold_no_tests(path: Path) -> None:
         "acclimate.sealing",
         "acclimate.log",
         "acclimate.verify",
+        "acclimate.trials",
     ],
 )
 def test_client_custodian_and_auditor_import_no_extra(module: str) -> None:

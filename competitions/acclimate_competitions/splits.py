@@ -14,7 +14,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from acclimate_competitions.tables import SPLIT_COLUMNS
 
 REQUIRED = ("preparation", "validation", "holdout")
 PUBLIC = ("preparation", "validation", "practice")
+ALL = (*REQUIRED, "practice")
 BLOBS = "blobs"
 
 _EXPRESSION = re.compile(r"{[{%](.*?)[%}]}", re.DOTALL)
@@ -47,8 +48,16 @@ class _Seen:
     """(digest, size) that a row names -> what names it first."""
 
 
-def check(folder: Path, competition: Competition) -> dict[str, Any]:
+def check(
+    folder: Path, competition: Competition, *, only: Sequence[str] = ALL, tasks: Sequence[str] | None = None
+) -> dict[str, Any]:
     """What a folder holds: {"tasks": {task: {split: {"rows", "digest"}}}, "tokenizer": digest or None}.
+
+    Args:
+        folder: of a built competition.
+        competition: its definition.
+        only: the splits to look at, each of which must be there; of all of them, `practice` need not.
+        tasks: the tasks to look at; None for all.
 
     Raises:
         Refusal: splits_invalid, with all problems of all files in `problems`.
@@ -60,14 +69,16 @@ def check(folder: Path, competition: Competition) -> dict[str, Any]:
             hint=f"acclimate competition build {folder} --out DIR, then use DIR",
         )
     seen = _Seen()
-    tasks: dict[str, dict[str, dict[str, Any]]] = {}
+    held: dict[str, dict[str, dict[str, Any]]] = {}
     for task in competition.tasks:
-        tasks[task.name] = {}
-        for split, path in _files(folder, task.name):
+        if tasks is not None and task.name not in tasks:
+            continue
+        held[task.name] = {}
+        for split, path in _files(folder, task.name, only):
             table = _read(path, f"{task.name}/{path.name}", split, seen)
             if table is None:
                 continue
-            tasks[task.name][split] = {"rows": table.num_rows, "digest": digests.of_file(path)}
+            held[task.name][split] = {"rows": table.num_rows, "digest": digests.of_file(path)}
             if split == "holdout":
                 table = _note_blobs(table, f"{task.name}/{path.name}", seen)
             if _check_columns(table, f"{task.name}/{path.name}", task, competition, seen):
@@ -76,7 +87,8 @@ def check(folder: Path, competition: Competition) -> dict[str, Any]:
     for found in sorted((folder / "splits").glob("*")):
         if found.name not in known:
             seen.problems.append(f"splits/{found.name}: the definition has no such task")
-    _check_blobs(folder / BLOBS, seen)
+    if "holdout" in only:
+        _check_blobs(folder / BLOBS, seen)
     tokenizer = _check_tokenizer(folder / "tokenizer.json", seen)
     if seen.problems:
         count = "1 problem" if len(seen.problems) == 1 else f"{len(seen.problems)} problems"
@@ -86,7 +98,7 @@ def check(folder: Path, competition: Competition) -> dict[str, Any]:
             hint="mend the competition's build.py and build again",
             problems=seen.problems,
         )
-    return {"tasks": tasks, "tokenizer": tokenizer}
+    return {"tasks": held, "tokenizer": tokenizer}
 
 
 def public_files(folder: Path) -> dict[str, Path]:
@@ -150,10 +162,10 @@ def _tasks(folder: Path) -> list[Path]:
     return tasks
 
 
-def _files(folder: Path, task: str) -> Iterator[tuple[str, Path]]:
-    for split in (*REQUIRED, "practice"):
+def _files(folder: Path, task: str, only: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    for split in only:
         path = folder / "splits" / task / f"{split}.parquet"
-        if split in REQUIRED or path.exists():
+        if split in REQUIRED or only != ALL or path.exists():
             yield split, path
 
 

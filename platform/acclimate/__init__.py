@@ -1,20 +1,23 @@
 """The platform: keeps the record and serves people. Core modules (client, custody, verify) need no extra.
 
-`acclimate.rank` and `acclimate.stability` are what the commands of these names call; they are imported when they are asked for.
+`acclimate.rank` and `acclimate.stability` are what the commands of these names call, and so are `acclimate.check`, `acclimate.prepare` and
+`acclimate.evaluate`; they are imported when they are asked for.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from acclimate.analysis import rank, stability
+    from acclimate.trials import check, evaluate, prepare
 
-__all__ = ["__version__", "rank", "stability"]
+__all__ = ["__version__", "check", "evaluate", "prepare", "rank", "stability"]
 __version__ = "0.1.0"
+
+_MODULES = {"rank": "analysis", "stability": "analysis", "check": "trials", "evaluate": "trials", "prepare": "trials"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("rank", "stability"):
-        from acclimate import analysis
-
-        return getattr(analysis, name)
+    if name in _MODULES:
+        return getattr(import_module(f"acclimate.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -75,11 +75,12 @@ class RerunFolder:
     Args:
         folder: made if it is not there; whoever made it removes it.
         progress: told of the steps.
+        what: what a job is to whoever reads of its failure.
     """
 
-    def __init__(self, folder: Path, *, progress: Progress = SILENT) -> None:
+    def __init__(self, folder: Path, *, progress: Progress = SILENT, what: str = "the re-run") -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.folder, self._progress = folder, progress
+        self.folder, self._progress, self._what = folder, progress, what
         self.blobs = FolderBlobs(folder / "blobs")
 
     def telling(self, what: str) -> Callable[[int, int], None]:
@@ -107,7 +108,7 @@ class RerunFolder:
         finally:
             runner.close()
         if status.state == "failed" and status.code != "limit_exceeded":
-            raise Refusal(status.code, f"the re-run failed here: {status.reason}", hint="repeat the command")
+            raise Refusal(status.code, f"{self._what} failed here: {status.reason}", hint="repeat the command")
         return status
 
     def forget(self) -> None:

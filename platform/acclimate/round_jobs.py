@@ -1,16 +1,32 @@
 """The jobs that a round asks for: what its dispatcher has done, and what an auditor has done again. One maker, so that they are equal.
 
-A job holds nothing of the machine that does it. Whoever knows the round's records and the digests of a model's files makes the same one.
+A job holds nothing of the machine that does it. Whoever knows the round's records and the digests of a model's files makes the same one;
+so does whoever has the competition's public files, before there is a round (trials.py).
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-from acclimate_competitions.definition import Task
-from acclimate_competitions.phases import Round
+from acclimate_competitions.definition import Competition, Task
 from acclimate_runners.jobs import CheckJob, EvaluateJob, Limits, ModelFiles, PrepareJob, TaskData
 
 
-def limits(state: Round) -> Limits:
+class Defined(Protocol):
+    """The fields of `RoundDefined`; only `files`, name -> digest, is looked at here."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+class Terms(Protocol):
+    """What the jobs of a round follow from: phases.Round is one, a competition's folder another."""
+
+    @property
+    def competition(self) -> Competition: ...  # noqa: D102
+    @property
+    def defined(self) -> Defined: ...  # noqa: D102
+
+
+def limits(state: Terms) -> Limits:
     """What a model may be, and what its child process may use, in this round."""
     rules, isolation = state.competition.submission, state.competition.isolation
     return Limits(
@@ -22,25 +38,25 @@ def limits(state: Round) -> Limits:
     )
 
 
-def tokenizer(state: Round) -> str | None:
+def tokenizer(state: Terms) -> str | None:
     """Digest of the competition's own tokenizer; None where entrants bring theirs."""
     return dict(state.defined["files"]).get("tokenizer.json")
 
 
-def public_data(state: Round, task: Task) -> TaskData:
+def public_data(state: Terms, task: Task) -> TaskData:
     """A task with the public splits that preparing for it reads."""
     files = state.defined["files"]
     preparation, validation = (files[f"splits/{task.name}/{name}.parquet"] for name in ("preparation", "validation"))
     return TaskData(task, preparation=preparation, validation=validation)
 
 
-def public_files(state: Round, tasks: Sequence[str]) -> list[str]:
+def public_files(state: Terms, tasks: Sequence[str]) -> list[str]:
     """Names of the public files that preparing for these tasks reads."""
     names = [f"splits/{task}/{split}.parquet" for task in tasks for split in ("preparation", "validation")]
     return [name for name in [*names, "tokenizer.json"] if name in state.defined["files"]]
 
 
-def check(state: Round, model: ModelFiles) -> CheckJob:
+def check(state: Terms, model: ModelFiles) -> CheckJob:
     """The job that checks a submission."""
     return CheckJob(
         kind="check",
@@ -52,11 +68,11 @@ def check(state: Round, model: ModelFiles) -> CheckJob:
     )
 
 
-def prepare(state: Round, model: ModelFiles, stages: Sequence[tuple[str, int]]) -> PrepareJob:
+def prepare(state: Terms, model: ModelFiles, stages: Sequence[tuple[str, int]]) -> PrepareJob:
     """The job that prepares a model.
 
     Args:
-        state: the round.
+        state: the round, or what stands for it.
         model: as submitted.
         stages: (task, seed), in the plan's order.
     """
@@ -73,7 +89,7 @@ def prepare(state: Round, model: ModelFiles, stages: Sequence[tuple[str, int]]) 
 
 
 def evaluate(
-    state: Round,
+    state: Terms,
     model: ModelFiles,
     stages: Sequence[tuple[str, int | None, str]],
     *,
@@ -84,7 +100,7 @@ def evaluate(
     """The job that evaluates a model.
 
     Args:
-        state: the round.
+        state: the round, or what stands for it.
         model: as submitted.
         stages: (task, seed, protocol), in the plan's order.
         inputs: task -> digest of the rows to predict.

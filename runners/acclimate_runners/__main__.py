@@ -4,11 +4,12 @@ import argparse
 import errno
 import json
 import os
+import re
 import stat
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from acclimate_competitions.errors import Refusal
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     job = jobs.from_json((folder / "job.json").read_text("utf-8"))
     try:
         outcome = _carry_out(job, folder, lambda step, total, what: _progress(words, step, total, what))
+        outcome = replace(outcome, results={**outcome.results, "memory": _peak()})
     except Refusal as refusal:
         print(f"refused: {refusal.code}: {refusal.sentence}", *refusal.problems, sep="\n", file=sys.stderr)  # noqa: T201
         if refusal.code != "model_invalid":
@@ -75,6 +77,15 @@ def _carry_out(job: Job, folder: Path, progress: Callable[[int, int, str], None]
             from acclimate_runners import evaluation
 
             return evaluation.evaluate(job, folder, progress)
+
+
+def _peak() -> int | None:
+    """The most memory that this process has held, in bytes, counted as its supervisor counts; None where the machine doesn't say."""
+    try:
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text("utf-8"), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
 
 
 def _shortage(error: BaseException) -> int:

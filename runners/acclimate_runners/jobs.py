@@ -82,6 +82,8 @@ class PrepareJob:
     Attributes:
         stages: which (task, seed) to prepare; the selection of a task is made where one of its seeds is asked for.
         micro_batch: sequences that are read at once, at least 1; None for the recipe's global batch. The last bits of a result depend on it.
+        lr: the learning rate, where none is to be chosen; no round's job has one.
+        max_steps: after which each fit ends early, for trying; no round's job has it.
     """
 
     kind: Literal["prepare"]
@@ -92,6 +94,8 @@ class PrepareJob:
     tokenizer: str | None
     stages: tuple[tuple[str, int], ...]
     micro_batch: int | None = None
+    lr: float | None = None
+    max_steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class Outcome:
         status: done | refused.
         reason: for refused, public; "" otherwise.
         files: name below out/ -> digest; the manifest itself is not listed.
-        results: by kind of job.
+        results: by kind of job; each has "memory", the child's peak in bytes, null where the machine doesn't say.
             check: {"architecture", "parameters", "losses": [3 floats], "forecast": seconds of the preparation of all tasks and seeds}.
             prepare: {"selections": [{"task", "candidates": [{"lr", "epoch", "validation"}], "selected"}],
                 "prepared": [{"task", "seed", "file", "prepared", "failed"?: {"reason"}, "diverged"?: reason, "losses": [...], "validation",

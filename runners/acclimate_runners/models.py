@@ -19,9 +19,9 @@ def check(job: CheckJob, folder: Path, progress: Callable[[int, int, str], None]
     Raises:
         Refusal: model_invalid, with a public reason.
     """
-    from acclimate_runners import preparation
+    from acclimate_runners import checking
 
-    return preparation.check(job, folder, progress)
+    return checking.check(job, folder, progress)
 
 
 def hardware() -> str:

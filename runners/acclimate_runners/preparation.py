@@ -6,6 +6,7 @@ function of (model, data, recipe, seed): the same image, hardware class and thre
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,8 +32,6 @@ from acclimate_runners.words import Words
 Progress = Callable[[int, int, str], None]
 
 CURVE_POINTS = 200
-CHECK_STEPS = 3
-_SLACK = 2.0
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def fit(
         torch.default_generator.manual_seed(seed * 1_000_003 + step)
         # 2. Loss on the answers' tokens, and its gradient.
         optimizer.zero_grad()
-        loss = _learn(model, rows, packing.micro_batches(batch, size=micro_batch))
+        loss = learn(model, rows, packing.micro_batches(batch, size=micro_batch))
         # 3. Clip, and step at the schedule's learning rate.
         torch.nn.utils.clip_grad_norm_(weights, recipe.clip)
         optimizer.param_groups[0]["lr"] = learning_rate(step, total=total, peak=lr, schedule=recipe.schedule)
@@ -123,7 +122,7 @@ def fit(
     )
 
 
-def _learn(model: Network, rows: Packed, parts: list[packing.Integers]) -> float:
+def learn(model: Network, rows: Packed, parts: list[packing.Integers]) -> float:
     """Mean NLL over the answers' tokens of a batch that is read in parts; its gradient is added to the weights' own."""
     inputs, labels = torch.from_numpy(rows.inputs), torch.from_numpy(rows.labels)
     scored = sum(int((rows.labels[part] != packing.NOT_SCORED).sum()) for part in parts) if len(parts) > 1 else 0
@@ -171,6 +170,7 @@ class Start:
         recipe: of all fits.
         checkpoints: of this preparation.
         micro_batch: sequences that are read at once; None for all of a batch.
+        max_steps: after which a fit ends early; None for the recipe's.
     """
 
     model: Network
@@ -178,6 +178,7 @@ class Start:
     recipe: Recipe
     checkpoints: Checkpoints
     micro_batch: int | None = None
+    max_steps: int | None = None
 
     def fit(
         self, data: tuple[Packed, Packed], *, lr: float, seed: int, on_step: Callable[[int], None], part: str
@@ -185,6 +186,7 @@ class Start:
         """One fine-tune of the model as submitted; `part` names it in checkpoints."""
         self.model.set_weights(self.weights)
         how: dict[str, Any] = {"fitting": self.checkpoints.fitting(part), "micro_batch": self.micro_batch}
+        how |= {"stop_after": self.max_steps}
         return fit(self.model, data, self.recipe, lr=lr, seed=seed, on_step=on_step, **how)
 
 
@@ -226,6 +228,13 @@ def select(start: Start, data: tuple[Packed, Packed], *, task: str, on_step: Cal
     return Choice(chosen["lr"], "", document)
 
 
+def given(recipe: Recipe, lr: float, *, task: str) -> Choice:
+    """The choice of a rate that nobody had to choose: no candidates, no cost."""
+    selected = {"lr": lr, "epoch": recipe.epochs}
+    document = {"task": task, "seed": recipe.selection.seed, "candidates": [], "selected": selected, "cost": NO_COST}
+    return Choice(lr, "", document)
+
+
 def best(candidates: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The candidate of the lowest validation NLL, ties to the lower rate, the model as submitted being 0; None where none has one."""
     usable = [candidate for candidate in candidates if candidate["validation"] is not None]
@@ -264,15 +273,19 @@ def prepare(job: PrepareJob, folder: Path, progress: Progress) -> Outcome:
     hardware, versions = network.hardware(), network.versions()
     identity = {"job": jobs.digest(job), "hardware": hardware, "versions": versions}
     checkpoints = Checkpoints(folder, identity=identity, seconds=job.limits.checkpoint_seconds)
-    start = Start(model, weights, job.recipe, checkpoints, job.micro_batch)
-    counter = _Counter(job.recipe, packed, wanted, words, checkpoints)
+    start = Start(model, weights, job.recipe, checkpoints, job.micro_batch, job.max_steps)
+    counter = _Counter(job, packed, wanted, words, checkpoints)
     selections: list[dict[str, Any]] = []
     prepared: list[dict[str, Any]] = []
     files: dict[str, str] = {}
     for data in todo:
         name = data.task.name
-        # 3. The learning rate, with the selection seed.
-        choice = select(start, packed[name], task=name, on_step=counter.of(f"{name}, choosing the rate"))
+        # 3. The learning rate, with the selection seed; or the one that the job gives, which no round's does.
+        choice = (
+            select(start, packed[name], task=name, on_step=counter.of(f"{name}, choosing the rate"))
+            if job.lr is None
+            else given(job.recipe, job.lr, task=name)
+        )
         selections.append(choice.document)
         # 4. The reporting seeds, at that rate.
         for seed in wanted[name]:
@@ -347,9 +360,14 @@ def curve(losses: tuple[float, ...]) -> dict[str, list[Any]]:
     }
 
 
+def fit_steps(recipe: Recipe, rows: int) -> int:
+    """Steps of one fit."""
+    return packing.steps(rows, epochs=recipe.epochs, global_batch=recipe.global_batch)
+
+
 def planned_steps(recipe: Recipe, rows: int, *, seeds: int) -> int:
     """Steps of a task's fits: one for each rate of the grid, then one for each seed."""
-    return packing.steps(rows, epochs=recipe.epochs, global_batch=recipe.global_batch) * (len(recipe.lr_grid) + seeds)
+    return fit_steps(recipe, rows) * (len(recipe.lr_grid) + seeds)
 
 
 class _Counter:
@@ -357,14 +375,18 @@ class _Counter:
 
     def __init__(
         self,
-        recipe: Recipe,
+        job: PrepareJob,
         packed: Mapping[str, tuple[Packed, Packed]],
         wanted: Mapping[str, list[int]],
         words: Words,
         checkpoints: Checkpoints,
     ) -> None:
         self._words, self._checkpoints = words, checkpoints
-        self._total = sum(planned_steps(recipe, len(data[0]), seeds=len(wanted[name])) for name, data in packed.items())
+        rates, sizes = (0 if job.lr is not None else len(job.recipe.lr_grid)), {n: len(d[0]) for n, d in packed.items()}
+        self._total = sum(
+            min(fit_steps(job.recipe, rows), job.max_steps or sys.maxsize) * (rates + len(wanted[name]))
+            for name, rows in sizes.items()
+        )
 
     def of(self, what: str) -> Callable[[int], None]:
         def on_step(step: int) -> None:
@@ -432,65 +454,3 @@ def readable(packed: Packed, model: Network, task: Task) -> Packed:
     if largest >= int(model.facts.config["vocab_size"]):
         raise Refusal("model_invalid", f"the tokenizer gives token {largest}, which the model's vocabulary lacks")
     return packed
-
-
-class _Pace:
-    """How long a step takes at least: the shortest of those after the first, which warms up."""
-
-    def __init__(self, threads: int) -> None:
-        self._threads, self._laps = threads, list[tuple[float, float]]()
-
-    def lap(self) -> None:
-        """A step has ended."""
-        self._laps.append((time.monotonic(), time.process_time()))
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of a step; 0 where there was only one. Other processes that keep this one waiting make it no longer."""
-        laps = zip(self._laps, self._laps[1:], strict=False)
-        return min((min(b[0] - a[0], (b[1] - a[1]) / self._threads) for a, b in laps), default=0.0)
-
-
-def refuse_endless(forecast: float, allowed: float) -> None:
-    """Refuse a model whose preparation would be ended by the time limit, while its entrant can still send another.
-
-    Raises:
-        Refusal: model_invalid, where the forecast is so far beyond the limit that a slow machine can't be the reason.
-    """
-    if forecast > _SLACK * allowed:
-        sentence = f"the preparation would take about {forecast:.3g} s, {allowed:.3g} s are allowed"
-        raise Refusal("model_invalid", sentence, hint="fewer layers or parameters make a step shorter")
-
-
-def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:
-    """Load a submitted model, read all tasks with its tokenizer, and run three preparation steps of each.
-
-    Raises:
-        Refusal: model_invalid, with a public reason; also where its preparation would take far longer than is allowed.
-    """
-    network.be_deterministic(job.recipe.threads)
-    model, tokenizer = open_model(job, folder)
-    told = Words(progress)
-    model.on_batch = told.again
-    packed = {data.task.name: pack_splits(job, folder, data, model, tokenizer) for data in job.tasks}
-    start, tries, forecast = model.copy_weights(), list[Fit](), 0.0
-    for name, data in packed.items():
-        model.set_weights(start)
-        pace = _Pace(job.recipe.threads)
-
-        def on_step(step: int, name: str = name, pace: _Pace = pace) -> None:
-            pace.lap()
-            words = f"{name}, {CHECK_STEPS} steps on public data"
-            told.say(len(tries) * CHECK_STEPS + step, len(packed) * CHECK_STEPS, words)
-
-        lr, seed = job.recipe.lr_grid[0], job.recipe.selection.seed
-        tries.append(fit(model, data, job.recipe, lr=lr, seed=seed, on_step=on_step, stop_after=CHECK_STEPS))
-        if diverged := tries[-1].diverged:
-            sentence = f"task {name}: {CHECK_STEPS} preparation steps on public data fail: {diverged}"
-            raise Refusal("model_invalid", sentence, hint="check the weights")
-        forecast += pace.seconds * planned_steps(job.recipe, len(data[0]), seeds=len(job.recipe.seeds))
-    refuse_endless(forecast, job.limits.wall_seconds)
-    facts = model.facts
-    results: dict[str, Any] = {"architecture": facts.architecture, "parameters": facts.parameters}
-    results |= {"losses": list(tries[0].losses), "forecast": round(forecast, 6)}
-    return Outcome("done", "", {}, results, network.hardware(), network.versions())

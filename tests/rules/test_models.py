@@ -286,7 +286,7 @@ def test_check_runs_three_steps(tiny: Any, tmp_path: Path, architecture: str) ->
 
 
 def test_check_refuses_what_could_never_be_prepared_in_time(tiny: Any, tmp_path: Path) -> None:
-    from acclimate_runners import preparation
+    from acclimate_runners import checking
 
     folder = tmp_path / "job"
     limits = replace(tiny.limits, wall_seconds=0.001)
@@ -295,23 +295,23 @@ def test_check_refuses_what_could_never_be_prepared_in_time(tiny: Any, tmp_path:
         models.check(job, folder, lambda *words: None)
     assert caught.value.code == "model_invalid"
     # A machine that is twice as slow as the limit was meant for is no reason to refuse anybody.
-    preparation.refuse_endless(59.0, 30.0)
+    checking.refuse_endless(59.0, 30.0)
     with pytest.raises(Refusal):
-        preparation.refuse_endless(61.0, 30.0)
+        checking.refuse_endless(61.0, 30.0)
 
 
 def test_a_slow_machine_makes_no_forecast_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from acclimate_runners import preparation
+    from acclimate_runners import checking
 
     walls, cpus = iter([0.0, 9.0, 9.5, 20.0]), iter([0.0, 1.0, 1.4, 2.0])
-    monkeypatch.setattr(preparation.time, "monotonic", lambda: next(walls))
-    monkeypatch.setattr(preparation.time, "process_time", lambda: next(cpus))
-    pace = preparation._Pace(threads=2)
+    monkeypatch.setattr(checking.time, "monotonic", lambda: next(walls))
+    monkeypatch.setattr(checking.time, "process_time", lambda: next(cpus))
+    pace = checking._Pace(threads=2)
     for _ in range(4):
         pace.lap()
     monkeypatch.undo()
     assert pace.seconds == pytest.approx(0.2)
-    assert preparation._Pace(threads=1).seconds == 0.0
+    assert checking._Pace(threads=1).seconds == 0.0
 
 
 def test_check_refuses_what_can_not_read_the_rows(tiny: Any, tmp_path: Path) -> None:

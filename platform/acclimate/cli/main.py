@@ -28,6 +28,7 @@ from acclimate.cli import (
     settings,
     stage,
     submit,
+    trials,
     up,
     verify,
     witness,
@@ -58,7 +59,7 @@ def acclimate(
 ) -> None:
     """Blind evaluation rounds for machine-learning models: sealed holdout, equal preparation, verifiable ranking.
 
-    A word a person: entrants `register`, `enter`, `submit`; custodians `custodian ack`, `custodian release`; organizers
+    A word a person: entrants `check`, `register`, `enter`, `submit`; custodians `custodian ack`, `custodian release`; organizers
     `round create`, `round seal`, `round publish`; a round's auditor `audit run`, `audit report`; operators `up`, `doctor`, `invite`;
     partners `witness run`, `log mirror`; analysts `rank`, `stability`; everybody `status`, `ranking`, `verify`.
     """
@@ -70,6 +71,9 @@ app.command("enter")(submit.enter)
 app.command("submit")(submit.submit)
 app.add_typer(submit.app, name="submission")
 app.add_typer(receipts.app, name="receipt")
+app.command("check", short_help="Check a model as a round's server will, and forecast its preparation.")(trials.check)
+app.command("prepare", short_help="Prepare a model on this machine as a round does.")(trials.prepare)
+app.command("evaluate", short_help="Evaluate a model on this machine on a public split.")(trials.evaluate)
 app.command("ranking")(rounds.ranking)
 app.add_typer(rounds.app, name="round")
 app.add_typer(stage.app, name="stage")

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from acclimate.extras import need as need
 from acclimate_competitions import reading
-from acclimate_competitions.errors import Refusal, installing
+from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
     from acclimate.client import Client
@@ -184,26 +185,3 @@ def _unfit(sentence: str) -> Refusal:
         sentence,
         hint="a key folder keeps it in log.vkey, made by `acclimate register`; a custodian's in pins.json, too",
     )
-
-
-def need(extra: str, *modules: str) -> None:
-    """Refuse a command whose extra is not installed.
-
-    Raises:
-        Refusal: extra_missing.
-    """
-    from importlib.util import find_spec
-
-    def there(name: str) -> bool:
-        try:
-            return find_spec(name) is not None
-        except ImportError:
-            return False
-
-    missing = [name for name in modules if not there(name)]
-    if missing:
-        raise Refusal(
-            "extra_missing",
-            f"this command needs {', '.join(missing)}, which a core install does not have",
-            hint=installing(extra),
-        )

@@ -1,0 +1,233 @@
+"""Trying a model at home: the same numbers and bytes as a round's, by the same child, and a reason where it can't be."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tiny
+from typer.testing import CliRunner
+
+import acclimate
+from acclimate.cli.main import app
+from acclimate_competitions import digests, tables
+from acclimate_competitions.errors import Refusal
+from acclimate_runners import jobs
+from acclimate_runners.blobs import FolderBlobs
+from acclimate_runners.local import LocalRunner
+
+
+@pytest.fixture(scope="module")
+def at_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what tiny.prepare_job makes: competition/, model/; and its job and blobs."""
+    folder = tmp_path_factory.mktemp("home")
+    blobs = FolderBlobs(folder / "blobs")
+    job = tiny.prepare_job(folder, blobs)
+    (folder / "job.json").write_text(jobs.to_json(job), "utf-8")
+    return folder
+
+
+def carried_out(folder: Path, job: Any) -> jobs.Outcome:
+    """A job's outcome by the local runner, which is what a round's dispatcher uses."""
+    runner = LocalRunner(folder / "runner", 1)
+    try:
+        handle = runner.start(digests.of_bytes(jobs.to_json(job).encode())[7:39], job, FolderBlobs(folder / "blobs"))
+        until = time.monotonic() + 240
+        while (status := handle.poll()).state == "running":
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    finally:
+        runner.close()
+    assert status.outcome is not None, status.reason
+    return status.outcome
+
+
+def test_a_preparation_at_home_has_the_digests_that_a_round_records(at_home: Path, tmp_path: Path) -> None:
+    outcome = carried_out(at_home, jobs.from_json((at_home / "job.json").read_text("utf-8")))
+    recorded = {entry["seed"]: entry for entry in outcome.results["prepared"]}
+    (selection,) = outcome.results["selections"]
+    told: list[tuple[int, int, str]] = []
+    found = acclimate.prepare(
+        at_home / "model",
+        at_home / "competition",
+        out=tmp_path / "out",
+        task="tint",
+        progress=lambda *w: told.append(w),
+    )
+    part = found["tasks"]["tint"]
+    # The round's job was asked for two of the recipe's three seeds.
+    assert set(part["seeds"]) == {"11", "12", "13"} and set(recorded) == {11, 12}
+    for seed, entry in recorded.items():
+        mine = part["seeds"][str(seed)]
+        assert mine["prepared"] == entry["prepared"] is not None
+        assert mine["losses"] == entry["losses"] and mine["validation"] == entry["validation"]
+        assert digests.of_file(tmp_path / "out" / mine["folder"] / "model.safetensors") == entry["prepared"]
+    assert part["lr"] == selection["selected"]["lr"] and part["candidates"] == selection["candidates"]
+    assert found["hardware"] == outcome.hardware and found["versions"] == outcome.versions
+    # 24 rows of 5 tokens, two epochs: one rate and three seeds.
+    assert found["tokens"] == 4 * 2 * 24 * 5 and found["seconds"] > 0
+    assert found["memory"] > 50 * 2**20 and told
+    assert json.loads((tmp_path / "out" / "preparation.json").read_text("utf-8")) == found
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_one_seed_at_one_rate_for_some_steps(at_home: Path, tmp_path: Path) -> None:
+    model, competition = at_home / "model", at_home / "competition"
+    whole = acclimate.prepare(model, competition, out=tmp_path / "whole", task="size", lr=0.01, seed=5)
+    short = acclimate.prepare(model, competition, out=tmp_path / "short", task="size", lr=0.01, seed=5, max_steps=2)
+    (long_fit,), (short_fit,) = (list(each["tasks"]["size"]["seeds"].values()) for each in (whole, short))
+    assert whole["tasks"]["size"]["lr"] == 0.01 and whole["tasks"]["size"]["candidates"] == []
+    assert long_fit["steps"] == 6 and short_fit["steps"] == 2
+    # The schedule is the whole one's.
+    assert short_fit["losses"] == long_fit["losses"][:2]
+    assert short_fit["prepared"] != long_fit["prepared"]
+
+
+def test_an_evaluation_at_home_is_the_rounds(at_home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "examples.parquet"
+    found = acclimate.evaluate(at_home / "model", at_home / "competition", examples=out)
+    rows = pq.read_table(out).to_pylist()
+    assert found["split"] == "validation" and list(found["tasks"]) == ["tint", "size"]
+    for task, choices in tiny.TASKS.items():
+        split = tables.read(at_home / "competition/splits" / task / "validation.parquet").to_pylist()
+        mine = [row for row in rows if row["task"] == task]
+        assert [(row["example"], row["target"]) for row in mine] == [(row["example"], row["target"]) for row in split]
+        right = [float(np.argmax(row["loglikelihoods"]) == choices.index(row["target"])) for row in mine]
+        assert [row["score"] for row in mine] == right
+        assert all(len(row["loglikelihoods"]) == len(row["choices"]) == len(choices) for row in mine)
+        summary = found["tasks"][task]
+        assert summary["accuracy"] == pytest.approx(np.mean(right)) and summary["n"] == len(split) == 8
+        # By cluster, of two rows each.
+        pairs = (np.array(right) - np.mean(right)).reshape(-1, 2).sum(1)
+        assert summary["se"] == pytest.approx(math.sqrt((pairs**2).sum() * 4 / 3) / 8)
+        assert summary["unscored"] == 0
+    # As the round's own job has it, from the rows without targets.
+    blobs = FolderBlobs(at_home / "blobs")
+    base: Any = jobs.from_json((at_home / "job.json").read_text("utf-8"))
+    table = tables.read(at_home / "competition/splits/tint/validation.parquet").drop_columns(["target"])
+    tables.write(table, tmp_path / "inputs.parquet")
+    data = jobs.TaskData(base.tasks[0].task, holdout_inputs=blobs.put(tmp_path / "inputs.parquet"))
+    job = jobs.EvaluateJob(
+        "evaluate",
+        base.model,
+        (data,),
+        base.recipe,
+        base.limits,
+        base.tokenizer,
+        "fox",
+        (("tint", None, "direct"),),
+        {},
+    )
+    (file,) = carried_out(at_home, job).files.values()
+    with blobs.local(file) as path:
+        theirs = tables.read(path).column("loglikelihoods").to_pylist()
+    assert theirs == [row["loglikelihoods"] for row in rows if row["task"] == "tint"]
+
+
+def test_a_check_at_home_forecasts_time_and_memory(at_home: Path) -> None:
+    done = CliRunner().invoke(
+        app, ["check", str(at_home / "model"), "--competition", str(at_home / "competition"), "--json"]
+    )
+    found = json.loads(done.stdout)
+    assert found["architecture"] == "llama" and found["parameters"] == 2864 and len(found["losses"]) == 3
+    assert 0 <= found["forecast"]["seconds"] <= found["allowed"]["seconds"] == 300
+    assert 50 * 2**20 < found["forecast"]["memory"] <= found["allowed"]["memory"] == 2 * 2**30
+    assert found["fits"] is True and found["bytes"] < found["allowed"]["bytes"]
+
+
+def test_people_read_what_came_of_it(at_home: Path, tmp_path: Path) -> None:
+    model, competition = str(at_home / "model"), str(at_home / "competition")
+    lines = ["prepare", model, "--competition", competition, "--out", str(tmp_path / "p"), "--task", "tint"]
+    done = CliRunner().invoke(app, [*lines, "--seed", "11", "--max-steps", "2"])
+    assert done.exit_code == 0, done.output
+    assert "tint, lr 0.02: validation nll" in done.stdout and "tint, seed 11: loss" in done.stdout
+    assert "every fit ended after 2 steps at most" in done.stdout
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "p/tint/11"), "--competition", competition])
+    assert done.exit_code == 0 and done.stdout.splitlines()[0].split() == [
+        "task", "metric", "validation", "se", "n", "unscored",
+    ]  # fmt: skip
+    done = CliRunner().invoke(app, ["check", model, "--competition", competition])
+    assert "ok: the server would accept it" in done.stdout
+
+
+def refused(code: str, saying: str, call: Any, *given: Any, **more: Any) -> Refusal:
+    with pytest.raises(Refusal, match=saying) as caught:
+        call(*given, **more)
+    assert caught.value.code == code
+    return caught.value
+
+
+def test_what_can_not_be_tried_is_refused_with_a_reason(at_home: Path, tmp_path: Path) -> None:
+    model, competition = at_home / "model", at_home / "competition"
+    refused("file_unreadable", "is not a folder", acclimate.evaluate, tmp_path / "none", competition)
+    assert "config.json: missing" in str(
+        refused("model_invalid", "3 problems", acclimate.evaluate, tmp_path, competition).problems
+    )
+    refused("file_unreadable", "competition.toml", acclimate.check, model, tmp_path)
+    no_split = refused(
+        "splits_invalid", "no split 'practice'", acclimate.evaluate, model, competition, split="practice"
+    )
+    assert no_split.hint == "there is preparation, validation"
+    refused("request_invalid", "no split 'test'", acclimate.evaluate, model, competition, split="test")
+    refused("holdout_private", "by the round", acclimate.evaluate, model, competition, split="holdout")
+    unknown = refused("request_invalid", "no task 'hue'", acclimate.evaluate, model, competition, task="hue")
+    assert unknown.hint == "one of tint, size"
+    out = tmp_path / "out"
+    wrong = {"lr": math.nan, "seed": -1, "max_steps": 0, "device": "cuda"}
+    every = refused("request_invalid", "learning rate is nan", acclimate.prepare, model, competition, out=out, **wrong)
+    assert all(word in every.sentence for word in ("seed is -1", "max_steps is 0", "device is 'cuda'"))
+    refused("conflict", "exists already", acclimate.prepare, model, competition, out=model)
+    refused("conflict", "something else", acclimate.evaluate, model, competition, examples=model / "config.json")
+    (tmp_path / "bare").mkdir()
+    shutil.copy(competition / "competition.toml", tmp_path / "bare")
+    refused("splits_invalid", "not built", acclimate.evaluate, model, tmp_path / "bare")
+    assert not out.exists()
+
+
+def test_a_split_with_a_foreign_target_is_refused_before_anything_runs(at_home: Path, tmp_path: Path) -> None:
+    shutil.copytree(at_home / "competition", tmp_path / "c")
+    path = tmp_path / "c/splits/tint/validation.parquet"
+    rows = tables.read(path)
+    targets = ["mauve", *rows.column("target").to_pylist()[1:]]
+    tables.write(rows.set_column(rows.column_names.index("target"), "target", [targets]), path)
+    refused("splits_invalid", "1 problem", acclimate.evaluate, at_home / "model", tmp_path / "c")
+    # The holdout is not needed, nor are other tasks.
+    shutil.rmtree(tmp_path / "c/splits/tint")
+    (tmp_path / "c/splits/size/holdout.parquet").unlink()
+    assert acclimate.evaluate(at_home / "model", tmp_path / "c", task="size")["tasks"]["size"]["n"] == 8
+
+
+def test_a_model_that_the_child_refuses_has_the_childs_reason(at_home: Path, tmp_path: Path) -> None:
+    tiny.model(tmp_path / "poisoned", seed=2, poisoned=True)
+    for call in (acclimate.evaluate, acclimate.check):
+        refused("model_invalid", "holds NaN or infinity", call, tmp_path / "poisoned", at_home / "competition")
+
+
+def test_a_model_that_takes_too_much_has_the_limits_reason(at_home: Path, tmp_path: Path) -> None:
+    shutil.copytree(at_home / "competition", tmp_path / "c")
+    path = tmp_path / "c/competition.toml"
+    path.write_text(path.read_text("utf-8").replace('memory = "2GiB"', 'memory = "32MiB"'), "utf-8")
+    found = refused("limit_exceeded", "0.03 GiB", acclimate.check, at_home / "model", tmp_path / "c")
+    assert "[isolation]" in found.hint
+
+
+def test_a_missing_extra_is_named(at_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    found = refused("extra_missing", "needs torch", acclimate.evaluate, at_home / "model", at_home / "competition")
+    assert "[runner]" in found.hint
+
+
+def test_the_package_itself_stays_light() -> None:
+    code = "import sys, acclimate; assert 'prepare' in acclimate.__all__; print('acclimate.trials' in sys.modules)"
+    code += "; acclimate.evaluate; print('torch' in sys.modules, 'acclimate.trials' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["False", "False", "True"], done.stderr
+    with pytest.raises(AttributeError, match="no attribute 'guess'"):
+        acclimate.guess  # noqa: B018
