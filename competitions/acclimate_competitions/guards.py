@@ -1,8 +1,9 @@
 """What the guards of a round's transitions are made of."""
 
 import base64
+from itertools import product
 
-from acclimate_competitions import records
+from acclimate_competitions import recipe, records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
 from acclimate_competitions.records import Record
@@ -16,6 +17,24 @@ def require(condition: bool, sentence: str, code: str = "guard_failed") -> None:
     """
     if not condition:
         raise Refusal(code, sentence)
+
+
+def require_micro_batch(state: Round, record: Record) -> None:
+    """Refuse a ModelPrepared whose micro-batch the rule does not give, or is another than that of its entry's other preparations.
+
+    Raises:
+        Refusal: guard_failed.
+    """
+    whole, submission = state.competition.preparation.global_batch, record["submission"]
+    size = record.fields.get("micro_batch", whole)
+    smaller = [recipe.micro_batch(whole, halved=times) for times in range(1, recipe.halvings(whole) + 1)]
+    given = "micro_batch" in record.fields
+    require(not given or size in smaller, f"micro-batch {size} is not the batch of {whole}, halved once or more often")
+    tasks, seeds = (task.name for task in state.competition.tasks), state.competition.preparation.seeds
+    keys = ((submission, *each) for each in product(tasks, seeds))
+    other = next((state.prepared[key] for key in keys if key in state.prepared), None)
+    had = size if other is None else other.fields.get("micro_batch", whole)
+    require(size == had, f"one entry was prepared with the micro-batches {had} and {size}")
 
 
 def secret_of(text: str) -> bytes:

@@ -81,6 +81,16 @@ class Recipe:
         return digests.of_json(self.document())
 
 
+def halvings(global_batch: int) -> int:
+    """How often a batch can be halved until it is 1, each half rounded down."""
+    return global_batch.bit_length() - 1
+
+
+def micro_batch(global_batch: int, *, halved: int) -> int:
+    """How many sequences of a batch are read at once after so many tries that ran out of memory; at least 1."""
+    return max(1, global_batch >> halved)
+
+
 def from_document(document: dict[str, Any]) -> Recipe:
     """The recipe of data that Recipe.document made (a job's file, a record)."""
     values = dict(document)

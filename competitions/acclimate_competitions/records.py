@@ -50,7 +50,7 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
         (
             "ModelPrepared",
             "submission task seed recipe base code hardware",
-            "prepared candidates selected cost diverged failed",
+            "prepared candidates selected cost diverged failed micro_batch",
             True,
         ),
         ("PreparationFinished", "count root", "", False),
@@ -165,7 +165,7 @@ _FORMS: dict[str, str] = {
         "digest": "definition recipe scorer policy seal ciphertext block_root row_root commitment document entries_root root key"
         " plaintext predictions ranking prepared base code bundle",
         "time": "opens closes closes_latest release_by",
-        "number": "k quorum grace size rows index submission count",
+        "number": "k quorum grace size rows index submission count micro_batch",
         "number or null": "seed",
         "id digits": "id_digits",
         "text": "competition name log entrant ed25519 task protocol reason format secret old new predecessor phase",

@@ -163,7 +163,7 @@ class Admission:
             if held is not None:
                 name = f"{assignment.attempt}/{held.fence}"
                 try:
-                    handle = runner.find(name, assignment.job, self._lead.blobs)
+                    handle = runner.find(name, held.assignment.job, self._lead.blobs)
                 except Exception as error:
                     # The way there is cut: it may go on all the same, and is looked for again.
                     self._not_started(held, error, looked_for=True)
@@ -220,7 +220,9 @@ class Admission:
         failpoints.reach("claimed")
         demand = replace(assignment.demand, avoid=self._settled.avoid.get(assignment.attempt, frozenset()))
         try:
-            handle = runner.start(f"{assignment.attempt}/{held.fence}", assignment.job, self._lead.blobs, demand=demand)
+            handle = runner.start(
+                f"{assignment.attempt}/{held.fence}", held.assignment.job, self._lead.blobs, demand=demand
+            )
         except Exception as error:
             self._not_started(held, error)
             return

@@ -16,11 +16,11 @@ from acclimate.plan import demand_of
 from acclimate.schedule import Work
 from acclimate.service import forecasts, manifests
 from acclimate.store import Tx, submissions
-from acclimate_competitions import digests
+from acclimate_competitions import digests, recipe
 from acclimate_competitions.definition import Task
 from acclimate_competitions.phases import Entry, Phase, Round
 from acclimate_runners import jobs
-from acclimate_runners.jobs import Job, ModelFiles
+from acclimate_runners.jobs import CheckJob, Job, ModelFiles, PrepareJob
 from acclimate_runners.runner import Demand
 
 _FIRST, _LATER = 0, 1
@@ -65,6 +65,25 @@ class Assignment:
         """The attempt's id: the digest of its sorted stage keys."""
         return digests.of_json(sorted(stage.key for stage in self.stages))
 
+    @property
+    def halvings(self) -> int:
+        """How often its micro-batch can be halved; 0 where nothing is learned."""
+        learns = isinstance(self.job, CheckJob | PrepareJob)
+        return recipe.halvings(self.job.recipe.global_batch) if learns else 0
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Sequences that its tries read at once; None where nothing is learned."""
+        if not isinstance(self.job, CheckJob | PrepareJob):
+            return None
+        return self.job.micro_batch or self.job.recipe.global_batch
+
+    def halved(self, times: int) -> "Assignment":
+        """The same with a micro-batch that is the whole batch halved so often; no part of a stage's key, nor of the attempt's id."""
+        assert isinstance(self.job, CheckJob | PrepareJob)
+        size = recipe.micro_batch(self.job.recipe.global_batch, halved=times)
+        return replace(self, job=replace(self.job, micro_batch=size))
+
 
 @dataclass(frozen=True)
 class Held:
@@ -80,20 +99,20 @@ def stage_key(kind: str, state: Round, *, inputs: Iterable[str], params: Mapping
 
     Two entries may be the same files: each has stages of its own, as each has its own records.
 
-    Not in it: who runs it, when, in which attempt, with which priority. The hardware class is the pool that the definition declares;
+    Not in it: who runs it, when, in which attempt, with which priority and micro-batch. The hardware class is the pool that the definition declares;
     what a stage really ran on is in its result.
     """
-    recipe = state.competition.preparation
+    mandated = state.competition.preparation
     return digests.of_json(
         {
             "kind": kind,
             "code": state.defined["code"],
-            "recipe": recipe.digest,
+            "recipe": mandated.digest,
             "inputs": sorted(set(inputs)),
             "params": dict(params),
             "hardware": state.competition.compute.hardware,
             "world_size": 1,
-            "determinism": recipe.determinism,
+            "determinism": mandated.determinism,
             "salt": state.id,
         }
     )

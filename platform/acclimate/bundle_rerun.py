@@ -105,7 +105,9 @@ class _Work:
         for name in round_jobs.public_files(state, [task.name for task in state.competition.tasks]):
             self.shop.blobs.put(self.audit.bundle.path(f"public/{name}"))
         # 2
-        again = rerun.prepare(self.shop, state, self.model, stages)
+        first = state.prepared[self.entry.submission, *stages[0]]
+        size = first.fields.get("micro_batch")
+        again = rerun.prepare(self.shop, state, self.model, stages, micro_batch=size)
         for key, made in again.items():
             self._preparation(state.prepared[self.entry.submission, *key], made, where=self._where(*key))
         said = f"{self.entry.entrant}: {len(again)} preparations"

@@ -13,6 +13,7 @@ from sqlalchemy import insert, update
 
 from acclimate import stages, table_blobs
 from acclimate.assignments import Assignment, Held, Stage
+from acclimate.retries import SHORT
 from acclimate.service import submit
 from acclimate.service.identity import Identity
 from acclimate.store import Store, Tx, results, timestamp
@@ -67,9 +68,12 @@ def commit(
     failpoints.reach("committed")
 
 
-def outlasted(store: Store, state: Round, status: Status, *, tries: int) -> Status:
+def outlasted(store: Store, state: Round, held: Held, status: Status, *, tries: int) -> Status:
     """What an attempt came to whose model needed more time or memory than is allowed, time and again: refused, as a bad model is."""
-    reason = f"{status.reason}, at each of {tries} tries"
+    size = (
+        f" with micro-batch {held.assignment.micro_batch}" if status.code in SHORT and held.assignment.halvings else ""
+    )
+    reason = f"{status.reason}, at each of {tries} tries{size}"
     # No manifest says what it ran on.
     outcome = Outcome("refused", reason, {}, {}, hardware=state.competition.compute.hardware, versions={})
     return replace(status, state="done", outcome=outcome, log=status.log or store.blobs.put_bytes(b""))
@@ -100,6 +104,7 @@ def _prepare(store: Store, identity: Identity, held: Held, status: Status) -> No
         for stage in assignment.stages:
             if outcome.status == "refused":
                 entry: dict[str, Any] = {"task": stage.task, "seed": stage.seed, "failed": {"reason": outcome.reason}}
+                entry["micro_batch"] = assignment.micro_batch
             elif (stage.task, stage.seed) in prepared:
                 entry = finite(prepared[stage.task or "", stage.seed])
             else:
@@ -125,6 +130,10 @@ def _prepared_fields(
         "code": state.defined["code"],
         "hardware": _outcome(status).hardware,
     }
+    # The outcome's own, where it says it; a round in which memory sufficed says nothing of it.
+    size = entry.get("micro_batch", assignment.micro_batch)
+    if size not in (None, assignment.job.recipe.global_batch):
+        fields["micro_batch"] = size
     if "failed" in entry:
         reason = str(entry["failed"]["reason"])[:_LONGEST_REASON]
         return "ModelPrepared", {**fields, "failed": {"reason": reason, "log": status.log}}

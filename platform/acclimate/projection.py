@@ -275,7 +275,12 @@ def _prepare(data: RoundData, stage: StageData, choice: Mapping[str, Any] | None
             "note": (document.get("note") or "")[:1000],
             "prepared_digest": document.get("prepared"),
         },
-        params={"epochs": str(recipe.epochs), "global_batch": str(recipe.global_batch), "seed": str(stage.seed)}
+        params={
+            "epochs": str(recipe.epochs),
+            "global_batch": str(recipe.global_batch),
+            "micro_batch": str(document.get("micro_batch", recipe.global_batch)),
+            "seed": str(stage.seed),
+        }
         | _choice_params(choice),
         metrics=_finite(metrics),
         inputs=_public(data, stage.task),

@@ -34,6 +34,8 @@ from acclimate_runners.local import LocalRunner
 from acclimate_runners.runner import Status
 
 _LOOK = 0.1
+LIMITS = frozenset({"limit_exceeded", "out_of_memory"})
+"""Ends that may be the model's or the machine's fault."""
 Progress = Callable[[int, int, str], None]
 """Called with (steps or bytes done, of how many, what is done)."""
 SILENT: Progress = lambda done, total, what: None  # noqa: E731
@@ -50,6 +52,7 @@ class Remade:
         selection: {candidates, selected, diverged} as ModelPrepared has them; {} where it failed.
         hardware: the hardware class here.
         versions: of the libraries here.
+        micro_batch: with which it was made; None for the whole batch.
     """
 
     prepared: str | None
@@ -58,6 +61,7 @@ class Remade:
     selection: Mapping[str, Any] = field(default_factory=dict)
     hardware: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    micro_batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,9 @@ class RerunFolder:
                 time.sleep(_LOOK)
         finally:
             runner.close()
-        if status.state == "failed" and status.code != "limit_exceeded":
-            raise Refusal(status.code, f"{self._what} failed here: {status.reason}", hint="repeat the command")
+        if status.state == "failed" and status.code not in LIMITS:
+            code = "runner_failed" if status.code == "machine_memory" else status.code
+            raise Refusal(code, f"{self._what} failed here: {status.reason}", hint="repeat the command")
         return status
 
     def forget(self) -> None:
@@ -133,20 +138,35 @@ def require_same_code(state: Round) -> None:
 
 
 def prepare(
-    shop: RerunFolder, state: Round, model: ModelFiles, stages: Sequence[tuple[str, int]], *, attempt: str = ""
+    shop: RerunFolder,
+    state: Round,
+    model: ModelFiles,
+    stages: Sequence[tuple[str, int]],
+    *,
+    micro_batch: int | None = None,
+    attempt: str = "",
 ) -> dict[tuple[str, int], Remade]:
     """Prepare a model again; (task, seed) -> what it came to.
+
+    Args:
+        shop: where.
+        state: the round.
+        model: as submitted.
+        stages: (task, seed), in the plan's order.
+        micro_batch: of the first preparation, on which the last bits depend; None where its record has none.
+        attempt: another name for another attempt at the same.
 
     Raises:
         Refusal: this machine's faults.
     """
-    status = shop.carry_out(round_jobs.prepare(state, model, stages), attempt=attempt)
+    status = shop.carry_out(round_jobs.prepare(state, model, stages, micro_batch=micro_batch), attempt=attempt)
     outcome = status.outcome
     if outcome is None:
         # No manifest says what it ran on; the class that the definition declares is what the record has then, too.
         hardware = state.competition.compute.hardware
-        return dict.fromkeys(stages, Remade(None, status.reason, limited=True, hardware=hardware))
-    plain = Remade(None, hardware=outcome.hardware, versions=dict(outcome.versions))
+        made = Remade(None, status.reason, limited=True, hardware=hardware, micro_batch=micro_batch)
+        return dict.fromkeys(stages, made)
+    plain = Remade(None, hardware=outcome.hardware, versions=dict(outcome.versions), micro_batch=micro_batch)
     if outcome.status == "refused":
         return dict.fromkeys(stages, replace(plain, failed=outcome.reason))
     selections = {entry["task"]: entry for entry in outcome.results["selections"]}
@@ -316,7 +336,7 @@ def confirm(shop: RerunFolder, state: Round, model: ModelFiles, key: tuple[str, 
     Raises:
         Refusal: rerun_undecided.
     """
-    second = prepare(shop, state, model, [key], attempt="second")[key]
+    second = prepare(shop, state, model, [key], micro_batch=again.micro_batch, attempt="second")[key]
     if replace(second, failed="", versions={}) != replace(again, failed="", versions={}):
         raise Refusal(
             "rerun_undecided",

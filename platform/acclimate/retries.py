@@ -3,13 +3,18 @@
 A fault of the platform never costs an entrant anything: it is tried again, without end where it says nothing of the attempt. What will
 hardly end differently has few tries. The counts come from the tries that are written down, so a new leader counts on.
 
+Where memory did not suffice the next try reads half as many sequences at once, down to one. Only a model that then needs more than the
+competition allows has come to an outcome: one that a machine with too little memory stopped is an operator's business.
+
 | class | codes | tries | then |
 | --- | --- | --- | --- |
 | passing | busy, blobs_unreachable | without end, uncharged | |
 | full disks | no_space | 20, uncharged | blocked |
 | preempted | preempted, cancelled, runner_lost, dispatcher_lost, not_found | without end, uncharged | |
 | hang | hung | 2 | blocked |
-| too much | limit_exceeded, out_of_memory | 3 | the entrant's outcome |
+| too long | limit_exceeded | 3 | the entrant's outcome |
+| too large | out_of_memory | 3, once the micro-batch is 1 or nothing is learned | the entrant's outcome |
+| memory of a machine | machine_memory | 10, once it is, elsewhere after 2 | blocked |
 | ours | job_failed | 3 | blocked |
 | lost input | blob_corrupt; blob_unknown | 1; 2 | blocked |
 | infrastructure | all others | 10, elsewhere after 2 | blocked |
@@ -34,6 +39,8 @@ TRIES_OF_MACHINES = 10
 TRIES_OF_DISKS = 20
 """After so many tries that found no room an operator is told: with pauses of up to five minutes, most of an hour."""
 ELSEWHERE_AFTER = 2
+SHORT = frozenset({"out_of_memory", "machine_memory"})
+"""Ends after which the micro-batch is halved."""
 _OUTCOMES = frozenset({"limit_exceeded", "out_of_memory"})
 BACKOFF = 0.5
 """Seconds before the second try of what has few; four times as long before each further one."""
@@ -78,22 +85,35 @@ def budget(code: str) -> int:
     return 0 if code in UNCHARGED else TRIES.get(code, TRIES_OF_MACHINES)
 
 
-def decide(ended: Sequence[Ended], *, draw: Callable[[float, float], float]) -> Decision:
+def decide(ended: Sequence[Ended], *, draw: Callable[[float, float], float], halvings: int = 0) -> Decision:
     """What becomes of an attempt.
 
     Args:
         ended: its tries that failed, in their order; the last is the one to decide on.
         draw: a number drawn evenly between two.
+        halvings: how often its micro-batch can be halved.
     """
     code, tries = ended[-1].code, budget(ended[-1].code)
     if not tries:
         return Decision("again")
-    count = sum(one.code == code for one in ended)
+    counted = [one.code for one in ended]
+    if code in SHORT:
+        # Those that led to a smaller micro-batch are past.
+        counted = [each for each in counted if each in SHORT][halvings:]
+    count = max(1, counted.count(code))
+    if code == "out_of_memory" and not counted:
+        # Another try than the one that failed: nothing to wait for.
+        return Decision("again")
     if count >= tries:
         return Decision("outcome" if code in _OUTCOMES else "block", tries=tries)
     if code in TRIES:
         return Decision("again", wait=BACKOFF * 4 ** (count - 1), tries=tries)
     return Decision("again", wait=pause(count, draw=draw), tries=tries, avoid=avoided(ended))
+
+
+def shortages(ended: Sequence[Ended]) -> int:
+    """How many tries ran out of memory: so often is the micro-batch of the next one halved."""
+    return sum(one.code in SHORT for one in ended)
 
 
 def pause(count: int, *, draw: Callable[[float, float], float]) -> float:

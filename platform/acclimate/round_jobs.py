@@ -68,13 +68,16 @@ def check(state: Terms, model: ModelFiles) -> CheckJob:
     )
 
 
-def prepare(state: Terms, model: ModelFiles, stages: Sequence[tuple[str, int]]) -> PrepareJob:
+def prepare(
+    state: Terms, model: ModelFiles, stages: Sequence[tuple[str, int]], *, micro_batch: int | None = None
+) -> PrepareJob:
     """The job that prepares a model.
 
     Args:
         state: the round, or what stands for it.
         model: as submitted.
         stages: (task, seed), in the plan's order.
+        micro_batch: sequences that are read at once, as ModelPrepared has it; None for the whole batch.
     """
     tasks = dict.fromkeys(task for task, _ in stages)
     return PrepareJob(
@@ -85,6 +88,7 @@ def prepare(state: Terms, model: ModelFiles, stages: Sequence[tuple[str, int]]) 
         limits=limits(state),
         tokenizer=tokenizer(state),
         stages=tuple(stages),
+        micro_batch=micro_batch,
     )
 
 

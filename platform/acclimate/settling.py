@@ -141,16 +141,21 @@ class Settling:
         ended = Ended(code, status.machine)
         with store.snapshot() as tx:
             before = stages.failures(tx, attempt)
-        decision = retries.decide([*before, ended], draw=self._lead.moments.uniform)
+        halvings, tried = held.assignment.halvings, [*before, ended]
+        decision = retries.decide(tried, draw=self._lead.moments.uniform, halvings=halvings)
         if decision.action == "again":
+            reason = status.reason
+            if code in retries.SHORT and halvings:
+                size = held.assignment.halved(retries.shortages(tried)).micro_batch
+                reason += f"; it had micro-batch {held.assignment.micro_batch}, the next try has {size}"
             with store.transaction() as tx:
-                stages.try_again(tx, held, ended, reason=status.reason, wait=decision.wait)
+                stages.try_again(tx, held, ended, reason=reason, wait=decision.wait)
             self.not_before[attempt] = self._lead.moments.monotonic() + decision.wait
             self.avoid[attempt] = decision.avoid
         elif decision.action == "outcome":
             with store.snapshot() as tx:
                 state = tx.round(held.assignment.round)
-            self._commit(held, commits.outlasted(store, state, status, tries=decision.tries))
+            self._commit(held, commits.outlasted(store, state, held, status, tries=decision.tries))
         else:
             reason = f"failed {decision.tries} times, last: {status.reason}"
             self.block(held, _and_what_to_do(reason, status.reason, code), code=code, machine=status.machine)

@@ -192,7 +192,8 @@ def claim(tx: Tx, assignment: Assignment, *, epoch: int) -> Held | None:
     rows = [row for part in _parts(keys) for row in tx.execute(select(stages).where(stages.c.key.in_(part))).all()]
     if len(rows) != len(keys) or {row.state for row in rows} != {"pending"}:
         return None
-    held = Held(assignment, fence=max(newest_fence(tx, assignment), *(row.fence for row in rows)) + 1, epoch=epoch)
+    fence = max(newest_fence(tx, assignment), *(row.fence for row in rows)) + 1
+    held = Held(_fitted(tx, assignment), fence=fence, epoch=epoch)
     # What was lost and not found again is superseded.
     earlier = (attempts.c.attempt == assignment.attempt) & (attempts.c.state == "lost")
     tx.execute(update(attempts).where(earlier).values(state="given_back"))
@@ -215,6 +216,12 @@ def claim(tx: Tx, assignment: Assignment, *, epoch: int) -> Held | None:
     return held
 
 
+def _fitted(tx: Tx, assignment: Assignment) -> Assignment:
+    """The assignment with the micro-batch of its next or lost try: the whole batch, halved for each try that ran out of memory."""
+    short = retries.shortages(failures(tx, assignment.attempt)) if assignment.halvings else 0
+    return assignment.halved(short) if short else assignment
+
+
 def newest_fence(tx: Tx, assignment: Assignment) -> int:
     """The fence of an attempt's newest try; 0 where there was none."""
     used = select(func.max(attempts.c.fence)).where(attempts.c.attempt == assignment.attempt)
@@ -223,7 +230,7 @@ def newest_fence(tx: Tx, assignment: Assignment) -> int:
 
 def adopt(tx: Tx, assignment: Assignment, *, fence: int, epoch: int) -> Held | None:
     """Take up a lost try under its own fence; None where its stages are not all pending, or are of another try by now."""
-    held = Held(assignment, fence=fence, epoch=epoch)
+    held = Held(_fitted(tx, assignment), fence=fence, epoch=epoch)
     row, keys = row_of(tx, held), [stage.key for stage in assignment.stages]
     if row is None or row.state != "lost" or set(states_of(tx, keys).values()) != {"pending"}:
         return None
@@ -270,9 +277,12 @@ def holds(tx: Tx, held: Held) -> bool:
 
 
 def failures(tx: Tx, attempt: str) -> list[Ended]:
-    """The tries of an attempt that failed since an operator last let it go, in their order; what doesn't count is not among them."""
+    """The tries of an attempt that failed since an operator last let it go, in their order; what doesn't count is not among them.
+
+    Those that ran out of memory stay among them: the micro-batch that they led to is the attempt's for good.
+    """
     mine = (attempts.c.attempt == attempt) & (attempts.c.state == "failed")
-    mine &= attempts.c.fence > _released(tx, attempt)
+    mine &= (attempts.c.fence > _released(tx, attempt)) | attempts.c.code.in_(retries.SHORT)
     query = select(attempts.c.code, attempts.c.machine).where(mine).order_by(attempts.c.fence)
     return [Ended(row.code, row.machine) for row in tx.execute(query)]
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from acclimate import evaluations, files, round_jobs
 from acclimate.extras import need
 from acclimate.rerun import SILENT, Progress, RerunFolder
-from acclimate_competitions import definition, digests, metrics, splits, tables
+from acclimate_competitions import definition, digests, metrics, recipe, splits, tables
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import LARGEST_SEED
 from acclimate_runners import reading
-from acclimate_runners.jobs import Job, ModelFiles, Outcome
+from acclimate_runners.jobs import CheckJob, Job, ModelFiles, Outcome, PrepareJob
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -332,6 +332,13 @@ def _shop(beside: Path | None, progress: Progress, *, what: str) -> Iterator[Rer
 
 def _done(shop: RerunFolder, job: Job) -> Outcome:
     status = shop.carry_out(job)
+    while status.code == "out_of_memory" and isinstance(job, CheckJob | PrepareJob):
+        size = job.micro_batch or job.recipe.global_batch
+        if size == 1:
+            break
+        # As a round does; the same halves.
+        job = replace(job, micro_batch=recipe.micro_batch(size, halved=1))
+        status = shop.carry_out(job)
     outcome: Outcome | None = status.outcome
     if outcome is None:
         hint = "competition.toml has the limits in [isolation]; a smaller model needs less"

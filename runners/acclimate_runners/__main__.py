@@ -18,6 +18,15 @@ from acclimate_runners.jobs import CheckJob, EvaluateJob, Job, Outcome, PrepareJ
 
 _WORDS = 3
 """File descriptor of the progress lines."""
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Cannot allocate memory (os error 12)",
+)
+"""What torch's allocators, NVIDIA's libraries and Rust's say in plain errors."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -94,9 +103,10 @@ def _shortage(error: BaseException) -> int:
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     if full or "No space left on device" in said or (isinstance(error, Refusal) and error.code == "no_space"):
         return isolation.NO_SPACE
-    # The second is torch's allocator, whose class is a plain RuntimeError.
-    refused = isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in said
-    return isolation.NO_MEMORY if refused else 0
+    refused = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    # torch's, which is not imported here.
+    refused = refused or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    return isolation.NO_MEMORY if refused or any(words in said for words in _OUT_OF_MEMORY) else 0
 
 
 def _refused(refusal: Refusal) -> Outcome:

@@ -26,8 +26,9 @@ from acclimate_runners.runner import BlobAccess, Status
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _LOOK = 0.1
-_ANEW = frozenset({"limit_exceeded", "job_failed"})
-"""Ends after which the next try begins anew: all that a result took has one limit of time, and what our code got wrong may lie in the checkpoint."""
+_ANEW = frozenset({"limit_exceeded", "out_of_memory", "machine_memory", "job_failed"})
+"""Ends after which the next try begins anew: all that a result took has one limit of time, one micro-batch makes all of it, and what our code
+got wrong may lie in the checkpoint."""
 _log = logging.getLogger(__name__)
 
 

@@ -51,12 +51,12 @@ def refuse_endless(forecast: float, allowed: float) -> None:
         raise Refusal("model_invalid", sentence, hint="fewer layers or parameters make a step shorter")
 
 
-def _read_longest(model: Network, rows: Packed, recipe: Recipe) -> None:
+def _read_longest(model: Network, rows: Packed, recipe: Recipe, *, micro_batch: int | None) -> None:
     """Have the process take the memory of a batch of the longest sequences, which three steps may not have met."""
     if rows.lengths.min() < rows.lengths.max():
         longest = np.argsort(rows.lengths, kind="stable")[-recipe.global_batch :]
         model.model.train()
-        learn(model, rows, packing.micro_batches(longest, size=None))
+        learn(model, rows, packing.micro_batches(longest, size=micro_batch))
 
 
 def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:
@@ -81,11 +81,12 @@ def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:
             told.say(len(tries) * CHECK_STEPS + step, len(packed) * CHECK_STEPS, words)
 
         lr, seed = job.recipe.lr_grid[0], job.recipe.selection.seed
-        tries.append(fit(model, data, job.recipe, lr=lr, seed=seed, on_step=on_step, stop_after=CHECK_STEPS))
+        how: dict[str, Any] = {"on_step": on_step, "stop_after": CHECK_STEPS, "micro_batch": job.micro_batch}
+        tries.append(fit(model, data, job.recipe, lr=lr, seed=seed, **how))
         if diverged := tries[-1].diverged:
             sentence = f"task {name}: {CHECK_STEPS} preparation steps on public data fail: {diverged}"
             raise Refusal("model_invalid", sentence, hint="check the weights")
-        _read_longest(model, data[0], job.recipe)
+        _read_longest(model, data[0], job.recipe, micro_batch=job.micro_batch)
         forecast += pace.seconds * planned_steps(job.recipe, len(data[0]), seeds=len(job.recipe.seeds))
     refuse_endless(forecast, job.limits.wall_seconds)
     facts = model.facts

@@ -28,6 +28,7 @@ import ctypes
 import errno
 import json
 import os
+import re
 import resource
 import selectors
 import signal
@@ -46,13 +47,16 @@ LOG_BYTES = 1 << 20
 """How much of a child's output is kept, from its beginning; of the rest only the last 4 KiB."""
 _TAIL = 4096
 _LOOK = 0.1
+_KILLED_WITHIN = 5.0
 _HEADROOM = 4 << 30
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 
 NO_MEMORY, NO_SPACE = 71, 74
 """Exit statuses of a child that was refused memory or space on the disk."""
-_CODES = {NO_MEMORY: "limit_exceeded", NO_SPACE: "no_space"}
+_CODES = {NO_MEMORY: "out_of_memory", NO_SPACE: "no_space"}
+_ABORTS_FOR_MEMORY = re.compile(r"std::bad_alloc|memory allocation of \d+ bytes failed")
+"""What C++ and Rust say before they abort."""
 # A bus error is what a full disk under a mapped file looks like; the others are the kernel's or an operator's killing.
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGBUS})
 
@@ -85,7 +89,8 @@ class Ended:
 
     Attributes:
         reason: in words; empty where it exited by itself with status 0.
-        code: limit_exceeded where time or memory did not suffice, no_space where the disk did not, runner_failed where the machine
+        code: limit_exceeded where time did not suffice, out_of_memory where memory did not, machine_memory where the kernel ended it for
+            want of memory before it had used what is allowed, no_space where the disk did not suffice, runner_failed where the machine
             killed it, cancelled, job_failed for all else; empty where it exited by itself with status 0.
     """
 
@@ -206,6 +211,7 @@ class Child:
         self.progress, self.words = Progress(), 0
         self.isolation: Isolation | None = None
         self._process, self._words, self._limits = process, words, limits
+        self._kills = OomKills(process.pid)
         self._log = Log(folder / "child.log")
         self._pending = b""
         self._started = time.monotonic()
@@ -278,7 +284,8 @@ class Child:
         used, allowed = resident_bytes(self.pid), self._limits.memory
         if used > allowed:
             reason = f"used {used / 2**30:.2f} GiB of memory, {allowed / 2**30:.2f} GiB are allowed"
-            return Ended(reason, "limit_exceeded")
+            return Ended(reason, "out_of_memory")
+        self._kills.look()
         if time.monotonic() - self._started > self._limits.wall_seconds:
             return Ended(f"ran longer than the {self._limits.wall_seconds:.0f} s allowed", "limit_exceeded")
         return None
@@ -289,12 +296,17 @@ class Child:
         last = self._log.tail.decode("utf-8", "replace").strip().splitlines()[-1:]
         said = f": {last[0][:300]}" if last else ""
         if status < 0:
+            if -status == signal.SIGKILL and self._kills.grown():
+                return Ended(f"killed by the kernel, as the machine ran out of memory{said}", "machine_memory")
+            if -status == signal.SIGABRT and _ABORTS_FOR_MEMORY.search(self._log.tail.decode("utf-8", "replace")):
+                status = NO_MEMORY
+        if status < 0:
             code = "runner_failed" if -status in _FROM_OUTSIDE else "job_failed"
             name = signal.Signals(-status).name
             return Ended(f"killed by {name}, perhaps because the machine ran out of memory{said}", code)
         if status == NO_MEMORY:
             allowed = self._limits.memory / 2**30
-            return Ended(f"needed more memory than the {allowed:.2f} GiB allowed{said}", "limit_exceeded")
+            return Ended(f"needed more memory than the {allowed:.2f} GiB allowed{said}", "out_of_memory")
         return Ended(f"exited with status {status}{said}", _CODES.get(status, "job_failed"))
 
 
@@ -336,6 +348,49 @@ def resident_bytes(pid: int) -> int:
     return pages * resource.getpagesize()
 
 
+class OomKills:
+    """How many processes of a process's control group the kernel has killed for want of memory; unknown where it doesn't say.
+
+    Args:
+        pid: the process, which may have ended by the time that one asks.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._files = _oom_files(pid)
+        self._looked = time.monotonic()
+        # A kill is counted a moment before the process has ended: what the last look saw may be this one's.
+        self._before = self._last = self._count()
+
+    def look(self) -> None:
+        """Called again and again, so that what others were killed for long ago is not taken for this one's."""
+        if time.monotonic() - self._looked > _KILLED_WITHIN:
+            self._looked = time.monotonic()
+            self._before, self._last = self._last, self._count()
+
+    def grown(self) -> bool:
+        """Whether there was one in the last seconds."""
+        return self._count() > self._before
+
+    def _count(self) -> int:
+        for path, name in self._files:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                return next(int(line.split()[1]) for line in path.read_text().splitlines() if line.split()[0] == name)
+        return 0
+
+
+def _oom_files(pid: int) -> list[tuple[Path, str]]:
+    """Where to look for a process's kills: of its control group of either version, else of the whole machine."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                found.append((Path(f"/sys/fs/cgroup/{path}/memory.events"), "oom_kill"))
+            elif "memory" in controllers.split(","):
+                found.append((Path(f"/sys/fs/cgroup/memory/{path}/memory.oom_control"), "oom_kill"))
+    return [each for each in found if each[0].exists()] or [(Path("/proc/vmstat"), "oom_kill")]
+
+
 # ---- the child's side ----------------------------------------------------------------------------------------------
 
 
@@ -356,6 +411,9 @@ def confine(*, parent: int, memory: int) -> Isolation:
     if memory:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    with contextlib.suppress(OSError):
+        # Where the machine runs out of memory, the child goes before whoever started it.
+        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
     # 3. Network, then rights. The user namespace clears the parent-death signal, so that comes after it.
     network = "none" if _leave_network() else "open"
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)

@@ -65,7 +65,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class CheckJob:
-    """Load a submitted model safely and run three preparation steps on public data."""
+    """Load a submitted model safely and run three preparation steps on public data.
+
+    Attributes:
+        micro_batch: as of PrepareJob; in no result.
+    """
 
     kind: Literal["check"]
     model: ModelFiles
@@ -73,6 +77,7 @@ class CheckJob:
     recipe: Recipe
     limits: Limits
     tokenizer: str | None
+    micro_batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ class Outcome:
         results: by kind of job; each has "memory", the child's peak in bytes, null where the machine doesn't say.
             check: {"architecture", "parameters", "losses": [3 floats], "forecast": seconds of the preparation of all tasks and seeds}.
             prepare: {"selections": [{"task", "candidates": [{"lr", "epoch", "validation"}], "selected"}],
-                "prepared": [{"task", "seed", "file", "prepared", "failed"?: {"reason"}, "diverged"?: reason, "losses": [...], "validation",
+                "prepared": [{"task", "seed", "micro_batch", "file", "prepared", "failed"?: {"reason"}, "diverged"?: reason, "losses": [...], "validation",
                 "cost": {"tokens", "steps", "seconds", "flops"}}]}. A base candidate has lr null and epoch 0.
             evaluate: {"predictions": [{"task", "seed", "protocol", "file", "count", "seconds"}]}; each file is a table
                 with the columns of tables.PREDICTIONS.

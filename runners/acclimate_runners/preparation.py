@@ -296,7 +296,9 @@ def prepare(job: PrepareJob, folder: Path, progress: Progress) -> Outcome:
             )
             if entry["file"] is not None:
                 files[entry["file"]] = entry["prepared"]
-            prepared.append({"task": name, "seed": seed, **entry})
+            prepared.append(
+                {"task": name, "seed": seed, "micro_batch": job.micro_batch or job.recipe.global_batch, **entry}
+            )
     results = {"selections": selections, "prepared": prepared}
     return Outcome("done", "", files, results, hardware, versions)
 

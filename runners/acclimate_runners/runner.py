@@ -18,8 +18,8 @@ class Status:
         step, total: progress of the child, 0 of 0 before it said anything.
         what: what the child is at, in its own words.
         reason: for failed, what happened, with the end of the child's log.
-        code: for failed: limit_exceeded (the model's time or memory did not suffice), no_space (try again later), runner_failed
-            (the machine's fault), runner_lost (nothing is known of it any more; it may go on, and is found by its name),
+        code: for failed: limit_exceeded (the model's time did not suffice), out_of_memory (nor its memory), machine_memory (the
+            machine had less than it is allowed), no_space (try again later), runner_failed (the machine's fault), runner_lost (nothing is known of it any more; it may go on, and is found by its name),
             job_failed (our code's), cancelled, or another refusal's code.
         log: digest of the child's output, once it has ended.
         network: what the child said of its network: none, open; empty before it said anything.

@@ -191,14 +191,16 @@ def test_a_model_that_needs_too_much_is_its_entrants_outcome_and_stops_no_round(
         # 1. While the round is open, its entrant is told and can send another.
         step_until(running, lambda: state_of(server, submission)[0] != "checking")
         refused, reason = state_of(server, submission)
-        assert refused == "refused" and "GiB are allowed, at each of 3 tries" in reason
-        assert [(row.state, row.attempts) for row in rows(server, "check")] == [("failed", 3)]
+        assert refused == "refused" and "GiB are allowed, at each of 3 tries with micro-batch 1" in reason
+        # With micro-batch 8, 4 and 2 one each.
+        assert [(row.state, row.attempts) for row in rows(server, "check")] == [("failed", 6)]
         # 2. Later each preparation has failed and nothing is scored, but the round goes on.
         server.clock.set(staged.fields["closes"], seconds=61)
         step_until(running, lambda: server.phase(staged.round) == "prepared")
         with server.store.snapshot() as tx:
             outcomes = list(tx.round(staged.round).prepared.values())
         assert outcomes and all("GiB are allowed" in record["failed"]["reason"] for record in outcomes)
+        assert {record["micro_batch"] for record in outcomes} == {1}
         assert all(server.store.blobs.has(record["failed"]["log"]) for record in outcomes)
         give_shares(staged)
         step_until(running, lambda: server.phase(staged.round) == "evaluated")

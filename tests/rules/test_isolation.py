@@ -124,10 +124,23 @@ def test_progress_and_the_reason_of_a_failure_are_heard(tmp_path: Path) -> None:
             "kept = [b'x' * (1 << 20) for _ in range(400)]; time.sleep(30)",
             {"memory": 200 << 20},
             "0.20 GiB are allowed",
-            "limit_exceeded",
+            "out_of_memory",
         ),
         ("kept = bytearray(1 << 40)", {"memory": 200 << 20}, "MemoryError", "job_failed"),
-        ("sys.exit(isolation.NO_MEMORY)", {"memory": 200 << 20}, "more memory than the 0.20 GiB", "limit_exceeded"),
+        ("sys.exit(isolation.NO_MEMORY)", {"memory": 200 << 20}, "more memory than the 0.20 GiB", "out_of_memory"),
+        (
+            "print(\"terminate called after throwing an instance of 'std::bad_alloc'\", flush=True); os.abort()",
+            {},
+            "bad_alloc",
+            "out_of_memory",
+        ),
+        (
+            "print('memory allocation of 8589934592 bytes failed', flush=True); os.abort()",
+            {},
+            "8589934592",
+            "out_of_memory",
+        ),
+        ("os.abort()", {}, "killed by SIGABRT", "job_failed"),
         ("sys.exit(isolation.NO_SPACE)", {}, "exited with status", "no_space"),
         ("time.sleep(30)", {"wall_seconds": 0.5}, "ran longer than", "limit_exceeded"),
         ("os.kill(os.getpid(), 11)", {}, "killed by SIGSEGV", "job_failed"),
@@ -147,14 +160,68 @@ def test_a_child_that_ends_early_says_why_and_whose_fault_it_is(
 
 def test_a_shortage_has_an_exit_status_of_its_own() -> None:
     from acclimate_competitions.errors import Refusal
+    import torch
+
     from acclimate_runners.__main__ import _shortage
 
     torchs = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
     assert _shortage(MemoryError()) == _shortage(torchs) == isolation.NO_MEMORY
+    assert _shortage(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))) == isolation.NO_MEMORY
+    # As torch.cuda raises it, and as it says it where a kernel meets it.
+    assert _shortage(torch.OutOfMemoryError("Tried to allocate 2.00 GiB")) == isolation.NO_MEMORY
+    assert _shortage(RuntimeError("CUDA error: out of memory")) == isolation.NO_MEMORY
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     said = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
     assert _shortage(full) == _shortage(said) == _shortage(Refusal("no_space", "full")) == isolation.NO_SPACE
     assert _shortage(OSError(errno.EACCES, "no")) == _shortage(RuntimeError("shape mismatch")) == 0
+
+
+GROUP = """
+import os, sys, threading
+from pathlib import Path
+from acclimate_runners import isolation
+from acclimate_runners.jobs import Limits
+Path(sys.argv[2]).write_text(str(os.getpid()))
+folder = Path(sys.argv[1])
+child = isolation.spawn(folder, limits=Limits((), 1, 1, 2 << 30, 60.0), threads=1, program=[str(folder / "script.py")])
+print(child.supervise(threading.Event()).code)
+"""
+
+
+def test_what_the_kernel_kills_for_want_of_memory_is_told_from_what_others_kill(tmp_path: Path) -> None:
+    groups = Path("/sys/fs/cgroup/memory") if Path("/sys/fs/cgroup/memory").is_dir() else Path("/sys/fs/cgroup")
+    group = groups / f"acclimate-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("this process may make no control group")
+    try:
+        limit = next((path for path in (group / "memory.limit_in_bytes", group / "memory.max") if path.exists()), None)
+        if limit is None:
+            pytest.skip("its groups have no limit of memory")
+        limit.write_text(str(200 << 20))
+        said = []
+        for body in ("kept = [b'x' * (1 << 20) for _ in range(400)]", "os.kill(os.getpid(), 9)"):
+            (tmp_path / "script.py").write_text(CONFINED + body)
+            command = [sys.executable, "-c", GROUP, str(tmp_path), str(group / "cgroup.procs")]
+            said.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+        # The second comes within seconds of the first: a kill that was counted before it is not its own.
+        assert said == ["machine_memory", "runner_failed"]
+    finally:
+        group.rmdir()
+
+
+def test_the_counts_of_kills_are_read_in_either_form(tmp_path: Path) -> None:
+    kills = isolation.OomKills(os.getpid())
+    assert not kills.grown()
+    for text in ("low 0\nhigh 0\noom 3\noom_kill {}\n", "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"):
+        path = tmp_path / "counts"
+        path.write_text(text.format(7))
+        kills._files = [(path, "oom_kill")]
+        kills._before = kills._last = kills._count()
+        assert not kills.grown()
+        path.write_text(text.format(8))
+        assert kills.grown()
 
 
 def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:

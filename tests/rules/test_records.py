@@ -128,7 +128,16 @@ FITTED = {
 FAILED = {"failed": {"reason": "out of memory", "log": DIGEST}}
 
 
-@pytest.mark.parametrize("fields", [FITTED, FITTED | {"selected": None, "diverged": "the loss is NaN"}, FAILED])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        FITTED,
+        FITTED | {"selected": None, "diverged": "the loss is NaN"},
+        FITTED | {"micro_batch": 8},
+        FAILED,
+        FAILED | {"micro_batch": 1},
+    ],
+)
 def test_a_preparation_has_its_form(fields):
     record = logged("ModelPrepared", PREPARED | fields)
     assert records.parse(record.encode()) == record
@@ -162,6 +171,9 @@ def test_a_preparation_has_its_form(fields):
         FITTED | {"base": "model"},
         FITTED | {"recipe": 7},
         FITTED | {"code": ""},
+        FITTED | {"micro_batch": None},
+        FITTED | {"micro_batch": -1},
+        FITTED | {"micro_batch": True},
         FITTED | {"hardware": None},
         FITTED | {"hardware": ""},
     ],

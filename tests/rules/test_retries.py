@@ -28,6 +28,7 @@ def test_what_says_nothing_of_the_attempt_is_tried_again_without_end(code: str) 
         ("out_of_memory", 3, "outcome"),
         ("job_failed", 3, "block"),
         ("runner_failed", 10, "block"),
+        ("machine_memory", 10, "block"),
         ("blob_corrupt", 1, "block"),
         ("blob_unknown", 2, "block"),
         ("upload_mismatch", 10, "block"),
@@ -36,6 +37,28 @@ def test_what_says_nothing_of_the_attempt_is_tried_again_without_end(code: str) 
 def test_each_class_has_its_budget(code: str, tries: int, end: str) -> None:
     actions = [decide([Ended(code)] * count, draw=most).action for count in range(1, tries + 1)]
     assert actions == ["again"] * (tries - 1) + [end]
+
+
+def test_the_micro_batch_is_halved_to_one_before_a_model_is_too_large() -> None:
+    short = Ended("out_of_memory")
+    halved = [decide([short] * count, draw=most, halvings=5) for count in range(1, 6)]
+    assert halved == [retries.Decision("again")] * 5
+    last = [decide([short] * count, draw=most, halvings=5).action for count in (6, 7, 8)]
+    assert last == ["again", "again", "outcome"]
+    # Other failures in between are no step of it.
+    mixed = [short, Ended("runner_failed"), short, Ended("job_failed"), short]
+    assert retries.shortages(mixed) == 3 and decide(mixed, draw=most, halvings=2).action == "again"
+
+
+def test_a_machine_with_too_little_memory_halves_it_too_but_costs_no_entrant() -> None:
+    short = Ended("machine_memory", "a")
+    assert retries.shortages([short, Ended("out_of_memory")]) == 2
+    decisions = [decide([short] * count, draw=most, halvings=2) for count in range(1, 13)]
+    assert [each.action for each in decisions] == ["again"] * 11 + ["block"]
+    assert decisions[0].wait > 0 and decisions[0].avoid == frozenset() and decisions[1].avoid == {"a"}
+    # What it failed at brings a model no nearer to its end.
+    before = [short] * 6 + [Ended("out_of_memory")] * 2
+    assert decide(before, draw=most, halvings=2).action == "again"
 
 
 def test_one_class_brings_another_no_nearer_to_its_end() -> None:

@@ -410,6 +410,26 @@ def test_a_preparation_is_of_the_plan_by_the_rounds_own_recipe_and_code():
     assert len(story.state.prepared) == 3
 
 
+def test_one_entry_has_one_micro_batch_which_is_the_batch_of_32_halved():
+    story = until(Phase.CLOSED)
+    plan = story.state.preparation_plan()
+    # The whole batch is what a record without it means, and there is no other way to say it.
+    for size in (0, 3, 12, 31, 32, 64):
+        refuses("guard_failed", story.prepare, plan[0], micro_batch=size)
+    refuses("record_invalid", story.prepare, plan[0], micro_batch=8.0)
+    refuses("record_invalid", story.prepare, plan[0], micro_batch=None)
+    story.prepare(plan[0], micro_batch=8)
+    for other in ({}, {"micro_batch": 4}, {"micro_batch": 16}):
+        refuses("guard_failed", story.prepare, plan[1], **other)
+    failed = {"failed": {"reason": "out of memory", "log": digest("log")}}
+    story.prepare(plan[1], drop="prepared candidates selected", micro_batch=8, **failed)
+    # Another entry has another one.
+    last = plan[-1]
+    assert last[0] != plan[0][0]
+    story.prepare(last)
+    refuses("guard_failed", story.prepare, plan[-2], micro_batch=8)
+
+
 def test_preparation_is_finished_when_every_entry_has_an_outcome():
     story = until(Phase.CLOSED)
     plan = story.state.preparation_plan()

@@ -88,7 +88,8 @@ def run(
             model = _fetched(client, state, shop, group, jobs=jobs, say=say)
             # 3
             say(f"preparing again: {_name(jobs)}")
-            again = rerun.prepare(shop, state, model, [key[1:] for key in jobs])
+            size = state.prepared[next(iter(jobs))].fields.get("micro_batch")
+            again = rerun.prepare(shop, state, model, [key[1:] for key in jobs], micro_batch=size)
             for key, job in jobs.items():
                 if key in state.audited:
                     continue
