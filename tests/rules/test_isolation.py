@@ -159,9 +159,9 @@ def test_a_child_that_ends_early_says_why_and_whose_fault_it_is(
 
 
 def test_a_shortage_has_an_exit_status_of_its_own() -> None:
-    from acclimate_competitions.errors import Refusal
     import torch
 
+    from acclimate_competitions.errors import Refusal
     from acclimate_runners.__main__ import _shortage
 
     torchs = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
