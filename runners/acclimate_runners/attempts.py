@@ -131,7 +131,9 @@ class Attempt:
     def _carried_out(self) -> Status:
         before = self._tries()
         for folder in before:
-            # A killed process tidied nothing. Not what is in out/: a manifest's files may not be in the blobs yet.
+            # A killed process tidied nothing. With a manifest its files may not be in the blobs yet; without one they are half of something.
+            if not (folder / "out" / "manifest.json").exists():
+                _tidy(folder)
             for name in ("inputs", checkpoints.RESUME, checkpoints.WRITTEN):
                 shutil.rmtree(folder / name, ignore_errors=True)
         folder = self._folder / str(int(before[-1].name) + 1 if before else 1)
@@ -269,7 +271,7 @@ class _Keeping:
 def _tidy(folder: Path) -> None:
     """Keep of a try what adoption and people need: job, manifest, log. Inputs and outputs are in the blobs."""
     kept = {folder / "job.json", folder / "child.log", folder / "out", folder / "out" / "manifest.json"}
-    for path in [*folder.iterdir(), *(folder / "out").iterdir()]:
+    for path in [*folder.iterdir(), *(folder / "out").glob("*")]:
         if path not in kept:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)

@@ -179,7 +179,7 @@ print(handle.poll())
 
 
 def killed(folder: Path, job: PrepareJob, blobs: FolderBlobs, fence: int, when: Callable[[], bool]) -> None:
-    """Another machine begins the next try and dies at once at some moment, without a word."""
+    """Another machine (`folder`/machine-FENCE) begins the next try and dies at once at some moment, without a word."""
     (folder / "job").write_bytes(pickle.dumps(job))
     paths = [str(path) for path in (folder / "job", blobs.root, folder / f"machine-{fence}")]
     command = [sys.executable, "-P", "-c", MACHINE, *paths, f"{NAME}/{fence}"]
@@ -230,6 +230,52 @@ def test_killed_between_the_files_and_the_manifest_it_is_tried_again(
     killed(tmp_path, job, blobs, 1, lambda: any(map(blobs.has, files)))
     assert not note(blobs, "1/manifest.json")
     assert comparable(carried_out(tmp_path / "work", job, blobs, 2).outcome) == comparable(first.outcome)
+
+
+def of_try(work: Path, fence: int) -> Path:
+    return work / "attempts" / f"sha256-{'ab' * 32}" / str(fence)
+
+
+@pytest.mark.slow
+def test_killed_with_files_written_and_no_manifest_the_same_machine_takes_nothing_half(
+    done: Any, tmp_path: Path, blobs: FolderBlobs
+) -> None:
+    _, job, first = done
+    # No checkpoint helps: what was written is all that there is.
+    job, left = replace(job, limits=replace(job.limits, checkpoint_seconds=3600.0)), tmp_path / "machine-1"
+    killed(tmp_path, job, blobs, 1, lambda: any(of_try(left, 1).glob("out/*.safetensors")))
+    written = {path.name for path in of_try(left, 1).glob("out/*")}
+    assert written and "manifest.json" not in written and blobs.notes(NOTES) == []
+    assert comparable(carried_out(left, job, blobs, 2).outcome) == comparable(first.outcome)
+    kept = {str(path.relative_to(of_try(left, 1))) for path in of_try(left, 1).rglob("*")}
+    assert kept <= {"job.json", "child.log", "out"} and blobs.notes(NOTES) == [f"{NOTES}2/manifest.json"]
+
+
+def test_whatever_a_killed_try_left_without_its_manifest_is_not_taken_and_not_kept(small: Any, tmp_path: Path) -> None:
+    folder, job, first = small
+    blobs, work = with_inputs(small, tmp_path), tmp_path / "work"
+    source = FolderBlobs(folder / "blobs")
+    names = sorted(first.outcome.files)
+    whole = [source.read(first.outcome.files[name]) for name in names]
+    leavings: list[dict[str, bytes]] = [
+        {},
+        {names[0]: whole[0][:100]},
+        dict(zip(names, whole, strict=True)),
+        {**dict(zip(names, whole, strict=True)), ".manifest": b'{"files": {'},
+    ]
+    for fence, files in enumerate(leavings, start=1):
+        (of_try(work, fence) / "out").mkdir(parents=True)
+        (of_try(work, fence) / "job.json").write_text(jobs.to_json(job), "utf-8")
+        for name, data in files.items():
+            (of_try(work, fence) / "out" / name).write_bytes(data)
+    # Killed before it had even that folder.
+    of_try(work, 5).mkdir()
+    again = carried_out(work, job, blobs, 6)
+    assert comparable(again.outcome) == comparable(first.outcome)
+    # It was begun anew, and what was left takes no room any more.
+    assert (of_try(work, 6) / "out" / "manifest.json").is_file()
+    left = [path for fence in range(1, 6) for path in of_try(work, fence).rglob("*") if path.is_file()]
+    assert {path.name for path in left} == {"job.json"}
 
 
 def stopped_at(work: Path, job: PrepareJob, blobs: FolderBlobs) -> int:
