@@ -138,6 +138,16 @@ def standard_errors(errors: Sequence[TaskError]) -> list[float]:
     return [math.sqrt(math.fsum(part)) for part in parts]
 
 
+def difference_errors(errors: Sequence[TaskError], one: int, other: int) -> tuple[float, float]:
+    """Standard errors of the difference between two entrants' means over tasks: paired, and as if their items were others; NaN where unknown."""
+    total, seeds = _over_tasks(errors)
+    apart = total[one] - total[other]
+    part = float(seeds[one] + seeds[other])
+    paired = math.fsum([*(apart * apart).tolist(), part])
+    unpaired = math.fsum([*(total[one] ** 2).tolist(), *(total[other] ** 2).tolist(), part])
+    return math.sqrt(paired), math.sqrt(unpaired)
+
+
 def _over_tasks(errors: Sequence[TaskError]) -> tuple[Floats, Floats]:
     residuals, seeds = np.zeros_like(errors[0].residuals), np.zeros_like(errors[0].seeds)
     for error in errors:

@@ -16,7 +16,7 @@ ranking problems.
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,7 +181,7 @@ def of_round(
     effects = {}
     for protocol in PROTOCOLS:
         random = np.random.Generator(np.random.PCG64(seed))
-        halves = _Halves.of(book, protocol, places, missing=policy.missing)
+        halves = Halves.of(book, protocol, places, missing=policy.missing)
         effects[protocol] = _effect(matrices[protocol], halves, draws=draws, random=random)
     overall = {row.entrant: row for row in ranked.rows}
     totals = _matrix([[overall[name].direct_score, overall[name].score] for name in used], 2)
@@ -260,7 +260,7 @@ def tied_pairs(scores: Floats) -> int:
     return int((count * m * m - np.abs(_signs(scores)).sum() - count * m) / 2)
 
 
-def _effect(scores: Floats, halves: "_Halves", *, draws: int, random: np.random.Generator) -> Effect:
+def _effect(scores: Floats, halves: "Halves", *, draws: int, random: np.random.Generator) -> Effect:
     pairs = tau(scores, scores)
     ceilings, half = halves.agreement(draws=draws, random=random)
     known = [value for value in ceilings if value is not None]
@@ -277,7 +277,7 @@ def _effect(scores: Floats, halves: "_Halves", *, draws: int, random: np.random.
 
 
 @dataclass(frozen=True)
-class _Halves:
+class Halves:
     """Sums and counts of one protocol's scores by cluster, to be split.
 
     Attributes:
@@ -293,32 +293,36 @@ class _Halves:
     strata: Ints
 
     @staticmethod
-    def of(book: Scores, protocol: str, places: Ints, *, missing: str) -> "_Halves":
-        sums, counts, clusters = [], [], []
-        present = np.zeros((len(book.tasks), len(book.clusters)), dtype=np.int64)
-        for number, (name, task) in enumerate(book.tasks.items()):
+    def of(book: Scores, protocol: str, places: Ints, *, missing: str) -> "Halves":
+        """Of a round's scores under one protocol, of the entrants in `places`."""
+        values, clusters = [], []
+        for name, task in book.tasks.items():
             grid, worst = book.grids[protocol, name], metrics.metric_of(task).worst
-            values = grid.counted(missing=missing, worst=worst)[0][places]
-            order = np.argsort(grid.clusters, kind="stable")
-            found, start = np.unique(grid.clusters[order], return_index=True)
+            values.append(grid.counted(missing=missing, worst=worst)[0][places])
+            clusters.append(grid.clusters)
+        return Halves.of_values(values, clusters, count=len(book.clusters))
+
+    @staticmethod
+    def of_values(tasks: Sequence[Floats], places: Sequence[Ints], *, count: int) -> "Halves":
+        """Of scores by task, [m, seeds, examples], NaN where left out, whose examples stand in `places` of `count` clusters."""
+        sums, counts, clusters = [], [], []
+        present = np.zeros((len(tasks), count), dtype=np.int64)
+        for number, (values, of_task) in enumerate(zip(tasks, places, strict=True)):
+            order = np.argsort(of_task, kind="stable")
+            found, start = np.unique(of_task[order], return_index=True)
             known = ~np.isnan(values)
             sums.append(_grouped(np.where(known, values, 0.0)[:, :, order], start))
             counts.append(_grouped(known.astype(np.float64)[:, :, order], start))
             clusters.append(found)
             present[number, found] = 1
         _, strata = np.unique(present, axis=1, return_inverse=True)
-        return _Halves(sums, counts, clusters, strata.reshape(-1))
+        return Halves(sums, counts, clusters, strata.reshape(-1))
 
     def agreement(self, *, draws: int, random: np.random.Generator) -> tuple[list[float | None], float | None]:
         """Ceiling of each task, and the half agreement between tasks, as means over draws."""
         own: list[list[float]] = [[] for _ in self.sums]
         half: list[float] = []
-        for _ in range(draws):
-            first = self._split(random)
-            seeds = random.permutation(self.sums[0].shape[1])
-            middle = len(seeds) // 2
-            parts = (seeds[:middle], seeds[middle:]) if middle else (seeds, seeds)
-            table = _tau(_signs(self._means(first, parts[0])), _signs(self._means(~first, parts[1])))
+        for table in self.tables(draws=draws, random=random):
             for values, value in zip(own, np.diag(table).tolist(), strict=True):
                 if not math.isnan(value):
                     values.append(value)
@@ -328,6 +332,15 @@ class _Halves:
                 half.append(math.fsum(known) / len(known))
         ceilings = [math.fsum(values) / len(values) if values else None for values in own]
         return ceilings, math.fsum(half) / len(half) if half else None
+
+    def tables(self, *, draws: int, random: np.random.Generator) -> Iterator[Floats]:
+        """A table for each draw: [tasks, tasks], tau-b of one half of a task (row) with the other half of a task (column)."""
+        for _ in range(draws):
+            first = self._split(random)
+            seeds = random.permutation(self.sums[0].shape[1])
+            middle = len(seeds) // 2
+            parts = (seeds[:middle], seeds[middle:]) if middle else (seeds, seeds)
+            yield _tau(_signs(self._means(first, parts[0])), _signs(self._means(~first, parts[1])))
 
     def _split(self, random: np.random.Generator) -> NDArray[np.bool_]:
         """A random half of the clusters, as a mask; of an odd stratum, either part may be the larger."""

@@ -1,20 +1,27 @@
 """The platform: keeps the record and serves people. Core modules (client, custody, verify) need no extra.
 
-`acclimate.rank` and `acclimate.stability` are what the commands of these names call, and so are `acclimate.check`, `acclimate.prepare` and
-`acclimate.evaluate`; they are imported when they are asked for.
+`acclimate.rank`, `acclimate.compare` and `acclimate.stability` are what the commands of these names call, and so are `acclimate.check`,
+`acclimate.prepare` and `acclimate.evaluate`; they are imported when they are asked for.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from acclimate.analysis import rank, stability
+    from acclimate.analysis import compare, rank, stability
     from acclimate.trials import check, evaluate, prepare
 
-__all__ = ["__version__", "check", "evaluate", "prepare", "rank", "stability"]
+__all__ = ["__version__", "check", "compare", "evaluate", "prepare", "rank", "stability"]
 __version__ = "0.1.0"
 
-_MODULES = {"rank": "analysis", "stability": "analysis", "check": "trials", "evaluate": "trials", "prepare": "trials"}
+_MODULES = {
+    "compare": "analysis",
+    "rank": "analysis",
+    "stability": "analysis",
+    "check": "trials",
+    "evaluate": "trials",
+    "prepare": "trials",
+}
 
 
 def __getattr__(name: str) -> Any:

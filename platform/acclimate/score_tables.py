@@ -140,7 +140,9 @@ def read(source: Source, *, name: str | None = None) -> Columns:
     if isinstance(source, pa.Table):
         return _arrow(source, name or "the table")
     if hasattr(source, "iloc"):  # pandas, which need not be installed
-        frame = source if type(source.index).__name__ == "RangeIndex" else source.reset_index()
+        # An index without a name that counts rows says nothing; any other is a column.
+        counts = source.index.nlevels == 1 and source.index.name is None and source.index.dtype.kind in "iu"
+        frame = source.reset_index(drop=counts)
         frame = frame.rename(columns=str)
         _check_header([str(column) for column in frame.columns], name or "the table")
         return _arrow(pa.Table.from_pandas(frame, preserve_index=False), name or "the table")
@@ -224,6 +226,13 @@ def listed(names: Iterable[object], *, most: int = 8, quoted: bool = True) -> st
     texts = [repr(name) if quoted else str(name) for name in names]
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more if texts else "none"
+
+
+def absent(value: Any) -> bool:
+    """Whether a cell stands for nothing known."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return True
+    return isinstance(value, str) and value.strip().lower() in MISSING
 
 
 def _count(number: int, noun: str) -> str:
@@ -314,12 +323,6 @@ def _check_header(header: Sequence[str], name: str) -> None:
         raise Refusal("scores_invalid", f"{name} has a column without a name", hint="name it, or take it out")
 
 
-def _absent(value: Any) -> bool:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return True
-    return isinstance(value, str) and value.strip().lower() in MISSING
-
-
 def _name(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
@@ -328,7 +331,7 @@ def _name(value: Any) -> str:
 
 def _number(value: Any, *, comma: bool) -> float | None:
     """A finite number, NaN where missing, None where it is neither."""
-    if _absent(value):
+    if absent(value):
         return math.nan
     if isinstance(value, str):
         text = value.strip()

@@ -1,39 +1,67 @@
-"""`acclimate rank` and `acclimate stability`: rankings with honest uncertainty from anybody's score tables, without a server."""
+"""`acclimate rank`, `compare` and `stability`: rankings with honest uncertainty from anybody's results, without a server."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from acclimate.cli.options import AsJson
 from acclimate.cli.output import emit
 
-_MISSING = (
-    "What becomes of an entrant that lacks a score: fail (refuse the table) or exclude (leave it out, and say so)."
-)
-
-
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()] if text else []
+Items = Annotated[
+    Path | None,
+    typer.Option(
+        "--items",
+        help="CSV or Parquet, a row a score: entrant, example, score, and if there are any set, cluster, seed, protocol, metric.",
+        metavar="FILE",
+    ),
+]
+Level = Annotated[float, typer.Option("--level", help="The confidence of each statement.")]
+Lower = Annotated[bool, typer.Option("--lower-is-better", help="A lower score is a better one.")]
+OneProtocol = Annotated[
+    str | None, typer.Option("--protocol", help="Whose rows count, where --items has several.", metavar="NAME")
+]
+OneMetric = Annotated[
+    str | None, typer.Option("--metric", help="Whose rows count, where --items has several.", metavar="NAME")
+]
+_FAIL = "fail: refuse the table; exclude: leave out, and say so; worst: count as the worst (--items only)"
 
 
 def rank(
     scores: Annotated[
-        Path,
+        Path | None,
         typer.Option("--scores", help="CSV or Parquet, a row an entrant, named by the first column.", metavar="FILE"),
-    ],
-    score: Annotated[str | None, typer.Option("--score", help="The column of scores.", metavar="COLUMN")] = None,
-    se: Annotated[
-        str | None, typer.Option("--se", help="The column of their standard errors.", metavar="COLUMN")
     ] = None,
+    score: Annotated[str | None, typer.Option("--score", help="The column of scores.", metavar="COLUMN")] = None,
+    se: Annotated[str | None, typer.Option("--se", help="The column of standard errors.", metavar="COLUMN")] = None,
+    items: Items = None,
     top: Annotated[int, typer.Option("--top", help="Also say who can be among the best K.", metavar="K")] = 1,
-    level: Annotated[float, typer.Option("--level", help="The confidence of each statement.")] = 0.95,
+    level: Level = 0.95,
     sets: Annotated[
         str,
         typer.Option("--sets", help="Intervals that hold each by itself (marginal), or all together (simultaneous)."),
     ] = "marginal",
-    lower_is_better: Annotated[bool, typer.Option("--lower-is-better", help="A lower score is a better one.")] = False,
-    missing: Annotated[str, typer.Option("--missing", help=_MISSING)] = "fail",
+    lower_is_better: Lower = False,
+    missing: Annotated[
+        str | None,
+        typer.Option(
+            "--missing", help=f"Missing scores. {_FAIL}. CASP: penalty (costs the threshold), skip.", metavar="POLICY"
+        ),
+    ] = None,
+    method: Annotated[
+        str, typer.Option("--method", help="sets, or casp: z-scores by target of a table entrants × targets.")
+    ] = "sets",
+    threshold: Annotated[
+        float, typer.Option("--threshold", help="CASP: lower z-scores count as this, -2 or 0.")
+    ] = -2.0,
+    baselines: Annotated[
+        str | None, typer.Option("--baselines", help="CASP: who is in no mean and has no rank.", metavar="A,B,…")
+    ] = None,
+    tasks: Annotated[
+        str | None, typer.Option("--tasks", help="Only these sets or targets count.", metavar="A,B,…")
+    ] = None,
+    protocol: OneProtocol = None,
+    metric: OneMetric = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank entrants, each with the interval in which its rank lies.
@@ -43,31 +71,65 @@ def rank(
     from acclimate import analysis
     from acclimate.cli import analysis_texts
 
-    options: analysis.RankOptions = {
-        "top": top,
-        "level": level,
-        "sets": sets,  # type: ignore[typeddict-item]  # rank refuses other words
-        "lower_is_better": lower_is_better,
-        "missing": missing,
-    }
-    if score is not None:
-        options["score"] = score
-    if se is not None:
-        options["se"] = se
-    found = analysis.rank(scores, **options)
+    options = _given(
+        score=score, se=se, top=top, level=level, sets=sets, lower_is_better=lower_is_better, missing=missing,
+        method=method, threshold=threshold, baselines=_words(baselines), tasks=_words(tasks), protocol=protocol, metric=metric,
+    )  # fmt: skip
+    found = analysis.rank(scores, items=items, **options)
     emit(found, as_json=as_json, text=analysis_texts.ranking(found))
+
+
+def compare(
+    a: Annotated[str | None, typer.Argument(help="An entrant.", metavar="A")] = None,
+    b: Annotated[str | None, typer.Argument(help="Another one; none for all pairs.", metavar="B")] = None,
+    items: Items = None,
+    every: Annotated[bool, typer.Option("--all", help="All pairs, with Holm's adjustment.")] = False,
+    alternative: Annotated[
+        str, typer.Option("--alternative", help="two-sided; greater: the first is better; less.")
+    ] = "two-sided",
+    level: Level = 0.95,
+    lower_is_better: Lower = False,
+    missing: Annotated[
+        str,
+        typer.Option(
+            "--missing", help="fail, or exclude: examples that one of a pair lacks are left out.", metavar="POLICY"
+        ),
+    ] = "fail",
+    tasks: Annotated[str | None, typer.Option("--tasks", help="Only these sets count.", metavar="A,B,…")] = None,
+    protocol: OneProtocol = None,
+    metric: OneMetric = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell whether one entrant is better than another on the same examples.
+
+    Example: acclimate compare amber blue --items scores.parquet
+    """
+    from acclimate import analysis
+    from acclimate.cli import analysis_texts
+
+    if items is None:
+        raise typer.BadParameter("a table of scores by example is needed", param_hint="--items")
+    options = _given(
+        all=every, alternative=alternative, level=level, lower_is_better=lower_is_better, missing=missing,
+        tasks=_words(tasks), protocol=protocol, metric=metric,
+    )  # fmt: skip
+    found = analysis.compare(a, b, items=items, **options)
+    emit(found, as_json=as_json, text=analysis_texts.comparison(found))
 
 
 def stability(
     scores: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--scores",
             help="A table models × tasks, the model in the first column; two are compared.",
             metavar="NAME=FILE",
         ),
-    ],
-    tasks: Annotated[str | None, typer.Option("--tasks", help="Only these columns count.", metavar="A,B,…")] = None,
+    ] = None,
+    items: Items = None,
+    tasks: Annotated[
+        str | None, typer.Option("--tasks", help="Only these columns or sets count.", metavar="A,B,…")
+    ] = None,
     lower: Annotated[
         str | None, typer.Option("--lower", help="Tasks in which a lower score is better.", metavar="T,U,…")
     ] = None,
@@ -83,30 +145,42 @@ def stability(
             "--models", help="Only models whose name matches, such as '*qwen*'; may be repeated.", metavar="PATTERN"
         ),
     ] = None,
-    missing: Annotated[str, typer.Option("--missing", help=_MISSING)] = "fail",
+    missing: Annotated[str, typer.Option("--missing", help=f"Missing scores. {_FAIL}.", metavar="POLICY")] = "fail",
     common: Annotated[
         bool, typer.Option("--common", help="Compare two tables by the models and tasks that both have.")
     ] = False,
+    level: Level = 0.95,
+    sets: Annotated[
+        str, typer.Option("--sets", help="Rank intervals by items: marginal, or simultaneous.")
+    ] = "marginal",
+    protocol: OneProtocol = None,
+    metric: OneMetric = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell how far the tasks of a score table agree about who is better, and what changes from one table to another.
+    """Tell how far tasks agree about who is better, and what changes from one table to another.
 
     Example: acclimate stability --scores direct=direct.csv --scores prepared=prepared.csv --lower perplexity
     """
     from acclimate import analysis
     from acclimate.cli import analysis_texts
 
-    named = _named(scores)
-    found = analysis.stability(
-        named,
-        tasks=_words(tasks),
-        lower=_words(lower),
-        against=_words(against),
-        models=models or [],
-        missing=missing,
-        common=common,
-    )
-    emit(found, as_json=as_json, text=analysis_texts.agreement(found, list(named)))
+    named = _named(scores) if scores else None
+    options = _given(
+        tasks=_words(tasks), lower=_words(lower), against=_words(against), models=models, missing=missing, common=common,
+        level=level, rank_sets=sets, protocol=protocol, metric=metric,
+    )  # fmt: skip
+    found = analysis.stability(named, items=items, **options)
+    text = analysis_texts.agreement(found, list(named)) if named else analysis_texts.sets(found)
+    emit(found, as_json=as_json, text=text)
+
+
+def _given(**options: Any) -> Any:
+    """The options that were given; the functions refuse words that they do not know."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _words(text: str | None) -> list[str] | None:
+    return [word.strip() for word in text.split(",") if word.strip()] if text else None
 
 
 def _named(scores: list[str]) -> dict[str, str]:

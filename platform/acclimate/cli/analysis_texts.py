@@ -15,6 +15,9 @@ def ranking(found: Mapping[str, Any]) -> Iterator[str]:
     if not rows:
         yield "There is nobody to rank."
     else:
+        if found.get("method") == "casp":
+            yield from _z_scores(found)
+            yield ""
         last, level = max(row["rank_high"] for row in rows), f"{found['level']:.6g}"
         line = f"1{str(last).rjust(min(last, _WIDEST) - 1)}" if last > 1 else "1"
         header = ("rank", f"{level} set", "entrant", "score", "± se", line)
@@ -74,6 +77,138 @@ def agreement(found: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
         yield f"{name}: {tasks} against the others: mean tau-b {decimal(row['mean_tau_b'])} over {counted(row['pairs'], 'pair')}."
     yield "How much of the disagreement is noise can't be told from scores alone: per-example tables tell it (--items)."
     yield from notes(found)
+
+
+def sets(found: Mapping[str, Any]) -> Iterator[str]:
+    """The result of stability by items: each set, then how far sets agree, beside the ceiling that noise sets."""
+    for name, one in found["sets"].items():
+        kind = "Clopper-Pearson" if one["interval"] == "clopper-pearson" else "t, by cluster"
+        title = f"set {name}" if name else "all"
+        yield f"{title}: {counted(one['n'], 'example')}, score with {found['level']:.6g} interval ({kind})"
+        last = max((row["rank_high"] for row in one["ranking"]), default=1)
+        header = ("rank", "rank set", "entrant", "score", "interval", f"1 to {last}")
+        body = [
+            (
+                row["rank"],
+                interval(row["rank_low"], row["rank_high"]),
+                row["entrant"],
+                decimal(row["score"]),
+                between(row["low"], row["high"]),
+                drawn(row["rank_low"], row["rank"], row["rank_high"], last=last),
+            )
+            for row in one["ranking"]
+        ]
+        yield from table(header, body, right=("rank", "score"))
+        yield ""
+    if found["pairs"]:
+        titles = ("sets", "tau-b", "0.95 interval", "of halves", "noise ceiling")
+        lines = [
+            (
+                f"{pair['sets'][0]} with {pair['sets'][1]}",
+                decimal(pair["tau_b"]),
+                between(pair["tau_b_low"], pair["tau_b_high"]),
+                decimal(pair["half_agreement"]),
+                decimal(pair["noise_ceiling"]),
+            )
+            for pair in found["pairs"]
+        ]
+        yield from table(titles, lines, right=titles[1:])
+        yield ""
+    ceiling = decimal(found["noise_ceiling"])
+    span = between(found["noise_ceiling_low"], found["noise_ceiling_high"])
+    yield f"Two halves of the same examples agree with a mean tau-b of {ceiling} ({span} from split to split): the ceiling that noise sets for halves."
+    if found["pairs"]:
+        yield (
+            f"Halves of different sets agree with {decimal(found['half_agreement'])}: that is to be held against the ceiling, as both rest on half "
+            "of the examples; what is missing to it is real disagreement."
+        )
+    yield from notes(found)
+
+
+def comparison(found: Mapping[str, Any]) -> Iterator[str]:
+    """The result of compare: two entrants, or all pairs."""
+    if "a" in found:
+        yield from _two(found)
+    if "pairs" in found:
+        if "a" in found:
+            yield ""
+        header = ("a", "b", "difference", "± paired", "± unpaired", "permutation p", "Holm", "Wilcoxon p", "Holm ")
+        body = [
+            (
+                row["a"],
+                row["b"],
+                *aligned(row["difference"], row["se_paired"]),
+                aligned(row["difference"], row["se_unpaired"])[1],
+                p_value(row["permutation_p"]),
+                p_value(row["permutation_p_holm"]),
+                p_value(row["wilcoxon_p"]),
+                p_value(row["wilcoxon_p_holm"]),
+            )
+            for row in found["pairs"]
+        ]
+        yield from table(header, body, right=header[2:])
+        told = sum(row["permutation_p_holm"] <= 0.05 for row in found["pairs"])
+        yield ""
+        yield f"{told} of {counted(len(found['pairs']), 'pair')} differ at 0.05 by the permutation test, adjusted by Holm for all pairs."
+    yield from notes(found)
+
+
+def _two(found: Mapping[str, Any]) -> Iterator[str]:
+    a, b = plain(found["a"]), plain(found["b"])
+    score, error = aligned(found["difference"], found["se_paired"])
+    rows: list[tuple[str, object]] = [
+        (a, aligned(found["score_a"], found["se_unpaired"])[0]),
+        (b, aligned(found["score_b"], found["se_unpaired"])[0]),
+        ("difference", score),
+        ("± paired", error),
+        ("± as if unpaired", aligned(found["difference"], found["se_unpaired"])[1]),
+        ("interval of the difference", between(found["low"], found["high"])),
+        ("examples", found["n"]),
+        ("clusters", found["clusters"]),
+    ]
+    if found["mcnemar_p"] is not None:
+        rows.append((f"right by {a} alone, by {b} alone", f"{found['only_a']}, {found['only_b']}"))
+        rows.append(("McNemar, exact", f"p {p_value(found['mcnemar_p'])}"))
+    rows.append(("sign-flip permutation", f"p {p_value(found['permutation_p'])}"))
+    rows.append(("Wilcoxon signed rank", f"p {p_value(found['wilcoxon_p'])}"))
+    yield from table(("", ""), rows, right=())[1:]
+    yield ""
+    p = found["permutation_p"]
+    if found["alternative"] != "two-sided":
+        side = "better" if found["alternative"] == "greater" else "worse"
+        yield f"That {a} is {side} than {b} is {'shown' if p <= 0.05 else 'not shown'} at 0.05 (permutation test, one-sided)."
+    elif p <= 0.05:
+        yield f"{a} and {b} differ: by chance alone a difference as large comes with probability {p_value(p)}."
+    else:
+        yield f"{a} and {b} can't be told apart on these examples: chance alone gives a difference as large with probability {p_value(p)}."
+    if found["clusters"] < 10:
+        yield "not informative: below 10 examples or clusters hardly any difference can be told from chance."
+
+
+def _z_scores(found: Mapping[str, Any]) -> Iterator[str]:
+    header = ("rank", "entrant", "sum", "average", "rank by average", "attempted", "missing")
+    body = [
+        (
+            row["rank"],
+            row["entrant"],
+            decimal(row["sum"]),
+            decimal(row["average"]),
+            row["average_rank"],
+            row["attempted"],
+            row["missing"],
+        )
+        for row in found["ranking"]
+    ]
+    body += [
+        ("·", row["entrant"], decimal(row["sum"]), decimal(row["average"]), "·", row["attempted"], row["missing"])
+        for row in found["baselines"]
+    ]
+    yield from table(header, body, right=[name for name in header if name != "entrant"])
+
+
+def p_value(value: float | None) -> str:
+    """A p-value: – where there is none."""
+    return "–" if value is None else "< 0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
 def notes(found: Mapping[str, Any]) -> Iterator[str]:

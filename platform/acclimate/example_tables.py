@@ -1,0 +1,161 @@
+"""Anybody's scores by example, as a long table: which column is what, and the checks before numbers are computed from it.
+
+A row is one score: of an entrant, for an example of a set, with a cluster, a seed, a protocol and a metric where such columns are. Names of columns
+count without capitals; of several that could be one thing, the first of the list below is taken. A set with repeated names of examples in
+another set shares them: both stand in one cluster.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from acclimate import score_tables
+from acclimate.analysis_options import chosen, left_out
+from acclimate.score_tables import Columns, Source, listed
+from acclimate_competitions import items
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.items import Items
+
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "entrant": ("entrant", "model", "system", "algorithm", "team", "submission"),
+    "set": ("set", "task", "round", "dataset", "benchmark", "split"),
+    "example": ("example", "item", "case", "example_id", "item_id", "doc_id", "id", "target"),
+    "score": ("score", "correct", "value"),
+    "cluster": ("cluster", "group"),
+    "seed": ("seed", "repetition", "run"),
+    "protocol": ("protocol",),
+    "metric": ("metric",),
+}
+"""What a column is -> the names by which it is known."""
+_NEEDED = ("entrant", "example", "score")
+
+
+def read(source: Source, options: Mapping[str, Any]) -> tuple[Items, list[str]]:
+    """Items of a long table, and notes on what was taken for what.
+
+    Args:
+        source: path, pyarrow Table or pandas DataFrame.
+        options: tasks (the sets that count), protocol, metric.
+
+    Raises:
+        Refusal: file_unreadable; scores_invalid: a column missing, several protocols or metrics and none chosen, two rows of one key.
+    """
+    table = score_tables.read(source)
+    roles = _roles(table)
+    notes = list(table.notes)
+    kept = np.ones(len(table.rows), dtype=bool)
+    for role in ("protocol", "metric"):
+        kept &= _of_one(table, roles, role, options.get(role))
+    if "set" in roles and options.get("tasks"):
+        sets = np.array(table.names(roles["set"]), dtype=object)
+        unknown = sorted(set(options["tasks"]) - set(sets.tolist()))
+        if unknown:
+            hint = f"there are {listed(sorted(set(sets.tolist())))}"
+            raise Refusal("scores_invalid", f"{table.name}: no set {listed(unknown)}", hint=hint)
+        kept &= np.isin(sets, list(options["tasks"]))
+    elif options.get("tasks"):
+        raise Refusal("scores_invalid", f"{table.name}: no column of sets", hint=f"one of {listed(ROLES['set'])}")
+    if not kept.all():
+        notes.append(f"{table.name}: {int(kept.sum())} of {len(kept)} rows are of what was chosen")
+    beside = [column for column in table.cells if column not in roles.values()]
+    if beside:
+        notes.append(f"{table.name}: columns that are not looked at: {listed(beside, most=20)}")
+    places = np.flatnonzero(kept).tolist()
+    return items.arrange(_rows(table, roles, places)), notes
+
+
+def answered(found: Items, options: Mapping[str, Any], notes: list[str]) -> Items:
+    """The items under the policy for missing scores: fail, exclude or worst; a note says what it did.
+
+    Raises:
+        Refusal: scores_invalid, with who lacks what; or where nothing is known to be the worst score.
+    """
+    policy = chosen("policy for missing scores", options.get("missing", "fail"), ("fail", "exclude", "worst"))
+    missing = found.missing()
+    total = int(missing.sum())
+    if not total:
+        return found
+    lacks = [
+        f"{entrant!r}: {missing[i, j]} of {found.values[j][i].size} in {found.sets[j] or 'the table'}"
+        for i, entrant in enumerate(found.entrants)
+        for j in range(len(found.sets))
+        if missing[i, j]
+    ]
+    if policy == "fail":
+        score_tables.refuse(
+            f"{total} scores are missing: entrants were not all scored on the same examples",
+            lacks,
+            hint="--missing exclude leaves them out of the entrant's mean, --missing worst counts them as wrong",
+        )
+    if policy == "exclude":
+        notes.append(f"left out of means, as missing: {total} scores ({listed(lacks, quoted=False)})")
+        empty = [i for i in range(len(found.entrants)) if found.of([i]).scores()[0] is None]
+        notes += left_out([found.entrants[i] for i in empty], "no score in a whole set")
+        return found.of([i for i in range(len(found.entrants)) if i not in empty])
+    scored = np.concatenate([value[~np.isnan(value)] for value in found.values])
+    if len(scored) and (scored.min() < 0 or scored.max() > 1):
+        raise Refusal(
+            "scores_invalid",
+            f"scores reach from {scored.min()} to {scored.max()}: which is the worst is not known",
+            hint="--missing exclude or fail",
+        )
+    worst = 1.0 if options.get("lower_is_better") else 0.0
+    notes.append(f"counted as {worst:.0f}, the worst score, as missing: {total} ({listed(lacks, quoted=False)})")
+    return found.filled(worst)
+
+
+def _roles(table: Columns) -> dict[str, str]:
+    """What each column is, by its name: role -> column."""
+    by_name: dict[str, str] = {}
+    for column in table.cells:
+        by_name.setdefault(column.lower(), column)
+    found: dict[str, str] = {}
+    for role, names in ROLES.items():
+        known = [by_name[name] for name in names if name in by_name]
+        if known:
+            found[role] = known[0]
+    lacking = [f"{role}: one of {listed(ROLES[role])}" for role in _NEEDED if role not in found]
+    score_tables.refuse(
+        f"{table.name} is no table of scores by example: its columns are {listed(table.cells)}",
+        lacking,
+        hint="a row is one score: entrant, set, example, score; a table entrants × tasks is for --scores",
+    )
+    return found
+
+
+def _of_one(table: Columns, roles: Mapping[str, str], role: str, wanted: str | None) -> Any:
+    """[rows] whether a row is of the protocol or metric that counts."""
+    if role not in roles:
+        if wanted is not None:
+            raise Refusal("scores_invalid", f"{table.name}: no column {role!r}", hint=f"leave --{role} out")
+        return np.ones(len(table.rows), dtype=bool)
+    names = table.names(roles[role])
+    known = sorted(set(names))
+    if wanted is None and len(known) > 1:
+        raise Refusal(
+            "scores_invalid",
+            f"{table.name} mixes {len(known)} {role}s: {listed(known)}",
+            hint=f"choose one with --{role}: they are never pooled",
+        )
+    if wanted is not None and wanted not in known:
+        raise Refusal("scores_invalid", f"{table.name}: no {role} {wanted!r}", hint=f"there are {listed(known)}")
+    return np.array([name == wanted for name in names]) if wanted is not None else np.ones(len(names), dtype=bool)
+
+
+def _rows(table: Columns, roles: Mapping[str, str], places: Sequence[int]) -> items.Rows:
+    def column(role: str) -> list[str]:
+        names = table.names(roles[role])
+        return [names[place] for place in places]
+
+    nothing = [""] * len(places)
+    seeds = [table.cells[roles["seed"]][place] for place in places] if "seed" in roles else nothing
+    examples = column("example")
+    return items.Rows(
+        entrants=column("entrant"),
+        sets=column("set") if "set" in roles else nothing,
+        examples=examples,
+        clusters=column("cluster") if "cluster" in roles else examples,
+        seeds=["" if score_tables.absent(seed) else str(seed) for seed in seeds],
+        scores=table.numbers(roles["score"])[places, 0],
+    )

@@ -1,0 +1,282 @@
+"""Rankings, comparisons and agreement from scores by example, with the joint covariance of the items."""
+
+from collections.abc import Sequence
+from itertools import combinations, permutations
+from typing import Any, cast
+
+import numpy as np
+
+from acclimate import example_tables, table_analysis
+from acclimate.analysis_options import (
+    FLIPS,
+    RESAMPLES,
+    SPLITS,
+    CompareOptions,
+    RankOptions,
+    StabilityOptions,
+    chosen,
+    confidence_level,
+    number,
+)
+from acclimate.score_tables import Source, listed
+from acclimate_competitions import agreement, confidence, paired
+from acclimate_competitions import stability as of_rounds
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.items import Items
+from acclimate_competitions.scores import Floats
+
+
+def rank(source: Source, options: RankOptions) -> dict[str, Any]:
+    """`acclimate.rank` of scores by example."""
+    found, notes = example_tables.read(source, options)
+    everybody = found.entrants
+    found = example_tables.answered(found, options, notes)
+    notes += _described(found)
+    return {
+        **ranked(found, options),
+        "left_out": [name for name in everybody if name not in found.entrants],
+        "notes": notes,
+    }
+
+
+def ranked(found: Items, options: RankOptions) -> dict[str, Any]:
+    """The ranking of items, with their covariance."""
+    if not found.sets:
+        return table_analysis.ranked([], np.zeros(0), np.zeros((0, 0)), errors=np.zeros(0), options=options)
+    errors = found.errors()
+    scores = np.array(found.scores(), dtype=np.float64)
+    spread = np.array(confidence.standard_errors(errors))
+    return table_analysis.ranked(found.entrants, scores, confidence.covariance(errors), errors=spread, options=options)
+
+
+def compare(one: str | None, other: str | None, source: Source, options: CompareOptions) -> dict[str, Any]:
+    """`acclimate.compare` of scores by example."""
+    found, notes = example_tables.read(source, options)
+    chosen("policy for missing scores", options.get("missing", "fail"), ("fail", "exclude"))
+    for name in (one, other):
+        if name is not None and name not in found.entrants:
+            hint = f"there are {listed(found.entrants, most=40)}"
+            raise Refusal("scores_invalid", f"nobody is called {name!r}", hint=hint)
+    if one is not None and one == other:
+        raise Refusal("scores_invalid", f"{one!r} can't be compared with itself", hint="name two entrants")
+    if (one is None) != (other is None):
+        raise Refusal("scores_invalid", "one entrant alone can't be compared", hint="name two, or none for all pairs")
+    many = one is None or options.get("all", False)
+    if options.get("missing", "fail") == "fail":
+        compared = found if many else found.of([found.entrants.index(str(name)) for name in (one, other)])
+        example_tables.answered(compared, options, notes)
+    alternative = chosen("alternative", options.get("alternative", "two-sided"), paired.ALTERNATIVES)
+    pairs = _pairs(found, alternative) if many else [(str(one), str(other))]
+    rows = _compared(found, pairs, options)
+    for test in ("mcnemar_p", "permutation_p", "wilcoxon_p"):
+        for row, adjusted in zip(rows, paired.holm([row[test] for row in rows]), strict=True):
+            row[f"{test}_holm"] = adjusted
+    notes += _described(found)
+    if found.clustered:
+        notes.append("McNemar's test is not made: examples of one cluster are not independent")
+    elif not found.binary or len(found.seeds) > 1 or len(found.sets) > 1:
+        notes.append("McNemar's test is not made: it needs one set of examples, each right (1) or wrong (0) once")
+    own = next((row for row in rows if (row["a"], row["b"]) == (one, other)), None)
+    if own is None and one is not None:
+        (own,) = _compared(found, [(one, str(other))], options)
+    return {**(own or {}), **({"pairs": rows} if many else {}), "alternative": alternative, "notes": notes}
+
+
+def stability(source: Source, options: StabilityOptions) -> dict[str, Any]:
+    """`acclimate.stability` of scores by example: the sets, each with its rank sets and ceiling, and how far they agree."""
+    found, notes = example_tables.read(source, options)
+    unknown = sorted(set(options.get("lower", ())) - set(found.sets))
+    if unknown:
+        raise Refusal("scores_invalid", f"--lower: no set {listed(unknown)}", hint=f"there are {listed(found.sets)}")
+    found = example_tables.answered(found, cast(dict[str, Any], options), notes)
+    notes += [note for note in _described(found) if "sets" not in note]
+    level = confidence_level(options.get("level", 0.95))
+    m, seed = len(found.entrants), options.get("seed", 1)
+    sign = np.array([-1.0 if name in options.get("lower", ()) else 1.0 for name in found.sets])
+    scores = np.array(found.means(), dtype=np.float64).T.reshape(m, len(found.sets)) * sign
+    order = agreement.canonical(scores, found.entrants)
+    ordered = found.of(order.tolist())
+    values = [value * turn for value, turn in zip(ordered.values, sign, strict=True)]
+    halves = of_rounds.Halves.of_values(values, ordered.places, count=len(found.clusters))
+    random = np.random.Generator(np.random.PCG64(seed))
+    tables = list(halves.tables(draws=SPLITS, random=random)) if found.sets else []
+    splits = np.array(tables).reshape(len(tables), len(found.sets), len(found.sets))
+    sets = {
+        name: {**_set(found, number, options, level=level), **_ceiling(splits[:, number, number], level)}
+        for number, name in enumerate(found.sets)
+    }
+    whole = agreement.of_table(scores, names=found.entrants, draws=options.get("draws", RESAMPLES), seed=seed)
+    low, high = whole.interval or (None, None)
+    apart = ~np.eye(len(found.sets), dtype=bool)
+    if m < of_rounds.INFORMATIVE:
+        notes.append(
+            f"not informative: agreement of {m} entrants is mostly chance (fewer than {of_rounds.INFORMATIVE})"
+        )
+    return {
+        "entrants": m,
+        "sets": sets,
+        "pairs": _set_pairs(found.sets, scores, splits, options),
+        "tau_b": whole.mean,
+        "tau_b_low": low,
+        "tau_b_high": high,
+        **_ceiling(np.diagonal(splits, axis1=1, axis2=2), level),
+        "half_agreement": number(_mean(splits[:, apart])),
+        "level": level,
+        "splits": SPLITS,
+        "notes": notes,
+    }
+
+
+def _set(found: Items, place: int, options: StabilityOptions, *, level: float) -> dict[str, Any]:
+    """One set: how many examples, and each entrant's accuracy or score, its interval and its rank set."""
+    alone, name = found.alone(place), found.sets[place]
+    ranks: RankOptions = {"level": level, "lower_is_better": name in options.get("lower", ())}
+    if "rank_sets" in options:
+        ranks["sets"] = options["rank_sets"]
+    counted = alone.binary and len(found.seeds) == 1 and not alone.clustered
+    rows = []
+    for row in ranked(alone, ranks)["ranking"]:
+        values = alone.values[0][found.entrants.index(row["entrant"])]
+        scored = int((~np.isnan(values)).sum())
+        if counted:
+            right = int(np.nansum(values))
+            low, high = _clopper_pearson(right, scored, level)
+        else:
+            right, (low, high) = None, _by_t(row["score"], row["se"], len(np.unique(alone.places[0])), level)
+        rows.append({**row, "n": scored, "correct": right, "low": low, "high": high})
+    return {
+        "n": int(alone.values[0].shape[2]),
+        "clusters": len(np.unique(alone.places[0])),
+        "interval": "clopper-pearson" if counted else "t",
+        "ranking": rows,
+    }
+
+
+def _set_pairs(names: Sequence[str], scores: Floats, splits: Floats, options: StabilityOptions) -> list[dict[str, Any]]:
+    rows = []
+    for i, j in combinations(range(len(names)), 2):
+        one = agreement.of_table(
+            scores[:, [i, j]],
+            names=[str(place) for place in range(len(scores))],
+            draws=options.get("draws", RESAMPLES),
+            seed=options.get("seed", 1),
+        )
+        low, high = one.interval or (None, None)
+        half = number(_mean(splits[:, [i, j], [j, i]]))
+        ceiling = number(_mean(splits[:, [i, j], [i, j]]))
+        rows.append(
+            {
+                "sets": [names[i], names[j]],
+                "tau_b": one.mean,
+                "tau_b_low": low,
+                "tau_b_high": high,
+                "half_agreement": half,
+                "noise_ceiling": ceiling,
+            }
+        )
+    return rows
+
+
+def _ceiling(values: Floats, level: float) -> dict[str, float | None]:
+    """Mean agreement of two halves of the same items, and the interval in which it falls from split to split."""
+    means = [value for value in (_mean(row) for row in values) if not np.isnan(value)]
+    if not means:
+        return {"noise_ceiling": None, "noise_ceiling_low": None, "noise_ceiling_high": None}
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2]).tolist()
+    return {"noise_ceiling": float(np.mean(means)), "noise_ceiling_low": low, "noise_ceiling_high": high}
+
+
+def _mean(values: Any) -> float:
+    known = np.asarray(values)[~np.isnan(values)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+def _pairs(found: Items, alternative: str) -> list[tuple[str, str]]:
+    """All pairs, the one with the higher score first; where the test has a side, each pair both ways."""
+    known = [name for name, score in zip(found.entrants, found.scores(), strict=True) if score is not None]
+    if alternative != "two-sided":
+        return list(permutations(known, 2))
+    scores = dict(zip(found.entrants, found.scores(), strict=True))
+    return list(combinations(sorted(known, key=lambda name: (-(scores[name] or 0.0), name)), 2))
+
+
+def _compared(found: Items, pairs: Sequence[tuple[str, str]], options: CompareOptions) -> list[dict[str, Any]]:
+    """Each pair on the examples that both have; the signs are the same for all pairs."""
+    turn = -1.0 if options.get("lower_is_better") else 1.0
+    apart = np.zeros((len(found.clusters), len(pairs)))
+    rows = []
+    for place, (one, other) in enumerate(pairs):
+        both, gone = found.of([found.entrants.index(one), found.entrants.index(other)]).shared()
+        parts = both.contributions()
+        apart[:, place] = (parts[0] - parts[1]) * turn
+        rows.append({"a": one, "b": other, **_pair(both, apart[:, place], options), "left_out": gone})
+    flips = paired.sign_flip(
+        apart,
+        alternative=options.get("alternative", "two-sided"),
+        draws=options.get("draws", FLIPS),
+        seed=options.get("seed", 1),
+    )
+    return [{**row, "permutation_p": p} for row, p in zip(rows, flips, strict=True)]
+
+
+def _pair(both: Items, apart: Floats, options: CompareOptions) -> dict[str, Any]:
+    """Two entrants; apart: [clusters], what each adds to how much better the first is."""
+    if not both.sets or not all(value.shape[2] for value in both.values):
+        names = " and ".join(map(repr, both.entrants))
+        raise Refusal(
+            "scores_invalid", f"{names} have no example in common in some set", hint="choose sets with --tasks"
+        )
+    se_paired, se_unpaired = confidence.difference_errors(both.errors(), 0, 1)
+    scores = [score or 0.0 for score in both.scores()]
+    difference, units = scores[0] - scores[1], len(np.unique(np.concatenate(both.places)))
+    side = options.get("alternative", "two-sided")
+    low, high = _by_t(difference, number(se_paired), units, confidence_level(options.get("level", 0.95)))
+    counted = both.binary and not both.clustered and len(both.seeds) == len(both.sets) == 1
+    more, less = int((apart > 0).sum()), int((apart < 0).sum())
+    return {
+        "n": sum(value.shape[2] for value in both.values),
+        "clusters": units,
+        "score_a": scores[0],
+        "score_b": scores[1],
+        "difference": difference,
+        "low": low,
+        "high": high,
+        "se_paired": number(se_paired),
+        "se_unpaired": number(se_unpaired),
+        "only_a": more if counted else None,
+        "only_b": less if counted else None,
+        "mcnemar_p": paired.mcnemar(more, less, side) if counted else None,
+        "wilcoxon_p": paired.wilcoxon(apart, side),
+        "wilcoxon_p_one_sided": paired.wilcoxon(apart, "greater"),
+    }
+
+
+def _clopper_pearson(right: int, n: int, level: float) -> tuple[float | None, float | None]:
+    from scipy import stats
+
+    if not n:
+        return None, None
+    interval = stats.binomtest(right, n).proportion_ci(level, method="exact")
+    return float(interval.low), float(interval.high)
+
+
+def _by_t(mean: float, error: float | None, clusters: int, level: float) -> tuple[float | None, float | None]:
+    """The interval of a mean by t with one degree of freedom fewer than clusters."""
+    from scipy import stats
+
+    if error is None or clusters < 2:
+        return None, None
+    reach = float(stats.t.ppf((1 + level) / 2, clusters - 1)) * error
+    return mean - reach, mean + reach
+
+
+def _described(found: Items) -> list[str]:
+    """What the scores are of, where it is more than one mean."""
+    notes = []
+    if len(found.sets) > 1:
+        notes.append(f"scores are means over {len(found.sets)} sets of each one's mean: {listed(found.sets)}")
+    if len(found.seeds) > 1:
+        notes.append(f"scores are means over {len(found.seeds)} seeds")
+    if found.clustered:
+        notes.append(f"errors are by cluster: {len(found.clusters)} clusters")
+    return notes
