@@ -22,7 +22,7 @@ from acclimate_competitions.recipe import LARGEST_SEED, Recipe
 ARCHITECTURES = ("llama", "gpt2", "gpt_neox")
 """Model types (of config.json) that a competition may allow."""
 
-METRICS = ("accuracy", "nll")
+METRICS = ("accuracy", "acc_norm", "nll")
 """Names of metrics.METRICS that fit a task of kind choice."""
 
 
@@ -35,6 +35,8 @@ class Task:
         choices: the allowed answers, for kind choice; the target is one of them.
         metric: a name of metrics.METRICS.
         chance: the score of a blind guess.
+        tokenize: apart: prompt and answer each by itself, so that an answer has the same tokens after every prompt. together: as one text,
+            the answer being what the prompt's own tokens leave, blanks at the prompt's end included; so does lm-evaluation-harness.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Task:
     choices: tuple[str, ...]
     metric: str
     chance: float
+    tokenize: Literal["apart", "together"] = "apart"
 
     def document(self) -> dict[str, Any]:
         """The task as JSON-ready data."""
@@ -373,7 +376,8 @@ def _tasks(root: Table) -> tuple[Task, ...]:
             if not choice.strip():
                 table.problem("choices", "must not be blank", index=index)
         metric = table.word("metric", METRICS)
-        blind = 1 / max(2, len(choices)) if metric == "accuracy" else math.log(max(2, len(choices)))
+        share = metric != "nll"
+        blind = 1 / max(2, len(choices)) if share else math.log(max(2, len(choices)))
         task = Task(
             name=table.text("name", pattern=NAME, form=NAME_MEANING),
             kind=table.word("kind", ("choice",), designed=("generate", "perplexity", "classify")),
@@ -381,8 +385,9 @@ def _tasks(root: Table) -> tuple[Task, ...]:
             choices=choices,
             metric=metric,
             chance=table.number("chance", blind),
+            tokenize=table.word("tokenize", ("apart", "together"), default="apart"),
         )
-        if table.good("chance") and metric == "accuracy" and task.chance > 1:
+        if table.good("chance") and share and task.chance > 1:
             table.problem("chance", f"= {task.chance}: must be at most 1")
         if table.good("metric") and tasks and metric != tasks[0].metric:
             table.problem(

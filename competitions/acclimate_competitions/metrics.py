@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from acclimate_competitions.definition import Task
@@ -81,6 +82,8 @@ METRICS: dict[str, Metric] = {
     for metric in (
         # Share of examples whose target has the largest log-likelihood of the choices; the first choice wins a tie.
         Metric("accuracy", 1, "max", "share", 0.0, 1.0, ("choice",)),
+        # The same of log-likelihoods divided by their choice's length in characters, as lm-evaluation-harness has it.
+        Metric("acc_norm", 1, "max", "share", 0.0, 1.0, ("choice",)),
         # Negative log-likelihood of the target, in nats, not renormalized over the choices.
         Metric("nll", 1, "min", "nats", None, None, ("choice",)),
     )
@@ -130,12 +133,17 @@ def score_choice(
     if len(targets) != len(loglikelihoods):
         raise Refusal("scores_invalid", f"{len(targets)} targets, but {len(loglikelihoods)} predictions")
     positions = {choice: position for position, choice in enumerate(task.choices)}
-    score = _correct if metric.name == "accuracy" else _surprise
+    lengths = [len(choice) for choice in task.choices]
+    scorers: dict[str, Callable[[Sequence[float], int], float]] = {
+        "accuracy": _correct,
+        "acc_norm": partial(_correct_by_length, lengths),
+        "nll": _surprise,
+    }
     result: list[Scored] = []
     for row, (target, values) in enumerate(zip(targets, loglikelihoods, strict=True)):
         if target not in positions:
             raise Refusal("scores_invalid", f"task {task.name!r}, row {row}: target {target!r} is not a choice")
-        result.append(_usable(values, positions[target], len(positions), score))
+        result.append(_usable(values, positions[target], len(positions), scorers[metric.name]))
     return result
 
 
@@ -154,6 +162,10 @@ def _usable(
 
 def _correct(values: Sequence[float], right: int) -> float:
     return 1.0 if values.index(max(values)) == right else 0.0
+
+
+def _correct_by_length(lengths: Sequence[int], values: Sequence[float], right: int) -> float:
+    return _correct([value / length for value, length in zip(values, lengths, strict=True)], right)
 
 
 def _surprise(values: Sequence[float], right: int) -> float:
@@ -242,7 +254,9 @@ def majority_scores(
     total = sum(counts.values()) + len(counts)
     guess = [math.log((count + 1) / total) for count in counts.values()]
     examples, targets, clusters = _holdout(holdout, task, cluster)
-    scored = score_choice(task, targets=targets, loglikelihoods=[guess] * len(targets))
+    # It answers, whatever the answer's length.
+    answering = dataclasses.replace(task, metric="accuracy") if task.metric == "acc_norm" else task
+    scored = score_choice(answering, targets=targets, loglikelihoods=[guess] * len(targets))
     table = _Rows(task, examples, clusters)
     table.add(MAJORITY, "direct", None, scored)
     for seed in seeds:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from acclimate_competitions import digests, tables
@@ -80,21 +81,22 @@ class Questions:
     def __init__(
         self, tokenizer: Any, task: Task, rows: list[dict[str, Any]], *, model: Network, max_length: int
     ) -> None:
-        self._answers = list(packing.answer_tokens(tokenizer, task).values())
-        self._single = all(len(answer) == 1 for answer in self._answers)
-        prompts = packing.prompt_tokens(tokenizer, task, rows)
+        prompts, answers = packing.asked(tokenizer, task, rows)
+        single = all(len(answer) == 1 for row in answers for answer in row)
+        self._count = len(task.choices)
+        self._singles = np.array([[answer[0] for answer in row] for row in answers]) if single else None
         # Single tokens: any one of them makes the same inputs, which end where the choice would begin.
-        taken = self._answers[:1] if self._single else self._answers
-        pairs = [(prompt, answer) for prompt in prompts for answer in taken]
+        taken = [row[:1] for row in answers] if single else answers
+        pairs = [(prompt, answer) for prompt, row in zip(prompts, taken, strict=True) for answer in row]
         packed = packing.pack([p for p, _ in pairs], [a for _, a in pairs], max_length=max_length)
         self._packed: Packed = readable(packed, model, task)
 
     def loglikelihoods(self, model: Network) -> list[list[float] | None]:
         """For each row one number a choice, in the order of the choices; None where one of them is no number."""
-        if self._single:
-            found = network.last_logprobs(model, self._packed, [answer[0] for answer in self._answers])
+        if self._singles is not None:
+            found = network.last_logprobs(model, self._packed, self._singles)
         else:
-            found = network.answer_loglikelihoods(model, self._packed).reshape(-1, len(self._answers))
+            found = network.answer_loglikelihoods(model, self._packed).reshape(-1, self._count)
         return [row if all(map(math.isfinite, row)) else None for row in found.tolist()]
 
 

@@ -199,17 +199,17 @@ def answer_loglikelihoods(network: Network, packed: Packed) -> Tensor:
     return result
 
 
-def last_logprobs(network: Network, packed: Packed, choices: list[int]) -> Tensor:
-    """Log-probabilities [rows, choices] of several next tokens after each sequence, in one pass for all of them."""
+def last_logprobs(network: Network, packed: Packed, choices: packing.Integers) -> Tensor:
+    """Log-probabilities of the next tokens `choices`, [rows, choices] as the result, after each sequence, in one pass for all of them."""
     network.model.eval()
-    result = torch.zeros(len(packed), len(choices), dtype=torch.float64)
+    result = torch.zeros(choices.shape, dtype=torch.float64)
     for rows in packing.batches(packed.lengths):
         longest = int(packed.lengths[rows].max())
         inputs = torch.from_numpy(packed.inputs[rows, :longest])
         at = torch.arange(len(rows)) * longest + torch.from_numpy(packed.lengths[rows]) - 1
         with torch.no_grad():
             chances = functional.log_softmax(network.logits(inputs, at).float(), dim=-1)
-        result[torch.from_numpy(rows)] = chances[:, choices].double()
+        result[torch.from_numpy(rows)] = chances.gather(1, torch.from_numpy(choices[rows])).double()
     return result
 
 

@@ -1,7 +1,8 @@
 """Rows to tokens to batches: everything that is the same for all entrants with the same tokenizer, and free of any model.
 
 A sequence is the beginning-of-text token where the tokenizer has one, the prompt's tokens, and the answer's tokens. Prompt and answer
-are tokenized apart, so that an answer has the same tokens after every prompt. A sequence that is longer than allowed loses tokens
+are tokenized apart, so that an answer has the same tokens after every prompt; or together, where the task says so, by the rules of
+lm-evaluation-harness (`_together`). A sequence that is longer than allowed loses tokens
 at its left. A model reads a sequence without its last token, padded on the right; padding needs no mask, as a causal model never
 looks to the right of an answer.
 """
@@ -86,23 +87,28 @@ def prompts(task: Task, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         ) from error
 
 
-def tokens(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Token numbers of each text, without special tokens.
+def tokens(tokenizer: Any, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+    """Token numbers of each text; special: with what the tokenizer's own post-processor puts around it.
 
     Raises:
         Refusal: model_invalid, where the tokenizer fails on a text.
     """
     try:
-        return [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        return [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=special)]
     except Exception as error:
         raise Refusal("model_invalid", f"the tokenizer fails on the competition's texts: {str(error)[:200]}") from error
 
 
 def prompt_tokens(tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Tokens of each row's prompt, behind the beginning-of-text token where the tokenizer has one."""
-    known = (tokenizer.token_to_id(text) for text in BEGINNINGS)
-    beginning = [number for number in known if number is not None][:1]
+    _, beginning = _beginning(tokenizer)
     return [beginning + ids for ids in tokens(tokenizer, prompts(task, rows))]
+
+
+def _beginning(tokenizer: Any) -> tuple[str, list[int]]:
+    """The beginning-of-text token's spelling and number; "" and none where the tokenizer has none."""
+    known = ((text, tokenizer.token_to_id(text)) for text in BEGINNINGS)
+    return next(((text, [number]) for text, number in known if number is not None), ("", []))
 
 
 def answer_tokens(tokenizer: Any, task: Task) -> dict[str, list[int]]:
@@ -118,6 +124,64 @@ def answer_tokens(tokenizer: Any, task: Task) -> dict[str, list[int]]:
                 "model_invalid", f"the tokenizer gives no token for the answer {choice!r} of task {task.name}"
             )
     return found
+
+
+def taught(tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]]) -> tuple[list[list[int]], list[list[int]]]:
+    """Tokens of each row's prompt, and of its target.
+
+    Raises:
+        Refusal: model_invalid, definition_invalid.
+    """
+    if task.tokenize == "apart":
+        answers = answer_tokens(tokenizer, task)
+        return prompt_tokens(tokenizer, task, rows), [answers[row["target"]] for row in rows]
+    contexts, found = _together(tokenizer, task, prompts(task, rows), [(row["target"],) for row in rows])
+    return contexts, [answer for (answer,) in found]
+
+
+def asked(
+    tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]]
+) -> tuple[list[list[int]], list[list[list[int]]]]:
+    """Tokens of each row's prompt, and for each row of each choice.
+
+    Raises:
+        Refusal: model_invalid, definition_invalid.
+    """
+    if task.tokenize == "apart":
+        answers = list(answer_tokens(tokenizer, task).values())
+        return prompt_tokens(tokenizer, task, rows), [answers] * len(rows)
+    return _together(tokenizer, task, prompts(task, rows), [task.choices] * len(rows))
+
+
+def _together(
+    tokenizer: Any, task: Task, texts: Sequence[str], choices: Sequence[Sequence[str]]
+) -> tuple[list[list[int]], list[list[list[int]]]]:
+    """Tokens of prompts and their answers as lm-evaluation-harness 0.4 has them (TemplateLM._encode_pair, HFLM.tok_encode).
+
+    1. Blanks at a prompt's end belong to the answer. 2. Prompt and answer are tokenized as one text, with what the tokenizer's own
+    post-processor puts around it, unless the text begins with the beginning-of-text token; the answer is what is left behind the
+    prompt's tokens. 3. An empty prompt is the beginning-of-text token, and its answer is tokenized by itself.
+    """
+    spelled, beginning = _beginning(tokenizer)
+    heads = [text.rstrip() for text in texts]
+    bare = [not head or (spelled != "" and head.startswith(spelled)) for head in heads]
+    contexts = _each(tokenizer, heads, bare)
+    whole = [text + choice for text, row in zip(texts, choices, strict=True) for choice in row]
+    wholes = iter(_each(tokenizer, whole, [is_bare for is_bare, row in zip(bare, choices, strict=True) for _ in row]))
+    answers = [[next(wholes)[len(context) :] for _ in row] for context, row in zip(contexts, choices, strict=True)]
+    if not all(answer for row in answers for answer in row):
+        sentence = f"the tokenizer leaves nothing of an answer of task {task.name} behind its prompt"
+        raise Refusal("model_invalid", sentence)
+    return [context if head else beginning for context, head in zip(contexts, heads, strict=True)], answers
+
+
+def _each(tokenizer: Any, texts: Sequence[str], bare: Sequence[bool]) -> list[list[int]]:
+    """Tokens of each text, without special tokens where it is bare."""
+    ways = {
+        way: iter(tokens(tokenizer, [t for t, b in zip(texts, bare, strict=True) if b is way], special=not way))
+        for way in (True, False)
+    }
+    return [next(ways[way]) for way in bare]
 
 
 def pack(prompts_: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, max_length: int) -> Packed:

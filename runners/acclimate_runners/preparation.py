@@ -425,15 +425,13 @@ def pack_splits(
     """
     if data.preparation is None or data.validation is None:
         raise Refusal("splits_invalid", f"the job names no preparation and validation split of task {data.task.name}")
-    answers = packing.answer_tokens(tokenizer, data.task)
     found = []
     for digest in (data.preparation, data.validation):
         model.on_batch()
         rows = tables.read(input_path(folder, digest)).to_pylist()
         if not rows:
             raise Refusal("splits_invalid", f"a split of task {data.task.name} has no rows")
-        targets = [answers[row["target"]] for row in rows]
-        prompts = packing.prompt_tokens(tokenizer, data.task, rows)
+        prompts, targets = packing.taught(tokenizer, data.task, rows)
         found.append(readable(packing.pack(prompts, targets, max_length=job.recipe.max_length), model, data.task))
     return found[0], found[1]
 

@@ -10,6 +10,7 @@ from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 
 TASK = Task("colour", "choice", "{{ input }}", ("red", "green", "blue"), "accuracy", 1 / 3)
+NORM = Task("colour", "choice", "{{ input }}", ("red", "green", "blue"), "acc_norm", 1 / 3)
 NLL = Task("colour", "choice", "{{ input }}", ("red", "green", "blue"), "nll", 1.1)
 
 
@@ -49,11 +50,29 @@ def test_equal_loglikelihoods_go_to_the_first_choice():
     assert score([-2.0, -1.0, -1.0], "blue") == (0.0, None)
 
 
+def test_acc_norm_divides_by_the_choices_length_in_characters():
+    # -2/3, -3/5 and -2.6/4: the largest is green's; undivided it would be red's.
+    assert score([-2.0, -3.0, -2.6], task=NORM) == (1.0, None)
+    assert score([-2.0, -3.0, -2.6]) == (0.0, None)
+    # Characters, not bytes or tokens: -1/2 against -1.2/3, which is the largest though its word has fewer bytes.
+    letters = Task("t", "choice", "{{ input }}", ("日本", "abc"), "acc_norm", 0.5)
+    assert metrics.score_choice(letters, targets=["abc"], loglikelihoods=[[-1.0, -1.2]]) == [(1.0, None)]
+    assert score([-3.0, -5.0, -4.0], "red", task=NORM) == (1.0, None)
+
+
+def test_the_majority_answers_the_same_whatever_the_length():
+    preparation = pa.table({"target": ["red", "red", "green"]})
+    for task in (TASK, NORM):
+        table = metrics.majority_scores(preparation, holdout(["red", "green"]), task, seeds=[], cluster=None)
+        assert table["score"].to_pylist() == [1.0, 0.0]
+        assert set(table["metric"].to_pylist()) == {task.metric}
+
+
 def test_nll_is_the_negative_loglikelihood_of_the_target():
     assert score([-2.0, -0.25, -3.0], task=NLL) == (0.25, None)
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "nll"])
+@pytest.mark.parametrize("metric", ["accuracy", "acc_norm", "nll"])
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
 def test_a_value_that_is_no_finite_number_leaves_the_example_unscored(bad, place, metric):
