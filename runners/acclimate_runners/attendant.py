@@ -3,8 +3,11 @@
 It leaves its place where nobody needs it there: the attempt has ended and nobody asks how; no dispatcher has asked for five minutes (its
 machine is gone, and no other took over); the cluster's head is gone, and with it soon this machine's part of the cluster; or the machine
 is to be drained. An attempt under way is asked for a checkpoint first, so that its next try goes on from there, and ends `preempted`.
+
+It answers in any case: what a disk or a mount that is dead would keep waiting for ever is asked in the attempt's own thread.
 """
 
+import math
 import os
 import threading
 import time
@@ -26,6 +29,8 @@ _UNCLAIMED = 3600.0
 _LOOK_EVERY = 10.0
 _MISSED = 2
 """Looks in a row that find no head."""
+_LOOKS = 120.0
+"""Seconds that a look at the machine's folder may take."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +64,9 @@ class Attendant:
     def __init__(self, name: str, job: Job, blobs: BlobAccess, post: Post, *, gpus: bool) -> None:
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "") if gpus else ""
         # An actor lives for one attempt, so the actors of a machine share their imports.
-        nursery = Nursery(shared=post.workdir, linger=_LINGER)
-        if not gpus:
-            # While the inputs are fetched.
-            nursery.begin(isolation.environment(post.workdir, threads=job.recipe.threads))
+        self._nursery = nursery = Nursery(shared=post.workdir, linger=_LINGER)
+        # While the inputs are fetched.
+        self._environment = None if gpus else isolation.environment(post.workdir, threads=job.recipe.threads)
         self._post, self._machine = post, post.here()
         self._watched = watched(
             lambda counted: Attempt(name, job, counted, work=post.workdir, nursery=nursery, devices=devices),
@@ -70,13 +74,13 @@ class Attendant:
             machine=self._machine,
             patience=post.patience,
         )
-        self._asked = time.monotonic()
+        self._asked = self._looking = time.monotonic()
         self._leaving, self._given_up = "", False
-        self._lock = threading.Lock()
-        self._unfit = fitness.unfit(post.workdir, post.code, machine=self._machine)
-        if self._unfit is None:
-            # The attempt's thread lives as long as its child, whatever Ray does with its own threads.
-            self._watched.start()
+        self._lock = threading.RLock()
+        # What it came to without having begun.
+        self._refused: Status | None = None
+        self._begun = self._over = self._folderless = False
+        threading.Thread(target=self._carry_out, name="carry out", daemon=True).start()
         threading.Thread(target=self._keep, name="keep", daemon=True).start()
 
     def poll(self) -> Status:
@@ -87,15 +91,57 @@ class Attendant:
     def stop(self) -> bool:
         """Kill the child; says whether it is gone."""
         self._watched.cancel()
-        return self._unfit is not None or self._watched.join(self._post.patience.end)
+        with self._lock:
+            if not self._begun:
+                self._refuse("it was stopped before it began", code="cancelled")
+                return True
+        return self._watched.join(self._post.patience.end)
 
     def preempt(self, reason: str) -> None:
         """Have the attempt write a checkpoint, and end it as preempted; returns at once."""
         threading.Thread(target=self._preempt, args=(reason,), name="preempt", daemon=True).start()
 
+    def _carry_out(self) -> None:
+        """The attempt, if this machine can take it, and what its folder looks like afterwards."""
+        try:
+            if self._environment is not None:
+                self._nursery.begin(self._environment)
+            unfit = fitness.unfit(self._post.workdir, self._post.code, machine=self._machine)
+        except Exception as error:
+            self._refuse(f"{type(error).__name__}: {error}", code="runner_failed")
+            return
+        with self._lock:
+            self._refused = self._refused or unfit
+            if self._refused is not None:
+                return
+            # The attempt's thread lives as long as its child, whatever Ray does with its own threads.
+            self._watched.start()
+            self._begun, self._looking = True, math.inf
+        self._watched.join(threading.TIMEOUT_MAX)
+        self._looking = time.monotonic()
+        if self._watched.poll().code == "runner_failed":
+            self._folderless = bool(fitness.without_folder(self._post.workdir))
+        self._over = True
+
+    def _refuse(self, reason: str, *, code: str, unfit: str = "") -> None:
+        with self._lock:
+            refused = Status("failed", reason=reason, code=code, unfit=unfit, machine=self._machine)
+            self._refused = self._refused or refused
+
+    def _looked_in_vain(self) -> float:
+        """Seconds that a look at the folder has taken so far, where that is too long; else 0."""
+        taken = time.monotonic() - self._looking
+        return taken if taken > min(_LOOKS, self._post.patience.hang) else 0.0
+
     def _status(self) -> Status:
-        if self._unfit is not None:
-            return self._unfit
+        with self._lock:
+            if not self._begun and (taken := self._looked_in_vain()):
+                reason = (
+                    f"the machine {os.uname().nodename} has looked at its folder {self._post.workdir} for {taken:.0f} s"
+                )
+                self._refuse(f"{reason}: its disk or mount is dead", code="runner_failed", unfit=self._machine)
+        if self._refused is not None:
+            return self._refused
         status = self._watched.poll()
         if status.state == "running" and self._given_up:
             status = replace(status, state="failed", code="cancelled")
@@ -104,24 +150,30 @@ class Attendant:
         if self._leaving and status.code == "cancelled":
             return replace(status, code="preempted", reason=self._leaving)
         full = status.code == "no_space" and not self._watched.transfers.store_full
-        if full or (status.code == "runner_failed" and fitness.without_folder(self._post.workdir)):
+        if status.code == "runner_failed" and not self._over and not self._looked_in_vain():
+            # Whether it is the machine's fault is told with it.
+            return replace(status, state="running", reason="", code="", log="")
+        if full or (status.code == "runner_failed" and (self._folderless or not self._over)):
             return replace(status, unfit=self._machine)
         return status
 
     def _preempt(self, reason: str) -> None:
         with self._lock:
-            if self._leaving or self._unfit is not None or self._status().state != "running":
+            if self._leaving or self._status().state != "running":
                 return
             self._leaving = reason
+            if not self._begun:
+                self._refuse(reason, code="preempted")
+                return
         self._watched.attempt.checkpoint(within=self._post.patience.checkpoint)
         # What waits for a store can't be ended, but with this process it does.
         self._given_up = not self.stop()
 
     def _linger(self) -> float:
         """Seconds for which it stays while nobody asks, once nothing goes on."""
-        if self._unfit is not None:
-            return self._post.patience.unasked
-        return min(self._post.patience.unasked, 60.0) if self._leaving else _UNCLAIMED
+        if self._leaving:
+            return min(self._post.patience.unasked, 60.0)
+        return _UNCLAIMED if self._refused is None else self._post.patience.unasked
 
     def _keep(self) -> None:
         """Look after the attempt also while nobody asks, and leave when it is time."""

@@ -4,7 +4,6 @@ import json
 import pickle
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,7 +51,6 @@ def test_an_attempt_that_nobody_asks_for_or_whose_head_is_gone_leaves_after_a_ch
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as actor:
         assert actor.stdout is not None and actor.stdin is not None
         assert actor.stdout.readline().split() == ["running", "m"] and len(children(str(work))) == 1
-        began = time.monotonic()
         (work / "head").touch()
         actor.stdin.write("go on\n")
         actor.stdin.flush()
@@ -60,8 +58,8 @@ def test_an_attempt_that_nobody_asks_for_or_whose_head_is_gone_leaves_after_a_ch
             # Whoever still reaches it is told why.
             assert actor.stdout.readline().strip() == "preempted"
         # Then nobody asks any more, and it makes room.
-        assert actor.wait(60) == 0 and time.monotonic() - began < 60
-    until(lambda: not children(str(work)), within=5)
+        assert actor.wait(240) == 0
+    until(lambda: not children(str(work)))
     (name,) = [name for name in blobs.notes("attempts/") if name.endswith("/1/checkpoint.json")]
     assert json.loads(blobs.note(name) or b"")["step"] >= 3
 
@@ -73,7 +71,10 @@ from acclimate_runners.attendant import Attendant, Post
 from acclimate_runners.watch import Patience
 job, blobs, work = pickle.loads(Path(sys.argv[1]).read_bytes())
 post = Post(work, "sha256:other", here=lambda: "m", reached=lambda: True, patience=Patience(unasked=2.0))
-print(Attendant("sha256:aa/1", job, blobs, post, gpus=False).poll().unfit, flush=True)
+actor = Attendant("sha256:aa/1", job, blobs, post, gpus=False)
+while (status := actor.poll()).state == "running":
+    time.sleep(0.05)
+print(status.unfit, flush=True)
 time.sleep(600)
 """
 
@@ -85,4 +86,44 @@ def test_an_actor_whose_machine_is_unfit_leaves_when_nobody_asks(tmp_path: Path)
     command = [sys.executable, "-c", UNFIT, str(tmp_path / "job")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as actor:
         assert actor.stdout is not None and actor.stdout.readline().strip() == "m"
-        assert actor.wait(60) == 0
+        assert actor.wait(240) == 0
+
+
+DEAD = """
+import ctypes, os, pickle, sys, time
+from pathlib import Path
+from acclimate_runners.attendant import Attendant, Post
+from acclimate_runners.code import code_digest
+from acclimate_runners.watch import Patience
+job, blobs, work = pickle.loads(Path(sys.argv[1]).read_bytes())
+# A file system whose server never says a word, as of a file server that is gone.
+server = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+assert ctypes.CDLL(None).mount(b"dead", os.fsencode(work), b"fuse", 0, options) == 0
+post = Post(work, code_digest(), here=lambda: "m", reached=lambda: True, patience=Patience(hang=3.0, unasked=2.0))
+actor = Attendant("sha256:aa/1", job, blobs, post, gpus=False)
+print(actor.poll().state, flush=True)
+while (status := actor.poll()).state == "running":
+    time.sleep(0.05)
+print(status.code, status.unfit, status.machine, actor.stop(), flush=True)
+print(status.reason, flush=True)
+time.sleep(600)
+"""
+
+
+def test_an_actor_whose_folder_lies_on_a_dead_mount_answers_and_says_so(tmp_path: Path) -> None:
+    try:
+        mounts = ["unshare", "--user", "--map-root-user", "--mount"]
+        subprocess.run([*mounts, "sh", "-c", "exec 3<>/dev/fuse"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this machine lets nobody mount a file system of his own")
+    blobs, work = FolderBlobs(tmp_path / "blobs"), tmp_path / "work"
+    work.mkdir()
+    (tmp_path / "job").write_bytes(pickle.dumps((tiny.prepare_job(tmp_path, blobs), blobs, work)))
+    command = [*mounts, sys.executable, "-c", DEAD, str(tmp_path / "job")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as actor:
+        assert actor.stdout is not None and actor.stdout.readline().strip() == "running"
+        assert actor.stdout.readline().split() == ["runner_failed", "m", "m", "True"]
+        assert f"has looked at its folder {work} for" in actor.stdout.readline()
+        # Then it leaves, although one of its threads waits for ever.
+        assert actor.wait(240) == 0
