@@ -10,9 +10,12 @@ from typing import Any
 from acclimate_runners.runner import Status
 
 _WAITING = "waiting for a machine"
+_BEGINS = "beginning on its machine"
 _LONG = 60.0
 """Seconds after which it is told since when an actor has had no place, or gave no answer."""
 
+_SOUGHT = 0.1
+"""Of the patience, after which it is asked where an actor is that has not answered yet, and how often."""
 _SELDOM, _SHARE = 1.0, 0.005
 """Seconds between two questions at most, and which share of the time that an attempt has taken so far."""
 
@@ -26,6 +29,8 @@ class Keeper:
         forget: called once the attempt has ended.
         set_aside: called with the name of Ray for a machine that was unfit, and why.
         named: what the runner calls the machine that Ray calls so.
+        seek: the name of Ray for the machine on which an actor has begun, empty where it has not; and whether it is then told to keep off
+            one that may take it by now.
         patience: seconds without an answer after which an actor is given up.
     """
 
@@ -33,6 +38,7 @@ class Keeper:
     forget: Callable[[], object]
     set_aside: Callable[[str, Status], object]
     named: Callable[[str], str]
+    seek: Callable[[], tuple[str, bool]]
     patience: float
 
 
@@ -49,7 +55,7 @@ class ActorHandle:
         self._keeper = keeper
         self._status = Status("running", what=_WAITING)
         self._asked: Any = None
-        self._began = self._answered = time.monotonic()
+        self._began = self._answered = self._sought = time.monotonic()
         self._told_to_leave = False
         self._lock = threading.Lock()
 
@@ -86,12 +92,36 @@ class ActorHandle:
             # The way there is cut for now; once Ray knows the actor or its machine to be gone, it says so.
             self._asked = answer = None
         except errors.RayError as error:
-            return self._failed(f"its Ray actor is gone: {_cause(error)}")
+            return self._gone(f"its Ray actor is gone: {_cause(error)}")
         if answer is not None:
             return answer
-        quiet = time.monotonic() - self._answered
-        if self.node and quiet > self._keeper.patience:
+        now, patience = time.monotonic(), self._keeper.patience
+        if not self.node:
+            return self._seek(now) if now - self._sought > _SOUGHT * patience else self._status
+        if (quiet := now - self._answered) > patience:
             return self._failed(f"its machine has given no answer for {quiet:.0f} s")
+        return self._status
+
+    def _gone(self, reason: str) -> Status:
+        if self.node:
+            return self._failed(reason)
+        node, _ = self._keeper.seek()
+        if node:
+            return replace(self._failed(reason), machine=self._keeper.named(node))
+        # Where it waits for a machine Ray lets go of it with that machine, and whatever it was to do it had not begun.
+        return replace(self._failed(f"it never had a machine: {reason}"), code="preempted")
+
+    def _seek(self, now: float) -> Status:
+        """Of one that has never answered: it waits for a machine, where it may do so in vain, or stands still on the one it has."""
+        self._sought = now
+        node, in_vain = self._keeper.seek()
+        if node:
+            # From now on it is to answer; it may have waited for its machine until now.
+            self.node, self._answered = node, now
+            return replace(self._status, machine=self._keeper.named(node), what=_BEGINS)
+        if in_vain:
+            reason = f"it had no machine for {now - self._began:.0f} s, and was to keep off one that may take it by now"
+            return replace(self._status, state="failed", reason=reason, code="preempted")
         return self._status
 
     def _answer(self) -> Status | None:

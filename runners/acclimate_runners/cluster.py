@@ -16,11 +16,13 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -241,25 +243,43 @@ class Driver:
         options |= {"label_selector": labels} if labels else {}
         options |= {"name": f"a/{name}", "lifetime": "detached", "get_if_exists": True}
         actor = self._class.options(**options).remote(name, job, blobs, self._post, gpus=demand.gpus > 0)
-        return self._handle(name, actor)
+        return self._handle(name, actor, demand)
 
     def find(self, name: str) -> ActorHandle | Absent:
         """As RayRunner.find."""
         try:
-            return self._handle(name, self._ray.get_actor(f"a/{name}"))
+            return self._handle(name, self._ray.get_actor(f"a/{name}"), None)
         except ValueError:
             return Absent()
 
-    def _handle(self, name: str, actor: Any) -> ActorHandle:
+    def _handle(self, name: str, actor: Any, demand: Demand | None) -> ActorHandle:
         keeper = Keeper(
             self._ray,
             forget=lambda: self._handles.pop(name, None),
             set_aside=self._set_aside,
             named=self._named,
-            patience=self._post.patience.hang,
+            seek=lambda: self._seek(actor, demand),
+            # A batch may take longer than that where it is allowed to; an answer of its actor does not.
+            patience=min(self._post.patience.hang, _PATIENCE.hang),
         )
         self._handles[name] = ActorHandle(actor, keeper)
         return self._handles[name]
+
+    def _seek(self, actor: Any, demand: Demand | None) -> tuple[str, bool]:
+        """As Keeper.seek; of another driver's actor it isn't known what it takes, nor which machines it should avoid by now."""
+        from ray.core.generated.gcs_pb2 import ActorTableData
+
+        told = self._ray._private.state.state._connect_and_get_accessor().get_actor_info(actor._actor_id)
+        found = ActorTableData.FromString(told or b"")
+        if found.pid:
+            # Without a process it only has the name of a machine that was asked.
+            return found.address.node_id.hex(), False
+        kept_off = set(re.findall(r"[0-9a-f]{40,}", found.label_selector.get(_NODE, "")))
+        if not kept_off:
+            return "", False
+        able = {machine.name for machine in self.machines() if demand is None or placement.fits(demand, machine)}
+        avoided = self._avoided(demand) if demand is not None else set()
+        return "", any(self._named(node) in able for node in kept_off - avoided)
 
     def _named(self, node: str) -> str:
         return self._known.get(node, ("", node))[1]
@@ -270,19 +290,18 @@ class Driver:
         self._aside.note(node, reason=status.reason, **once)
 
     def _avoided(self, demand: Demand) -> set[str]:
-        """The machines that a demand stays away from; none where no other could take it."""
+        """What Ray calls the machines that a demand stays away from; none where no other could take it."""
         if not demand.avoid:
             return set()
-        left = [machine for machine in self.machines() if machine.name not in demand.avoid]
-        if not placement.fitting(demand, left):
-            return set()
+        machines = self.machines()
         # Another driver may have called it by its host alone, or may not.
         own = {name for _, name in self._known.values()}
-        return {
-            node
+        found = {
+            node: name
             for node, (host, name) in self._known.items()
             if demand.avoid & {name, f"{host}/{node[:6]}"} or (host in demand.avoid and host not in own)
         }
+        return set(found) if placement.avoided(replace(demand, avoid=frozenset(found.values())), machines) else set()
 
     def _drain(self) -> set[str]:
         """The nodes that are to go; the attempts on them are told to leave."""
@@ -311,11 +330,18 @@ class Driver:
         return all(resources.get(name, 0.0) >= count for name, count in wanted.items())
 
     def _supersede(self, name: str) -> None:
-        """End what earlier tries of an attempt left: after a lost connection nobody asks for them any more."""
+        """End what earlier tries of an attempt left: after a lost connection nobody asks for them any more.
+
+        There may be many thousands of tries, of which hardly one is still there: all there are is asked once.
+        """
         attempt, _, number = name.rpartition("/")
-        for earlier in range(1, int(number) if number.isdecimal() else 1):
-            with contextlib.suppress(ValueError):
-                self._ray.kill(self._ray.get_actor(f"a/{attempt}/{earlier}"), no_restart=True)
+        if not number.isdecimal() or int(number) < 2:
+            return
+        for actor in self._ray.util.list_named_actors():
+            before, _, earlier = actor.rpartition("/")
+            if before == f"a/{attempt}" and earlier.isdecimal() and int(earlier) < int(number):
+                with contextlib.suppress(ValueError):
+                    self._ray.kill(self._ray.get_actor(actor), no_restart=True)
 
 
 def here() -> str:

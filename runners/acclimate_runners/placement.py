@@ -3,16 +3,30 @@
 A machine fits a demand if it could take it with nothing else running there: enough CPUs, GPUs and memory, and every label equal. A
 share of a GPU lies on one GPU, so that two shares of 0.6 need two of them; whole GPUs are given whole. `Room` places demands one by
 one on the machine where the least is left over, which is an estimate: where a scheduler really puts them is its own choice, and an
-attempt too many waits there.
+attempt too many waits there. A machine that a demand avoids is none that it gets, unless no other of the pool could ever take it.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from acclimate_runners.runner import Demand, Machine
 
 HAS = "; the pool has "
 _STEPS = 100
 """Steps that a CPU or GPU is counted in, so that tenths add up to a whole."""
+
+
+@dataclass(frozen=True)
+class Outstanding:
+    """What was handed out and has not ended.
+
+    Attributes:
+        demand: what it takes.
+        machine: where it is; empty where that isn't known, or it waits.
+    """
+
+    demand: Demand
+    machine: str = ""
 
 
 def fits(demand: Demand, machine: Machine) -> bool:
@@ -29,6 +43,19 @@ def fits(demand: Demand, machine: Machine) -> bool:
 def fitting(demand: Demand, machines: Iterable[Machine]) -> tuple[Machine, ...]:
     """The machines that could take it; where none can, it will never start in this pool."""
     return tuple(machine for machine in machines if fits(demand, machine))
+
+
+def avoided(demand: Demand, machines: Iterable[Machine]) -> frozenset[str]:
+    """The names of machines that a demand stays away from; none where no other can ever take it."""
+    if not demand.avoid or not any(m.name not in demand.avoid and fits(demand, m) for m in machines):
+        return frozenset()
+    return demand.avoid
+
+
+def able(demand: Demand, machines: Sequence[Machine]) -> frozenset[str]:
+    """The names of the machines that may get it: those that it fits, but for those that it avoids."""
+    off = avoided(demand, machines)
+    return frozenset(machine.name for machine in machines if machine.name not in off and fits(demand, machine))
 
 
 def at_once(demand: Demand, machines: Iterable[Machine]) -> int:
@@ -48,19 +75,27 @@ class Room:
     """
 
     def __init__(self, machines: Iterable[Machine], running: Iterable[Demand] = ()) -> None:
-        self._left = [_Left(machine) for machine in machines]
+        self._machines = tuple(machines)
+        self._left = [_Left(machine) for machine in self._machines]
         self._last: tuple[Demand, _Left] | None = None
         # The hardest first, so that what is easy to place does not take the places of what is not.
         for demand in sorted(running, key=lambda d: (len(d.labels), d.gpus, d.memory, d.cpus), reverse=True):
             self.take(demand)
 
-    def take(self, demand: Demand) -> str | None:
-        """Place a demand; the machine's name, or None where nothing has room for it now."""
+    def take(self, demand: Demand, *, on: str = "") -> str | None:
+        """Place a demand, on a machine that is known to have it or on any; the machine's name, or None where nothing has room for it now."""
+        if on:
+            able = [left for left in self._left if left.machine.name == on and left.has(demand)]
+            for left in able[:1]:
+                left.give(demand)
+            self._last = None
+            return on if able else None
         if self._last is not None and self._last[0] == demand and self._last[1].has(demand):
             # Where the least was left over for its like, less is left now: no other machine is better.
             best = self._last[1]
         else:
-            able = [left for left in self._left if left.has(demand)]
+            off = avoided(demand, self._machines)
+            able = [left for left in self._left if left.machine.name not in off and left.has(demand)]
             if not able:
                 return None
             best = min(able, key=lambda left: (left.free, left.cpus, left.memory))
@@ -74,10 +109,11 @@ class Room:
         Returns:
             Its name; None where none could, or all that could are set aside.
         """
-        able = [left for left in self._left if not left.closed and fits(demand, left.machine)]
-        if not able:
+        names = able(demand, self._machines)
+        found = [left for left in self._left if not left.closed and left.machine.name in names]
+        if not found:
             return None
-        best = max(able, key=lambda left: (left.free, left.cpus, left.memory))
+        best = max(found, key=lambda left: (left.free, left.cpus, left.memory))
         best.closed = True
         return best.machine.name
 
