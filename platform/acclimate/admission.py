@@ -11,12 +11,14 @@ from acclimate.assignments import Assignment, Held
 from acclimate.console import say
 from acclimate.hosting import NO_MACHINES
 from acclimate.lead import OUTAGES, Lead, Running, ids
+from acclimate.schedule import HandedOut
 from acclimate.service import clockwork
 from acclimate.settling import Settling
 from acclimate.store import Tx, log_checkpoints, log_entries, rounds
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_runners import failpoints, placement
+from acclimate_runners.placement import Outstanding
 from acclimate_runners.runner import Machine, Runner
 
 _WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
@@ -121,22 +123,18 @@ class Admission:
         if not machines:
             # Ray would take anything, and wait with it.
             return
+        ready = [self._keeping_off(one) for one in ready]
         self._adopt(runner, ready)
         if now < self._lead.paused:
             return
-        ready = [assignment for assignment in ready if assignment.attempt not in self._lead.running]
-        handed_out = [
-            (attempt, running.placed or running.begun)
-            for attempt, running in self._lead.running.items()
-            if placement.fitting(running.held.assignment.demand, machines)
-        ]
-        if schedule.is_held_up(handed_out, self._passed):
-            return
+        ready = [one for one in ready if one.attempt not in self._lead.running]
+        if held := self._held_for(machines):
+            ready = [one for one in ready if held.isdisjoint(placement.able(one.demand, machines))]
         given = schedule.admit(
             ready,
             machines,
             slots=runner.slots,
-            outstanding=[running.held.assignment.demand for running in self._lead.running.values()],
+            outstanding=[Outstanding(one.held.assignment.demand, one.machine) for one in self._lead.running.values()],
             overtaken=self._overtaken,
             may=lambda one: one.round not in unmet and self._may_begin(one, now),
         )
@@ -144,6 +142,20 @@ class Admission:
             self._start(runner, assignment)
             if now < self._lead.paused:
                 return
+
+    def _keeping_off(self, assignment: Assignment) -> Assignment:
+        """An assignment that stays away from the machines on which it failed."""
+        avoid = self._settled.avoid.get(assignment.attempt)
+        return replace(assignment, demand=replace(assignment.demand, avoid=avoid)) if avoid else assignment
+
+    def _held_for(self, machines: tuple[Machine, ...]) -> frozenset[str]:
+        """As schedule.held_for, of what is under way; what was taken up and has not answered yet neither waits nor has passed."""
+        handed_out = [
+            HandedOut(attempt, placement.able(running.held.assignment.demand, machines), running.machine)
+            for attempt, running in self._lead.running.items()
+            if running.machine or not (running.placed or running.begun)
+        ]
+        return schedule.held_for(handed_out, self._passed)
 
     def _may_begin(self, assignment: Assignment, now: float) -> bool:
         return now >= self._settled.not_before.get(assignment.attempt, 0.0) and self._is_own_code(assignment)
@@ -218,11 +230,9 @@ class Admission:
         if held is None:
             return
         failpoints.reach("claimed")
-        demand = replace(assignment.demand, avoid=self._settled.avoid.get(assignment.attempt, frozenset()))
+        name = f"{assignment.attempt}/{held.fence}"
         try:
-            handle = runner.start(
-                f"{assignment.attempt}/{held.fence}", held.assignment.job, self._lead.blobs, demand=demand
-            )
+            handle = runner.start(name, held.assignment.job, self._lead.blobs, demand=assignment.demand)
         except Exception as error:
             self._not_started(held, error)
             return

@@ -60,6 +60,7 @@ class Running:
         beat: when its progress was last written down, by the monotonic clock; told: what was written.
         begun: whether its child is known to run.
         placed: whether it is known to be on a machine, where it may still wait for its files.
+        machine: which one, as the runner calls it; empty where that isn't known.
     """
 
     held: Held
@@ -71,6 +72,7 @@ class Running:
     told: tuple[int, int] = (-1, -1)
     begun: bool = False
     placed: bool = False
+    machine: str = ""
 
 
 @dataclass

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequen
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from acclimate_runners.placement import Room
+from acclimate_runners.placement import Outstanding, Room
 from acclimate_runners.runner import Demand, Machine
 
 UNMET = "no machine has "
@@ -77,7 +77,7 @@ def admit(
     machines: Sequence[Machine],
     *,
     slots: int,
-    outstanding: Iterable[Demand],
+    outstanding: Iterable[Outstanding],
     overtaken: MutableMapping[str, int],
     may: Callable[[_Waiting], bool] = lambda one: True,
 ) -> Iterator[_Waiting]:
@@ -87,14 +87,14 @@ def admit(
     stream of small ones does not starve it, one that was overtaken PATIENCE times comes before all others, and where it still finds
     no room, a machine that can hold it is set aside: in the model it takes nothing more until it is empty enough. So it is handed out at the
     latest when PATIENCE others have begun and the longest of those that run has ended after that, and no more than that machine's idle
-    part is lost for it. What the cluster then lets wait, `is_held_up` sees. Where all demands are equal nothing is overtaken, and the
+    part is lost for it. What the cluster then lets wait, `held_for` sees. Where all demands are equal nothing is overtaken, and the
     order alone counts.
 
     Args:
         ready: in their order.
         machines: the pool.
         slots: how many may be outstanding at most.
-        outstanding: demands of those that are, whether they run or wait on the cluster.
+        outstanding: those that are, whether they run or wait on the cluster.
         overtaken: attempt -> how many of a later place began while it found no room; kept by the caller, and counted here.
         may: asked right before an attempt is handed out; a false one is passed over and does not count as overtaken.
     """
@@ -124,27 +124,52 @@ def admit(
                 overtaken[attempt] = overtaken.get(attempt, 0) + begun - before
 
 
-def is_held_up(handed_out: Sequence[tuple[str, bool]], passed: MutableMapping[str, set[str]]) -> bool:
-    """Whether one that was handed out waits on the cluster although PATIENCE handed out later have begun: nothing more is handed out then.
+@dataclass(frozen=True)
+class HandedOut:
+    """An attempt that was handed out and has not ended.
 
-    A cluster that spreads small attempts over all machines would never have room for one that takes a whole machine; once no more come, it has.
+    Attributes:
+        attempt: its id.
+        able: names of the machines that may get it (placement.able).
+        machine: where it has begun; empty while it waits on the cluster.
+    """
+
+    attempt: str
+    able: frozenset[str]
+    machine: str = ""
+
+
+def held_for(handed_out: Sequence[HandedOut], passed: MutableMapping[str, set[str]]) -> frozenset[str]:
+    """The machines for which one waits on the cluster although PATIENCE handed out later have begun there: what may get one is not handed out.
+
+    A cluster that spreads small attempts over all machines would never have room for one that takes a whole machine; once no more come, it
+    has. What began on a machine that the one that waits can't get, or keeps off, took nothing from it.
 
     Args:
-        handed_out: (attempt, whether it has begun), in the order in which they were handed out.
+        handed_out: in the order in which they were handed out.
         passed: attempt -> those that passed it; kept by the caller, and counted here.
     """
-    begun = set[str]()
-    for attempt, begins in reversed(handed_out):
-        if begins:
-            begun.add(attempt)
-            passed.pop(attempt, None)
-        elif begun:
-            passed.setdefault(attempt, set()).update(begun)
-    return any(len(passed.get(attempt, ())) >= PATIENCE for attempt, begins in handed_out if not begins)
+    begun, held = list[HandedOut](), set[str]()
+    for one in reversed(handed_out):
+        if one.machine:
+            begun.append(one)
+            passed.pop(one.attempt, None)
+            continue
+        by = passed.setdefault(one.attempt, set())
+        by.update(other.attempt for other in begun if other.machine in one.able)
+        if len(by) >= PATIENCE:
+            held |= one.able
+    return frozenset(held)
 
 
 def _kind(demand: Demand) -> tuple[object, ...]:
-    return demand.cpus, demand.gpus, demand.memory, tuple(sorted(demand.labels.items()))
+    return demand.cpus, demand.gpus, demand.memory, tuple(sorted(demand.labels.items())), demand.avoid
+
+
+def _by_hardness(one: Outstanding) -> tuple[object, ...]:
+    """First where something is, as that is known; then the hardest, so that what is easy to place does not take the places of what is not."""
+    demand = one.demand
+    return bool(one.machine), len(demand.labels) + len(demand.avoid), demand.gpus, demand.memory, demand.cpus
 
 
 class Capacity:
@@ -153,15 +178,21 @@ class Capacity:
     Args:
         machines: the pool; empty where it can't be told, and then only slots count.
         slots: how many attempts may be outstanding at most.
-        outstanding: the demands of those that are, whether they run or wait.
+        outstanding: those that are, whether they run or wait.
     """
 
-    def __init__(self, machines: Sequence[Machine], *, slots: int, outstanding: Iterable[Demand] = ()) -> None:
+    def __init__(self, machines: Sequence[Machine], *, slots: int, outstanding: Iterable[Outstanding] = ()) -> None:
         self._room, self._known = Room(machines), bool(machines)
         self._left, self._placed, self._waiting = slots, 0, 0
         self._kept = False
-        for demand in sorted(outstanding, key=lambda d: (len(d.labels), d.gpus, d.memory, d.cpus), reverse=True):
-            self._count(placed=self._room.take(demand) is not None)
+        there = {machine.name for machine in machines}
+        for one in sorted(outstanding, key=_by_hardness, reverse=True):
+            if one.machine and one.machine not in there:
+                # It ends on a machine that takes nothing more, and needs no room elsewhere.
+                self._left -= 1
+            else:
+                placed = self._room.take(one.demand, on=one.machine) is not None
+                self._count(placed=placed or bool(one.machine))
 
     @property
     def full(self) -> bool:

@@ -91,6 +91,7 @@ class Settling:
                 status = Status("failed", reason=f"{type(error).__name__}: {error}", code="runner_failed")
         if status.state != "running":
             running.ended = status
+        running.machine = status.machine or running.machine
         running.placed = running.placed or bool(status.machine or status.network or status.total)
         return status
 

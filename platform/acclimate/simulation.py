@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from acclimate import schedule
-from acclimate_runners.placement import Room
+from acclimate.schedule import HandedOut
+from acclimate_runners import placement
+from acclimate_runners.placement import Outstanding, Room
 from acclimate_runners.runner import Demand, Machine
 
 
@@ -53,19 +55,21 @@ def simulate(
     starts, ends, places = [0.0] * len(ready), [0.0] * len(ready), [""] * len(ready)
     running: list[tuple[float, int]] = []
     outstanding, overtaken = dict[int, Demand](), dict[str, int]()
+    able = _able(demands, machines)
     passed, handed_out = dict[str, set[str]](), list[_Attempt]()
     now = 0.0
     while ready or outstanding:
-        begun = {number for _, number in running}
-        if schedule.is_held_up([(str(number), number in begun) for number in outstanding], passed):
-            given = []
-        else:
-            waiting_for = list(ready.values())
-            given = list(
-                schedule.admit(
-                    waiting_for, machines, slots=slots, outstanding=outstanding.values(), overtaken=overtaken
-                )
+        out = [HandedOut(str(number), able[number], places[number]) for number in outstanding]
+        held = schedule.held_for(out, passed)
+        given = list(
+            schedule.admit(
+                [one for one in ready.values() if held.isdisjoint(able[one.number])],
+                machines,
+                slots=slots,
+                outstanding=[Outstanding(demand, places[number]) for number, demand in outstanding.items()],
+                overtaken=overtaken,
             )
+        )
         for one in given:
             del ready[one.attempt]
             outstanding[one.number] = one.demand
@@ -87,6 +91,12 @@ def simulate(
             del outstanding[number]
             pool.end(number)
     return Schedule(tuple(starts), tuple(ends), tuple(places))
+
+
+def _able(demands: Sequence[Demand], machines: Sequence[Machine]) -> list[frozenset[str]]:
+    """As placement.able, of each; most are alike."""
+    known: dict[int, frozenset[str]] = {}
+    return [known.setdefault(id(demand), placement.able(demand, machines)) for demand in demands]
 
 
 class _Pool:

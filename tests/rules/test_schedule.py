@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate import schedule
-from acclimate.schedule import Capacity, Work
+from acclimate.schedule import PATIENCE, Capacity, HandedOut, Work
 from acclimate.simulation import simulate
 from acclimate_runners import placement
-from acclimate_runners.placement import Room
+from acclimate_runners.placement import Outstanding, Room
 from acclimate_runners.runner import Demand, Machine
 
 WORKS = st.lists(
@@ -91,11 +91,11 @@ def test_never_more_is_outstanding_than_slots_nor_than_a_fifth_beyond_what_fits(
 
 def test_what_is_too_big_now_holds_up_nothing_smaller() -> None:
     large, small = Demand(cpus=4.0), Demand(cpus=1.0)
-    capacity = Capacity([Machine("a", 4.0)], slots=100, outstanding=[small])
+    capacity = Capacity([Machine("a", 4.0)], slots=100, outstanding=[Outstanding(small)])
     assert not capacity.take(large)
     assert [capacity.take(small) for _ in range(4)] == [True, True, True, False]
     # Of ten that fit two may wait for their place, so that no machine idles.
-    capacity = Capacity([Machine("a", 10.0)], slots=100, outstanding=[small] * 10)
+    capacity = Capacity([Machine("a", 10.0)], slots=100, outstanding=[Outstanding(small)] * 10)
     assert [capacity.take(small) for _ in range(3)] == [True, True, False]
 
 
@@ -108,26 +108,86 @@ class Waiting:
 def test_one_that_was_overtaken_often_enough_has_a_machine_set_aside_for_it() -> None:
     """Small ones come without end, one for each that ends: the large one is handed out all the same, and they go on elsewhere."""
     machines, small, large = [Machine("a", 2.0), Machine("b", 2.0)], Demand(cpus=1.0), Demand(cpus=2.0)
-    outstanding, overtaken, passes = [small] * 4, dict[str, int](), 0
-    while large not in outstanding:
+    outstanding, overtaken, passes = [Outstanding(small)] * 4, dict[str, int](), 0
+    while Outstanding(large) not in outstanding:
         outstanding.pop(0)
         ready = [Waiting("large", large), *(Waiting(f"{passes}-{i}", small) for i in range(3))]
         given = schedule.admit(ready, machines, slots=100, outstanding=outstanding, overtaken=overtaken)
-        outstanding += [one.demand for one in given]
+        outstanding += [Outstanding(one.demand) for one in given]
         passes += 1
         assert passes < schedule.PATIENCE + 10
-    assert passes > schedule.PATIENCE and outstanding.count(small) == 2 and not overtaken.get("large")
+    assert passes > schedule.PATIENCE and outstanding.count(Outstanding(small)) == 2 and not overtaken.get("large")
 
 
 def test_what_waits_on_the_cluster_is_not_passed_without_end() -> None:
-    passed = dict[str, set[str]]()
-    assert not schedule.is_held_up([("large", False)], passed)
-    for number in range(schedule.PATIENCE):
-        assert not schedule.is_held_up([("before", True), ("large", False)], passed)
-        held = schedule.is_held_up([("large", False), (f"small-{number}", True)], passed)
-    assert held
+    passed, machines = dict[str, set[str]](), frozenset("ab")
+    waits, small = HandedOut("large", machines), [HandedOut(f"small-{n}", machines, "a") for n in range(PATIENCE)]
+    assert not schedule.held_for([waits], passed)
+    for one in small:
+        assert not schedule.held_for([HandedOut("before", machines, "b"), waits], passed)
+        held = schedule.held_for([waits, one], passed)
+    assert held == machines
     # Once it has begun, all goes on.
-    assert not schedule.is_held_up([("large", True), ("small-0", True)], passed) and not passed
+    assert not schedule.held_for([replace(waits, machine="b"), small[0]], passed) and not passed
+
+
+def test_what_waits_for_other_machines_than_those_that_others_begin_on_holds_up_nothing() -> None:
+    """It keeps off one, or needs a label; its own stay for those who can get none of them to begin elsewhere."""
+    passed, waits = dict[str, set[str]](), HandedOut("waits", frozenset("b"))
+    elsewhere = [HandedOut(f"elsewhere-{n}", frozenset("ab"), "a") for n in range(3 * PATIENCE)]
+    assert not schedule.held_for([waits, *elsewhere], passed)
+    passing = [HandedOut(f"passing-{n}", frozenset("ab"), "b") for n in range(PATIENCE)]
+    assert schedule.held_for([waits, *elsewhere, *passing], passed) == {"b"}
+
+
+NAMES = ("a", "b", "c")
+AVOIDING = st.builds(
+    Demand, cpus=st.sampled_from([0.5, 1.0, 2.0, 4.0]), avoid=st.frozensets(st.sampled_from([*NAMES, "gone"]))
+)
+
+
+@given(
+    st.lists(st.builds(Machine, st.sampled_from(NAMES), cpus=st.sampled_from([1.0, 2.0, 4.0])), unique_by=lambda m: m.name),
+    st.lists(st.tuples(AVOIDING, st.sampled_from([*NAMES, "gone"])), max_size=8),
+    st.lists(AVOIDING, max_size=8),
+)  # fmt: skip
+def test_an_idle_machine_that_fits_and_ready_work_means_that_work_starts(machines, running, ready) -> None:
+    """Whatever runs where, and whatever each keeps off: nothing that is booked where it doesn't go keeps another from starting."""
+    outstanding, free = list[Outstanding](), {machine.name: machine.cpus for machine in machines}
+    for demand, name in running:
+        # What really runs has room where it is; what runs on a machine that has gone meanwhile is still said to run there.
+        if name not in free or free[name] >= demand.cpus:
+            outstanding.append(Outstanding(demand, name))
+            free[name] = free.get(name, 0.0) - demand.cpus
+    waiting = [Waiting(str(n), demand) for n, demand in enumerate(ready)]
+    given = list(schedule.admit(waiting, machines, slots=100, outstanding=outstanding, overtaken={}))
+    able = {one.attempt: placement.able(one.demand, machines) for one in waiting}
+    assert all(bool(able[one.attempt]) == bool(placement.fitting(one.demand, machines)) for one in waiting)
+    for idle in {machine.name for machine in machines} - {one.machine for one in outstanding}:
+        # Never is there work for it, and nothing begins that may get it.
+        assert any(idle in able[one.attempt] for one in given) or not any(idle in names for names in able.values())
+
+
+def test_a_machine_that_is_avoided_is_booked_only_where_no_other_can_ever_take_it() -> None:
+    a, b = Machine("a", 1.0), Machine("b", 1.0)
+    off_a = Demand(avoid=frozenset("a"))
+    # b has what avoids a; a is still there for all others, and not for its like.
+    capacity = Capacity([a, b], slots=10, outstanding=[Outstanding(off_a)])
+    assert not capacity.take(off_a) and capacity.take(Demand())
+    assert Room([a, b]).set_aside(off_a) == "b" and Room([a]).set_aside(off_a) == "a"
+    # Where b is gone, or too small, a may take it.
+    assert Room([a]).take(off_a) == "a"
+    assert Room([Machine("a", 2.0), b]).take(replace(off_a, cpus=2.0)) == "a"
+
+
+def test_what_runs_is_booked_where_it_is() -> None:
+    a, b = Machine("a", 1.0), Machine("b", 1.0)
+    off_b = Demand(avoid=frozenset("b"))
+    assert Capacity([a, b], slots=10, outstanding=[Outstanding(Demand(), "b")]).take(off_b)
+    assert not Capacity([a, b], slots=10, outstanding=[Outstanding(Demand(), "a")]).take(off_b)
+    # What ends on a machine that takes nothing more keeps none of the others.
+    assert Capacity([a], slots=10, outstanding=[Outstanding(Demand(), "drained")] * 3).take(Demand())
+    assert not Capacity([a], slots=3, outstanding=[Outstanding(Demand(), "drained")] * 3).take(Demand())
 
 
 @given(MACHINES.filter(bool), st.lists(st.tuples(DEMANDS, st.floats(0.5, 100)), max_size=30), st.integers(1, 12))
