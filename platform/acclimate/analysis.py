@@ -7,7 +7,7 @@ numbers, names, and under `notes` each thing that was left out or taken for some
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from acclimate import item_analysis, table_analysis
+from acclimate import item_analysis, table_analysis, task_analysis
 from acclimate.analysis_options import CompareOptions, RankOptions, StabilityOptions, chosen, known
 from acclimate.score_tables import Source
 from acclimate_competitions.errors import Refusal, installing
@@ -37,27 +37,45 @@ def rank(scores: Source = None, *, items: Source = None, **options: Unpack[RankO
 
 
 def compare(
-    a: str | None = None, b: str | None = None, *, items: Source, **options: Unpack[CompareOptions]
+    a: str | None = None,
+    b: str | None = None,
+    *,
+    items: Source = None,
+    scores: Source = None,
+    **options: Unpack[CompareOptions],
 ) -> dict[str, Any]:
     """Is a better than b on the same examples? Without names, or with all=True: all pairs, adjusted by Holm.
+
+    Of a table of scores entrants × tasks, whether they differ over tasks: Friedman, Nemenyi, and Wilcoxon with Holm.
 
     Args:
         a: an entrant.
         b: another one.
         items: a long table of scores by example, as for rank.
+        scores: a table entrants × tasks, whose first column names the entrant, instead; all its entrants are compared.
         options: see CompareOptions.
 
     Returns:
         {a, b, n, clusters, left_out, score_a, score_b, difference, low, high, se_paired, se_unpaired, only_a, only_b, mcnemar_p, permutation_p,
         wilcoxon_p, wilcoxon_p_one_sided, and each p_holm, alternative, notes}; of all pairs such rows under `pairs`. difference is
         score_a − score_b. wilcoxon_p_one_sided is that a is better, as challengeR has it.
+        Of scores {entrants, tasks, ranking: [{entrant, rank, average_rank, rank_low, rank_high}], friedman_chi2, friedman_p, iman_davenport_f,
+        iman_davenport_p, critical_difference, pairs: [{a, b, difference, nemenyi, wilcoxon_p, wilcoxon_p_holm}], level, notes}; there rank_low and
+        rank_high are the best and worst rank where one task is left out.
 
     Raises:
         Refusal: scores_invalid, file_unreadable, extra_missing.
     """
     known(options, CompareOptions)
+    _one_of(scores, items)
     _need_scipy()
-    return item_analysis.compare(a, b, items, options)
+    if items is not None:
+        return item_analysis.compare(a, b, items, options)
+    if a is not None or b is not None:
+        raise Refusal(
+            "scores_invalid", "of a table of scores all entrants are compared", hint="give no names, or --items"
+        )
+    return task_analysis.compare(scores, options)
 
 
 def stability(

@@ -8,7 +8,10 @@ from acclimate.score_tables import listed
 from acclimate_competitions.errors import Refusal
 
 DRAWS = 20_000
-"""Of Monte Carlo, for rank intervals."""
+"""Of Monte Carlo, for rank intervals of up to MANY entrants."""
+MANY = 100
+FEWEST_DRAWS = 2_000
+"""Of Monte Carlo, however many entrants there are."""
 RESAMPLES = 2_000
 """Of the bootstrap over entrants."""
 SPLITS = 400
@@ -64,8 +67,10 @@ class CompareOptions(TypedDict, total=False):
         alternative: what is held against no difference: two-sided (the default), greater (the first is better), less.
         level: of the interval of a difference, 0.95.
         lower_is_better: whether it is.
-        missing: fail (the default), or exclude: examples that one of a pair lacks are left out of the pair.
-        tasks: the sets that count, all where not given.
+        lower: tasks of a score table in which lower is better.
+        missing: fail (the default), or exclude: examples that one of a pair lacks are left out of the pair; of a score table,
+            entrants that lack a score are.
+        tasks: the sets or tasks that count, all where not given.
         protocol: whose rows count, in a table that has several.
         metric: whose rows count, in a table that has several.
         draws: of the signs.
@@ -76,6 +81,7 @@ class CompareOptions(TypedDict, total=False):
     alternative: Literal["two-sided", "greater", "less"]
     level: float
     lower_is_better: bool
+    lower: Sequence[str]
     missing: str
     tasks: Sequence[str]
     protocol: str
@@ -147,6 +153,12 @@ def confidence_level(level: float) -> float:
     if not 0 < level < 1:
         raise Refusal("scores_invalid", f"a level of confidence of {level}", hint="between 0 and 1, such as 0.95")
     return level
+
+
+def draws(options: Mapping[str, Any], entrants: int) -> int:
+    """Of Monte Carlo, for rank intervals: as asked for, or fewer for many entrants, whose pairs take time by their square."""
+    fewer = int(DRAWS * (MANY / max(MANY, entrants)) ** 2)
+    return int(options.get("draws", max(FEWEST_DRAWS, fewer)))
 
 
 def number(value: Any) -> float | None:

@@ -74,7 +74,9 @@ class Columns:
             Refusal: scores_invalid, with every row that has none.
         """
         values = self.column(column)
-        bad = [self._at(place) for place, value in enumerate(values) if value is None or _name(value) in ("", "nan")]
+        bad = [
+            self._at(place) for place, value in enumerate(values) if value is None or value != value or not _name(value)
+        ]
         refuse(f"{self.name}: {_count(len(bad), 'row')} without {column!r}", bad, hint="name it, or take the rows out")
         return [_name(value) for value in values]
 

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from acclimate import score_tables
 from acclimate.analysis_options import (
-    DRAWS,
     RESAMPLES,
     RankOptions,
     StabilityOptions,
     chosen,
     confidence_level,
+    draws,
     left_out,
     number,
 )
@@ -152,7 +152,7 @@ def ranked(
         key=lambda place: (-sign * scores[place], float(np.nan_to_num(errors[place], nan=np.inf)), names[place]),
     )
     values, joint = sign * scores[order], covariance[np.ix_(order, order)]
-    drawn: dict[str, Any] = {"level": level, "draws": options.get("draws", DRAWS), "seed": options.get("seed", 1)}
+    drawn: dict[str, Any] = {"level": level, "draws": draws(options, len(names)), "seed": options.get("seed", 1)}
     found = confidence.rank_sets(values, joint, kind=sets, **drawn)
     held = confidence.top_set(values, joint, k=top, **drawn)
     ranks = ranking.shared_ranks([Fraction(value) for value in values.tolist()], tolerance=0.0)
@@ -170,7 +170,7 @@ def ranked(
     rows.sort(key=lambda row: (row["rank"], row["entrant"]))
     inside = {names[place] for place, can in zip(order, held.tolist(), strict=True) if can}
     top_set = [row["entrant"] for row in rows if row["entrant"] in inside]
-    return {"ranking": rows, "top_set": top_set, "top": top, "level": level, "sets": sets}
+    return {"ranking": rows, "top_set": top_set, "top": top, "level": level, "sets": sets, "draws": drawn["draws"]}
 
 
 def stability(scores: Mapping[str, Source], options: StabilityOptions) -> dict[str, Any]:
@@ -194,8 +194,12 @@ def measured(tables: Mapping[str, Wide], notes: list[str], options: StabilityOpt
         matrix = table.scores * sign
         own = [place for place, task in enumerate(table.tasks) if task not in beside]
         tasks = [table.tasks[place] for place in own]
-        draws = options.get("draws", RESAMPLES)
-        found = agreement.of_table(matrix[:, own], names=table.entrants, draws=draws, seed=options.get("seed", 1))
+        found = agreement.of_table(
+            matrix[:, own],
+            names=table.entrants,
+            draws=options.get("draws", RESAMPLES),
+            seed=options.get("seed", 1),
+        )
         matrices.append(matrix[:, own])
         taus.append(found.tau)
         low, high = found.interval or (None, None)

@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from acclimate.cli.main import app
 from acclimate_competitions.errors import Refusal
 
 SHARED = Path(os.environ.get("ACCLIMATE_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data"))
+PAGE = Path(__file__).parents[2] / "docs/analysts.md"
 CORPORA = ["wiki_2025", "stackexchange_2025", "arxiv_2025"]
 
 
@@ -107,6 +110,46 @@ def test_the_command_gives_the_published_top_set_and_interval(pisa):
     assert acclimate.rank(path, score="math_score", se="math_se", top=5) == found
     wider = acclimate.rank(path, score="math_score", se="math_se", top=5, level=0.9)
     assert sorted(wider["top_set"]) == expected["tau_best_5_coverage_0.90"]
+
+
+BLOCKS = re.findall(r"^```console\n\$ acclimate (.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+
+
+@pytest.mark.parametrize("file", ["pisa2018_math.csv", "train_before_test.csv"])
+def test_what_the_page_shows_is_what_the_command_prints(file, monkeypatch):
+    (path,) = list(SHARED.rglob(file)) or pytest.skip("the reference score tables are not on this machine")
+    monkeypatch.chdir(path.parent)
+    (block,) = [block for block in BLOCKS if file in block]
+    line, _, shown = block.replace("\\\n", " ").partition("\n")
+    done = CliRunner().invoke(app, shlex.split(line), catch_exceptions=False)
+    said = "\n".join(line.rstrip() for line in done.output.splitlines())
+    for part in shown.split("…\n"):
+        assert part.strip("\n") in said
+
+
+def test_a_core_install_ranks_tables_and_names_what_the_rest_needs(tmp_path):
+    (tmp_path / "t.csv").write_text("m,a,b\nx,1,0.1\ny,2,0.1\n", encoding="utf-8")
+    code = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("scipy", "pandas", "sklearn", "mlflow", "matplotlib"):
+            raise ModuleNotFoundError(f"not in a core install: {name}")
+sys.meta_path.insert(0, Block())
+import acclimate
+from acclimate_competitions.errors import Refusal
+print(acclimate.rank("t.csv", score="a", se="b")["top_set"], acclimate.rank("t.csv", method="casp")["top"])
+print(acclimate.stability({"t": "t.csv"})["t"]["pairs"])
+for call in (acclimate.compare, acclimate.stability):
+    try:
+        call(items="t.csv")
+    except Refusal as refusal:
+        print(refusal.code)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.split("\n") == ["['y'] 1", "1", "extra_missing", "extra_missing", ""], done.stderr
 
 
 # ---- invariances ---------------------------------------------------------------------------------------------------

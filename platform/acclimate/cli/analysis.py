@@ -83,12 +83,21 @@ def compare(
     a: Annotated[str | None, typer.Argument(help="An entrant.", metavar="A")] = None,
     b: Annotated[str | None, typer.Argument(help="Another one; none for all pairs.", metavar="B")] = None,
     items: Items = None,
+    scores: Annotated[
+        Path | None,
+        typer.Option(
+            "--scores", help="Instead: a table entrants × tasks, to ask whether they differ over tasks.", metavar="FILE"
+        ),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="All pairs, with Holm's adjustment.")] = False,
     alternative: Annotated[
         str, typer.Option("--alternative", help="two-sided; greater: the first is better; less.")
     ] = "two-sided",
     level: Level = 0.95,
     lower_is_better: Lower = False,
+    lower: Annotated[
+        str | None, typer.Option("--lower", help="Tasks of --scores in which a lower score is better.", metavar="T,U,…")
+    ] = None,
     missing: Annotated[
         str,
         typer.Option(
@@ -107,14 +116,13 @@ def compare(
     from acclimate import analysis
     from acclimate.cli import analysis_texts
 
-    if items is None:
-        raise typer.BadParameter("a table of scores by example is needed", param_hint="--items")
     options = _given(
-        all=every, alternative=alternative, level=level, lower_is_better=lower_is_better, missing=missing,
+        all=every, alternative=alternative, level=level, lower_is_better=lower_is_better, lower=_words(lower), missing=missing,
         tasks=_words(tasks), protocol=protocol, metric=metric,
     )  # fmt: skip
-    found = analysis.compare(a, b, items=items, **options)
-    emit(found, as_json=as_json, text=analysis_texts.comparison(found))
+    found = analysis.compare(a, b, items=items, scores=scores, **options)
+    text = analysis_texts.comparison(found) if scores is None else analysis_texts.several_tasks(found)
+    emit(found, as_json=as_json, text=text)
 
 
 def stability(

@@ -153,6 +153,41 @@ def comparison(found: Mapping[str, Any]) -> Iterator[str]:
     yield from notes(found)
 
 
+def several_tasks(found: Mapping[str, Any]) -> Iterator[str]:
+    """The result of compare by a score table: average ranks over tasks, the tests, and the pairs that differ."""
+    rows = found["ranking"]
+    last = max((row["rank_high"] for row in rows), default=1)
+    header = ("rank", "without a task", "entrant", "average rank", f"1 to {last}")
+    body = [
+        (
+            row["rank"],
+            interval(row["rank_low"], row["rank_high"]),
+            row["entrant"],
+            f"{row['average_rank']:.3f}",
+            drawn(row["rank_low"], row["rank"], row["rank_high"], last=last),
+        )
+        for row in rows
+    ]
+    yield from table(header, body, right=("rank", "average rank"))
+    yield ""
+    if found["friedman_p"] is None:
+        yield "Two entrants and two tasks are the least that can be compared."
+    else:
+        f = "∞" if found["iman_davenport_f"] is None else f"{found['iman_davenport_f']:.2f}"
+        differ = "differ" if found["iman_davenport_p"] <= 1 - found["level"] else "can't be shown to differ"
+        yield (
+            f"Over {found['tasks']} tasks the {found['entrants']} entrants {differ}: Friedman chi² {found['friedman_chi2']:.2f}, "
+            f"p {p_value(found['friedman_p'])}; Iman-Davenport F {f}, p {p_value(found['iman_davenport_p'])}."
+        )
+        apart = sum(row["nemenyi"] for row in found["pairs"])
+        by_holm = sum(row["wilcoxon_p_holm"] <= 1 - found["level"] for row in found["pairs"])
+        yield (
+            f"Average ranks that differ by more than {found['critical_difference']:.2f} differ significantly (Nemenyi): "
+            f"{apart} of {counted(len(found['pairs']), 'pair')}; by Wilcoxon with Holm {by_holm}."
+        )
+    yield from notes(found)
+
+
 def _two(found: Mapping[str, Any]) -> Iterator[str]:
     a, b = plain(found["a"]), plain(found["b"])
     score, error = aligned(found["difference"], found["se_paired"])
