@@ -121,7 +121,7 @@ def prepare(
         "versions", "memory": peak in bytes, "seconds"}; tasks has for each task {"lr": the selected one, None for the model as
         submitted, "candidates": [{"lr", "epoch", "validation"}], "tokens": of the selection, "seeds": {"11": {"prepared": the digest
         that a round would record, "folder", "losses" and "loss_steps" (at most 200 points), "validation": nll, "tokens",
-        "steps", "seconds", "flops", "note"}}}. A diverged one that by rule failed has prepared None and the reason as note.
+        "steps", "seconds", "flops", "micro_batch": halved where memory did not suffice, "note"}}}. A diverged one that by rule failed has prepared None and the reason as note.
 
     Raises:
         Refusal: as evaluate.
@@ -377,6 +377,7 @@ def _prepared(entry: Mapping[str, Any]) -> dict[str, Any]:
         "losses": entry["losses"],
         "loss_steps": entry["loss_steps"],
         "validation": entry["validation"],
+        "micro_batch": entry["micro_batch"],
         **{name: entry["cost"][name] for name in ("tokens", "steps", "seconds", "flops")},
         "note": entry["failed"]["reason"] if "failed" in entry else entry["note"],
     }

@@ -1,6 +1,7 @@
-"""What is compared with lm-evaluation-harness: models, tokenizers and items that are the same on every machine.
+"""What is compared with lm-evaluation-harness and TRL: models, tokenizers and items that are the same on every machine.
 
-Run as a program where the harness is installed (`pip install lm-eval==0.4.13`), it writes its numbers to tests/vectors/lm-eval.json.
+Run as a program where these are installed (`pip install lm-eval==0.4.13 trl==1.16.0`), it writes their numbers to tests/vectors/lm-eval.json and
+trl.json.
 """
 
 import json
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from acclimate_competitions.definition import Task
+from acclimate_competitions.recipe import Optimizer, Recipe, Schedule, Selection
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "lm-eval.json"
+LOSSES = VECTORS.with_name("trl.json")
 LENGTH = 40
 """Tokens that a model reads; longer prompts are cut from the left."""
 
@@ -66,6 +69,40 @@ def rows(task: Task) -> list[dict[str, str]]:
     ]
 
 
+LEARNT = TASKS[1]
+RATE, ROWS = 3e-3, 80
+TRAINED = {"llama": {}, "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}
+"""Architectures whose losses are compared; dropout draws what another program can't draw again."""
+
+RECIPE = Recipe(
+    method="full",
+    epochs=5,
+    global_batch=8,
+    max_length=LENGTH + 1,
+    optimizer=Optimizer("adamw", 0.9, 0.999, 1e-8, 0.01),
+    schedule=Schedule("linear", 5, 0.1),
+    clip=1.0,
+    lr_grid=(RATE,),
+    selection=Selection("nll", 0, ("last",)),
+    seeds=(11, 12, 13),
+    loss="completion",
+    dtype="float32",
+    determinism="D1",
+    threads=1,
+    diverged="base",
+)
+
+
+def lessons() -> list[dict[str, str]]:
+    """Rows of LEARNT, of different length, whose target can be learned."""
+    names = ("cat", "barn", "thing", "sea", "garden", "hut")
+    found = []
+    for number in range(ROWS):
+        input_ = f"the {names[number % 6]} " * (1 + number % 2) + f"is {number}:"
+        found.append({"example": f"l{number}", "input": input_, "target": LEARNT.choices[number % 6 % 4]})
+    return found
+
+
 def write_tokenizer(path: Path, *, beginning: str) -> int:
     """A tokenizer of bytes with a few merges, as GPT-2's; returns the size of its vocabulary."""
     from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
@@ -83,7 +120,7 @@ def write_tokenizer(path: Path, *, beginning: str) -> int:
     return len(vocabulary)
 
 
-def write_model(folder: Path, architecture: str) -> Path:
+def write_model(folder: Path, architecture: str, **changes: Any) -> Path:
     """A model whose weights are exact binary fractions, so that they are the same everywhere."""
     import torch
 
@@ -97,6 +134,7 @@ def write_model(folder: Path, architecture: str) -> Path:
         "architectures": [kind.model_class],
         "vocab_size": size,
         **MODELS[architecture],
+        **changes,
     }
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     weights = {}
@@ -147,16 +185,95 @@ def measured(folder: Path, work: Path) -> dict[str, Any]:
     return found
 
 
-def main(work: Path) -> None:
-    """Write the vectors."""
+def trained(folder: Path, work: Path) -> list[float]:
+    """The losses of TRL's SFTTrainer, step by step: its loop, loss and clipping, our tokens, order, AdamW and schedule."""
+    import torch
+    from datasets import Dataset
+    from torch.utils.data import SequentialSampler
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    from acclimate_runners import packing, preparation
+
+    class Ordered(SFTTrainer):
+        def _get_train_sampler(self, dataset: Any = None) -> Any:
+            return SequentialSampler(dataset or self.train_dataset)
+
+    plain = packing.load_tokenizer(folder / "tokenizer.json")
+    prompts, answers = packing.taught(plain, LEARNT, lessons())
+    total = packing.steps(ROWS, epochs=RECIPE.epochs, global_batch=RECIPE.global_batch)
+    order = [
+        int(row)
+        for step in range(total)
+        for row in packing.batch_of_step(step, rows=ROWS, global_batch=RECIPE.global_batch, seed=11)
+    ]
+    whole = [(prompts[row] + answers[row])[-RECIPE.max_length :] for row in order]
+    # TRL has the model read the last token, too.
+    assert max(map(len, whole)) <= LENGTH
+    masks = [
+        [0] * (len(ids) - len(answers[row])) + [1] * len(answers[row]) for row, ids in zip(order, whole, strict=True)
+    ]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", attn_implementation="eager")
+    constants = RECIPE.optimizer
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=RATE,
+        betas=(constants.beta1, constants.beta2),
+        eps=constants.eps,
+        weight_decay=constants.weight_decay,
+    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda done: preparation.learning_rate(min(done + 1, total), total=total, peak=1.0, schedule=RECIPE.schedule),
+    )
+    config = SFTConfig(
+        output_dir=str(work / "trl"),
+        per_device_train_batch_size=RECIPE.global_batch,
+        num_train_epochs=1,
+        max_grad_norm=RECIPE.clip,
+        max_length=None,
+        packing=False,
+        completion_only_loss=True,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", pad_token="<s>", eos_token="<s>"
+    )
+    trainer = Ordered(
+        model=model,
+        args=config,
+        train_dataset=Dataset.from_dict({"input_ids": whole, "completion_mask": masks}),
+        processing_class=tokenizer,
+        optimizers=(optimizer, scheduler),
+    )
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def main(work: Path, which: str) -> None:
+    """Write the vectors of lm-eval or trl."""
     from importlib.metadata import version
 
-    numbers = {name: measured(write_model(work / name, name), work) for name in MODELS}
-    source = {name: version(name) for name in ("lm_eval", "transformers", "torch", "tokenizers")}
-    about = "lm_eval.simple_evaluate on the models and items of tests/journeys/harness.py, which is the program that wrote this"
-    text = json.dumps({"source": source, "about": about, "models": numbers}, indent=1)
-    VECTORS.write_text(text + "\n", "utf-8")
+    names, about = (
+        ("transformers", "torch", "tokenizers"),
+        "on the models and items of tests/journeys/harness.py, which is the program that wrote this",
+    )
+    if which == "lm-eval":
+        models: dict[str, Any] = {name: measured(write_model(work / name, name), work) for name in MODELS}
+        path, call, names = VECTORS, "lm_eval.simple_evaluate", ("lm_eval", *names)
+    else:
+        models = {name: trained(write_model(work / name, name, **more), work) for name, more in TRAINED.items()}
+        path, call, names = LOSSES, "trl.SFTTrainer's losses, step by step,", ("trl", *names)
+    text = json.dumps(
+        {"source": {n: version(n) for n in names}, "about": f"{call} {about}", "models": models}, indent=1
+    )
+    path.write_text(text + "\n", "utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -67,6 +67,7 @@ def test_a_preparation_at_home_has_the_digests_that_a_round_records(at_home: Pat
     for seed, entry in recorded.items():
         mine = part["seeds"][str(seed)]
         assert mine["prepared"] == entry["prepared"] is not None
+        assert mine["micro_batch"] == entry["micro_batch"] == 8
         assert mine["losses"] == entry["losses"] and mine["validation"] == entry["validation"]
         assert digests.of_file(tmp_path / "out" / mine["folder"] / "model.safetensors") == entry["prepared"]
     assert part["lr"] == selection["selected"]["lr"] and part["candidates"] == selection["candidates"]

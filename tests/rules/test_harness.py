@@ -1,6 +1,7 @@
-"""The numbers of lm-evaluation-harness on the same models and items: log-likelihoods within 1e-4, acc and acc_norm exactly.
+"""The numbers of others on the same models and items: lm-evaluation-harness's scores, TRL's losses.
 
-tests/vectors/lm-eval.json says what it was written by; tests/journeys/harness.py makes models and items, and can write it again.
+Log-likelihoods are equal within 1e-4, acc and acc_norm exactly, the losses within 1e-3 at every of 50 steps. tests/vectors/lm-eval.json and
+trl.json say what they were written by; tests/journeys/harness.py makes models and items, and can write them again.
 """
 
 import dataclasses
@@ -129,3 +130,22 @@ def test_apart_and_together_differ_where_tokens_run_together(tmp_path: Path) -> 
         [[0, tokenizer.token_to_id("th")]],
         [[tokenizer.token_to_id("e")]],
     )
+
+
+@pytest.mark.parametrize("architecture", sorted(harness.TRAINED))
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_losses_are_those_of_trl(tmp_path: Path, architecture: str, micro_batch: int | None) -> None:
+    from acclimate_runners import network, preparation
+
+    written = json.loads(harness.LOSSES.read_text("utf-8"))
+    expected = written["models"][architecture]
+    assert written["source"]["trl"] and len(expected) == 50
+    folder = harness.write_model(tmp_path / architecture, architecture, **harness.TRAINED[architecture])
+    limits = jobs.Limits((architecture,), 10**6, 10**7, memory=2**31, wall_seconds=60)
+    network.be_deterministic(1)
+    model = network.load({path.name: path for path in folder.iterdir()}, limits, max_length=harness.LENGTH + 1)
+    tokenizer = packing.load_tokenizer(folder / "tokenizer.json")
+    rows = packing.pack(*packing.taught(tokenizer, harness.LEARNT, harness.lessons()), max_length=harness.LENGTH + 1)
+    done = preparation.fit(model, (rows, rows), harness.RECIPE, lr=harness.RATE, seed=11, micro_batch=micro_batch)
+    np.testing.assert_allclose(done.losses, expected, atol=1e-3, rtol=0)
+    assert expected[-1] < 0.7 * expected[0]
