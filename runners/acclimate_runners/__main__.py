@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from acclimate_competitions.errors import Refusal
@@ -45,12 +46,15 @@ def main(arguments: Sequence[str]) -> int:
         os.dup2(given.progress, _WORDS)
         os.close(given.progress)
     words = _WORDS if _is_pipe(_WORDS) else None
+    network = ""
     if given.parent is not None:
-        isolation.tell(words, asdict(isolation.confine(parent=given.parent, memory=given.memory)))
+        confined = isolation.confine(parent=given.parent, memory=given.memory)
+        isolation.tell(words, asdict(confined))
+        network = confined.network
     folder = given.folder.resolve()
     job = jobs.from_json((folder / "job.json").read_text("utf-8"))
     try:
-        outcome = _carry_out(job, folder, lambda step, total, what: _progress(words, step, total, what))
+        outcome = _carry_out(job, folder, partial(_progress, words), network)
         outcome = replace(outcome, results={**outcome.results, "memory": _peak()})
     except Refusal as refusal:
         print(f"refused: {refusal.code}: {refusal.sentence}", *refusal.problems, sep="\n", file=sys.stderr)  # noqa: T201
@@ -64,14 +68,14 @@ def main(arguments: Sequence[str]) -> int:
         traceback.print_exc()
         return status
     try:
-        _write_manifest(folder / "out", outcome)
+        _write_manifest(folder / "out", replace(outcome, network=outcome.network or network))
     except OSError as error:
         traceback.print_exc()
         return _shortage(error) or 1
     return 0
 
 
-def _carry_out(job: Job, folder: Path, progress: Callable[[int, int, str], None]) -> Outcome:
+def _carry_out(job: Job, folder: Path, progress: Callable[[int, int, str], None], network: str) -> Outcome:
     # Imported here, as they import torch: the child is confined by then.
     match job:
         case CheckJob():
@@ -81,7 +85,7 @@ def _carry_out(job: Job, folder: Path, progress: Callable[[int, int, str], None]
         case PrepareJob():
             from acclimate_runners import preparation
 
-            return preparation.prepare(job, folder, progress)
+            return preparation.prepare(job, folder, progress, kept_from=network)
         case EvaluateJob():
             from acclimate_runners import evaluation
 

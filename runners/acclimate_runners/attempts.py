@@ -113,7 +113,7 @@ class Attempt:
 
     def _found(self) -> Status | None:
         found = self._notes.outcome()
-        return None if found is None else Status("done", outcome=found[0], log=found[1])
+        return None if found is None else self._said(Status("done", outcome=found[0], log=found[1]))
 
     def _adopted(self) -> Status | None:
         for folder in reversed(self._tries()):
@@ -206,11 +206,14 @@ class Attempt:
         return self._said(Status("done", outcome=outcome, log=log))
 
     def _said(self, status: Status) -> Status:
+        if status.outcome is not None:
+            # Its own word, which stays with it: nobody may have heard the child's, and of a preparation it is of all its tries.
+            status = replace(status, network=status.outcome.network)
         child = self._child
         if child is None:
             return status
         word = child.progress
-        network = child.isolation.network if child.isolation is not None else ""
+        network = status.network or (child.isolation.network if child.isolation is not None else "")
         return replace(status, step=word.step, total=word.total, what=word.what, network=network)
 
 

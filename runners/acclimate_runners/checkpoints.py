@@ -49,14 +49,16 @@ class Checkpoints:
         folder: the job's.
         identity: what must be equal for a checkpoint to lead to the same bytes: job, hardware, versions.
         seconds: between two of them.
+        network: of this process, as Outcome has it.
 
     Attributes:
         position: (steps done, of how many) over all fits, as progress counts them.
+        network: of this process and of those that led to the checkpoint it goes on from.
     """
 
-    def __init__(self, folder: Path, *, identity: Mapping[str, Any], seconds: float) -> None:
+    def __init__(self, folder: Path, *, identity: Mapping[str, Any], seconds: float, network: str = "") -> None:
         self._folder, self._identity, self._seconds = folder, dict(identity), seconds
-        self.position = (0, 0)
+        self.position, self.network = (0, 0), network
         self._done: dict[str, Any] = {}
         self._half: dict[str, Any] | None = None
         self._before = 0.0
@@ -125,6 +127,7 @@ class Checkpoints:
             "total": self.position[1],
             "seconds": self._before + began - self._began,
             "asked": self._asked,
+            "network": self.network,
             # Two attempts never name the same blob, so that each may remove its own.
             "nonce": uuid.uuid4().hex,
         }
@@ -158,12 +161,15 @@ class Checkpoints:
                     raise ValueError(f"its {name} is {state[name]!r}, not {value!r}")
             done, half, before = dict(state["done"]), state["half"], float(state["seconds"])
             position = (int(state["step"]), int(state["total"]))
+            network = str(state.get("network", ""))
             if half is not None:
                 half = {"part": half["part"], **_checked(half)}
         except (OSError, ValueError, TypeError, KeyError) as error:
             _say(f"the checkpoint is ignored: {type(error).__name__}: {str(error)[:300]}")
             return
         self._done, self._half, self._before, self.position = done, half, before, position
+        # Once open is open: part of the result was made so.
+        self.network = network if network == "open" else self.network
 
 
 class Fitting:

@@ -142,6 +142,8 @@ class Outcome:
                 with the columns of tables.PREDICTIONS.
         hardware: hardware class, such as "cpu/x86_64/avx512".
         versions: of the libraries that can change a number.
+        network: what the child was kept from (isolation.py), with a preparation the least of all tries that it comes from: none, open;
+            empty where it was not asked to confine itself.
     """
 
     status: Literal["done", "refused"]
@@ -150,6 +152,7 @@ class Outcome:
     results: Mapping[str, Any]
     hardware: str
     versions: Mapping[str, str]
+    network: str = ""
 
 
 def inputs(job: Job) -> set[str]:

@@ -254,8 +254,14 @@ def cost(done: Fit, model: Network) -> dict[str, float]:
 NO_COST = {"tokens": 0, "steps": 0, "seconds": 0.0, "flops": 0}
 
 
-def prepare(job: PrepareJob, folder: Path, progress: Progress) -> Outcome:
+def prepare(job: PrepareJob, folder: Path, progress: Progress, *, kept_from: str = "") -> Outcome:
     """Prepare one entry for its tasks and seeds.
+
+    Args:
+        job: what to do.
+        folder: of the job.
+        progress: told of the steps.
+        kept_from: this process's network, as Outcome has it.
 
     Raises:
         Refusal: model_invalid, for the entrant's faults; anything else that is raised is not the entrant's.
@@ -272,7 +278,8 @@ def prepare(job: PrepareJob, folder: Path, progress: Progress) -> Outcome:
     # 2. What an earlier try had done; progress counts the steps of all fits.
     hardware, versions = network.hardware(), network.versions()
     identity = {"job": jobs.digest(job), "hardware": hardware, "versions": versions}
-    checkpoints = Checkpoints(folder, identity=identity, seconds=job.limits.checkpoint_seconds)
+    every = job.limits.checkpoint_seconds
+    checkpoints = Checkpoints(folder, identity=identity, seconds=every, network=kept_from)
     start = Start(model, weights, job.recipe, checkpoints, job.micro_batch, job.max_steps)
     counter = _Counter(job, packed, wanted, words, checkpoints)
     selections: list[dict[str, Any]] = []
@@ -300,7 +307,7 @@ def prepare(job: PrepareJob, folder: Path, progress: Progress) -> Outcome:
                 {"task": name, "seed": seed, "micro_batch": job.micro_batch or job.recipe.global_batch, **entry}
             )
     results = {"selections": selections, "prepared": prepared}
-    return Outcome("done", "", files, results, hardware, versions)
+    return Outcome("done", "", files, results, hardware, versions, checkpoints.network)
 
 
 def _prepare_seed(

@@ -22,7 +22,7 @@ class Status:
             machine had less than it is allowed), no_space (try again later), runner_failed (the machine's fault), runner_lost (nothing is known of it any more; it may go on, and is found by its name),
             job_failed (our code's), cancelled, or another refusal's code.
         log: digest of the child's output, once it has ended.
-        network: what the child said of its network: none, open; empty before it said anything.
+        network: what the child said of its network: none, open; empty before it said anything. Once done, as the outcome has it.
         machine: where it runs or ran, as machines() names it; empty before that is known.
         words: how many the child has said; it says one again where it goes on with the same.
         silent: seconds since it last showed a sign of life: a word of its child, a file that came or went.

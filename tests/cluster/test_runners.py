@@ -78,6 +78,12 @@ def test_a_finished_attempt_is_adopted_and_not_run_again(prepared) -> None:
     began = time.monotonic()
     adopted = ended(again.start("sha256:ab/1", job, blobs))
     assert adopted.outcome == status.outcome and time.monotonic() - began < 0.5
+    assert adopted.network == status.network
+    # So it is where its runner died before it wrote a note of it.
+    for name in blobs.notes("attempts/"):
+        blobs.drop_note(name)
+    alone = ended(LocalRunner(folder / "work", slots=1).start("sha256:ab/1", job, blobs))
+    assert alone.outcome == status.outcome and alone.network == status.network != ""
     # Of another job under the same name nothing is adopted.
     other = replace(job, stages=job.stages[:1])
     fresh = ended(again.start("sha256:ab/1", other, blobs))

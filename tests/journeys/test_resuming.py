@@ -49,9 +49,10 @@ def carried_out(work: Path, job: PrepareJob, blobs: FolderBlobs, fence: int) -> 
 
 
 def comparable(outcome: Outcome | None) -> Any:
-    """Prepared bytes, losses and selection: an outcome without the times in it."""
+    """Prepared bytes, losses and selection: an outcome without the times and the memory in it."""
     assert outcome is not None
     text = json.loads(json.dumps({"files": dict(outcome.files), "results": outcome.results}))
+    del text["results"]["memory"]
     for entry in [*text["results"]["selections"], *text["results"]["prepared"]]:
         del entry["cost"]["seconds"]
     return text
@@ -105,6 +106,8 @@ def test_an_outcome_is_with_the_blobs_and_is_taken_on_any_machine(done: Any, tmp
     assert blobs.notes(NOTES) == [f"{NOTES}1/manifest.json"]
     again = carried_out(tmp_path / "another", job, blobs, 2)
     assert again.outcome == first.outcome and again.log == first.log
+    # Also what its child was kept from, which nobody has heard here.
+    assert again.network == first.network == first.outcome.network in ("none", "open")
     assert not (tmp_path / "another").exists()
     # What the checkpoints held of fits is gone, what they shared with the outcome is not.
     kept = {each.digest for each in blobs.listing()}
@@ -314,6 +317,23 @@ def test_a_checkpoint_that_is_asked_for_is_with_the_blobs_when_the_answer_comes(
     # Of what is over, everything is kept.
     assert handle.attempt.checkpoint()
     runner.close()
+
+
+def test_what_began_with_an_open_network_stays_said_to_have_had_one(
+    done: Any, tmp_path: Path, blobs: FolderBlobs
+) -> None:
+    _, job, first = done
+    stopped_at(tmp_path / "work", job, blobs)
+    found = note(blobs, "1/checkpoint.json")
+    assert found is not None
+    state = json.loads(blobs.read(found["files"]["resume/state.json"]))
+    assert state["network"] == first.network
+    # A machine that gave its children a network wrote such a one.
+    files = {**found["files"], "resume/state.json": blobs.put_bytes(json.dumps({**state, "network": "open"}).encode())}
+    blobs.put_note(f"{NOTES}1/checkpoint.json", json.dumps({**found, "files": files}).encode())
+    last = carried_out(tmp_path / "other", job, blobs, 2)
+    assert comparable(last.outcome) == comparable(first.outcome)
+    assert last.network == "open" and last.outcome is not None and last.outcome.network == "open"
 
 
 @pytest.mark.parametrize("name", ["resume/state.json", "resume/fit.safetensors"])
