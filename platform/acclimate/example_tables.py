@@ -1,7 +1,8 @@
 """Anybody's scores by example, as a long table: which column is what, and the checks before numbers are computed from it.
 
 A row is one score: of an entrant, for an example of a set, with a cluster, a seed, a protocol and a metric where such columns are. Names of columns
-count without capitals; of several that could be one thing, the first of the list below is taken. A set with repeated names of examples in
+count without capitals; of several that could be one thing, the first of the list below is taken, but of several columns that tell sets apart
+(round, task) each combination is a set. A set with repeated names of examples in
 another set shares them: both stand in one cluster.
 """
 
@@ -47,8 +48,8 @@ def read(source: Source, options: Mapping[str, Any]) -> tuple[Items, list[str]]:
     kept = np.ones(len(table.rows), dtype=bool)
     for role in ("protocol", "metric"):
         kept &= _of_one(table, roles, role, options.get(role))
+    sets = np.array(_sets(table, notes), dtype=object)
     if "set" in roles and options.get("tasks"):
-        sets = np.array(table.names(roles["set"]), dtype=object)
         unknown = sorted(set(options["tasks"]) - set(sets.tolist()))
         if unknown:
             hint = f"there are {listed(sorted(set(sets.tolist())))}"
@@ -58,11 +59,12 @@ def read(source: Source, options: Mapping[str, Any]) -> tuple[Items, list[str]]:
         raise Refusal("scores_invalid", f"{table.name}: no column of sets", hint=f"one of {listed(ROLES['set'])}")
     if not kept.all():
         notes.append(f"{table.name}: {int(kept.sum())} of {len(kept)} rows are of what was chosen")
-    beside = [column for column in table.cells if column not in roles.values()]
+    looked_at = [*roles.values(), *_set_columns(table)]
+    beside = [column for column in table.cells if column not in looked_at]
     if beside:
         notes.append(f"{table.name}: columns that are not looked at: {listed(beside, most=20)}")
     places = np.flatnonzero(kept).tolist()
-    return items.arrange(_rows(table, roles, places)), notes
+    return items.arrange(_rows(table, roles, places, sets)), notes
 
 
 def answered(found: Items, options: Mapping[str, Any], notes: list[str]) -> Items:
@@ -143,7 +145,23 @@ def _of_one(table: Columns, roles: Mapping[str, str], role: str, wanted: str | N
     return np.array([name == wanted for name in names]) if wanted is not None else np.ones(len(names), dtype=bool)
 
 
-def _rows(table: Columns, roles: Mapping[str, str], places: Sequence[int]) -> items.Rows:
+def _set_columns(table: Columns) -> list[str]:
+    """The columns that tell sets apart: all that could, and have more than one value; else the first, if any."""
+    found = [column for name in ROLES["set"] for column in table.cells if column.lower() == name]
+    telling = [column for column in found if len(set(table.names(column))) > 1]
+    return telling or found[:1]
+
+
+def _sets(table: Columns, notes: list[str]) -> list[str]:
+    """[rows] the set of each row; "" where no column names one."""
+    columns = _set_columns(table)
+    if len(columns) > 1:
+        notes.append(f"{table.name}: each combination of {listed(columns)} is a set")
+    parts = [table.names(column) for column in columns]
+    return [" / ".join(words) for words in zip(*parts, strict=True)] if parts else [""] * len(table.rows)
+
+
+def _rows(table: Columns, roles: Mapping[str, str], places: Sequence[int], sets: Any) -> items.Rows:
     def column(role: str) -> list[str]:
         names = table.names(roles[role])
         return [names[place] for place in places]
@@ -153,7 +171,7 @@ def _rows(table: Columns, roles: Mapping[str, str], places: Sequence[int]) -> it
     examples = column("example")
     return items.Rows(
         entrants=column("entrant"),
-        sets=column("set") if "set" in roles else nothing,
+        sets=[sets[place] for place in places],
         examples=examples,
         clusters=column("cluster") if "cluster" in roles else examples,
         seeds=["" if score_tables.absent(seed) else str(seed) for seed in seeds],

@@ -2,7 +2,7 @@
 
 What is read: CSV in UTF-8, with or without BOM, any line ends, separated by commas, semicolons or tabs; in a file separated by semicolons a
 comma is the decimal point where no number has a point. An empty cell, NA, N/A, NaN, null, none and - are missing. Everything else in a
-column of numbers that is no finite number is refused, all of it at once, with its lines. What was taken for what stands in `notes`.
+column of numbers that is no finite number (or of a size that can't be squared) is refused, all of it at once, with its lines. What was taken for what stands in `notes`.
 """
 
 import csv
@@ -26,12 +26,19 @@ Source = Any
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-", "–"})
 """Cells that stand for nothing known, in small letters."""
+SMALLEST, LARGEST = 1e-100, 1e100
+"""Sizes of numbers that are not 0: squares and products of others are no numbers, or 0."""
 SHOWN = 20
 """Problems of a table that a refusal lists; it counts the rest."""
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?")
 _TRUTH = {"true": 1.0, "false": 0.0}
+_LONG = (
+    ("entrant", "model", "system", "algorithm", "team", "submission", "group"),
+    ("task", "benchmark", "dataset", "target", "set"),
+    ("score", "value"),
+)
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 
@@ -99,7 +106,7 @@ class Columns:
             f"{self.name}: {_count(len(bad), 'cell')} that should be a finite number "
             f"{'is' if len(bad) == 1 else 'are'} none",
             bad,
-            hint="correct them; an empty cell is a missing score; --tasks leaves columns out that are no scores",
+            hint=f"correct them (0, or sizes from {SMALLEST:g} to {LARGEST:g}); an empty cell is a missing score; --tasks leaves columns out that are no scores",
         )
         return found
 
@@ -151,20 +158,22 @@ def read(source: Source, *, name: str | None = None) -> Columns:
     raise TypeError(f"a score table is a path, a pyarrow Table or a pandas DataFrame, not {type(source).__name__}")
 
 
-def wide(table: Columns, *, tasks: Sequence[str] = (), but: Sequence[str] = ()) -> Wide:
-    """A table entrants × tasks: the first column names the entrant, every other column is a task.
+def wide(table: Columns, *, tasks: Sequence[str] = ()) -> Wide:
+    """A table entrants × tasks: the first column names the entrant, every other column is a task; or a long table of entrant, task, score.
 
     Args:
         table: as read.
-        tasks: the columns to take, in this order; all where none are given.
-        but: columns that are no tasks.
+        tasks: the tasks to take, in this order; all where none are given.
 
     Raises:
         Refusal: scores_invalid: no task, an entrant twice, two protocols, text in numbers.
     """
-    first, *others = table.cells
     check_protocol(table)
-    chosen = list(tasks) or [column for column in others if column not in but and column != "protocol"]
+    long = _long(table)
+    if long is not None:
+        table = _widened(table, *long)
+    first, *others = table.cells
+    chosen = list(tasks) or [column for column in others if column != "protocol"]
     if first in chosen:
         raise Refusal("scores_invalid", f"{table.name}: {first!r} names the entrants, it is no task")
     doubled = sorted({task for task in chosen if chosen.count(task) > 1})
@@ -175,6 +184,36 @@ def wide(table: Columns, *, tasks: Sequence[str] = (), but: Sequence[str] = ()) 
     if not chosen:
         raise Refusal("scores_invalid", f"{table.name}: no column of scores beside {first!r}")
     return Wide(table.name, entrants(table, first), tuple(chosen), table.numbers(*chosen), table.notes)
+
+
+def _long(table: Columns) -> list[str] | None:
+    """The columns of entrant, task and score, where the table has these and no others but a protocol."""
+    by_name = {column.lower(): column for column in table.cells if column != "protocol"}
+    found = [next((by_name[name] for name in names if name in by_name), None) for names in _LONG]
+    columns = [column for column in found if column is not None]
+    return columns if len(columns) == len(by_name) == len(_LONG) else None
+
+
+def _widened(table: Columns, entrant: str, task: str, score: str) -> Columns:
+    """A long table with a column a task; entrants and tasks in the order in which they come first."""
+    names, tasks = table.names(entrant), table.names(task)
+    keys: dict[tuple[str, str], list[int]] = {}
+    for place, key in enumerate(zip(names, tasks, strict=True)):
+        keys.setdefault(key, []).append(place)
+    double = [f"{one!r} in {other!r}: {table.at(where)}" for (one, other), where in keys.items() if len(where) > 1]
+    refuse(
+        f"{table.name}: {_count(len(double), 'score')} in more than one row", double, hint="one row an entrant and task"
+    )
+    table.numbers(score)  # tells of the file's own rows what is no number
+    order, columns = list(dict.fromkeys(names)), list(dict.fromkeys(tasks))
+    cells: dict[str, list[Any]] = {entrant: list(order)}
+    if entrant in columns:
+        raise Refusal("scores_invalid", f"{table.name}: a task can't be called {entrant!r}", hint="rename it")
+    for column in columns:
+        places = [keys.get((name, column)) for name in order]
+        cells[column] = [None if where is None else table.cells[score][where[0]] for where in places]
+    notes = (*table.notes, f"{table.name} is a long table: {len(order)} entrants in {len(columns)} tasks")
+    return Columns(table.name, cells, list(range(1, len(order) + 1)), "entrant", table.comma, notes)
 
 
 def entrants(table: Columns, column: str) -> tuple[str, ...]:
@@ -208,7 +247,7 @@ def check_protocol(table: Columns) -> None:
             raise Refusal(
                 "scores_invalid",
                 f"{table.name} mixes {len(found)} protocols: {listed(found)}",
-                hint="choose one with --protocol where the table is long, else split the table: they are never pooled",
+                hint="give each protocol a table of its own: they are never pooled",
             )
 
 
@@ -332,7 +371,7 @@ def _name(value: Any) -> str:
 
 
 def _number(value: Any, *, comma: bool) -> float | None:
-    """A finite number, NaN where missing, None where it is neither."""
+    """A number that can be computed with, NaN where missing, None where it is neither."""
     if absent(value):
         return math.nan
     if isinstance(value, str):
@@ -347,4 +386,4 @@ def _number(value: Any, *, comma: bool) -> float | None:
             parsed = float(value)
         except (TypeError, ValueError, OverflowError):
             return None
-    return parsed if math.isfinite(parsed) else None
+    return parsed if parsed == 0 or SMALLEST <= abs(parsed) <= LARGEST else None

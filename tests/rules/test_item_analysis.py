@@ -321,6 +321,15 @@ def test_tables_that_are_none_are_refused(change, says):
         assert refused.value.code == "scores_invalid"
 
 
+def test_rounds_and_tasks_in_one_table_are_sets_each():
+    frame = evaluated(sets=("a", "b"), n=10, abilities=[0.0, 0.4]).rename(columns={"set": "task"})
+    both = pandas.concat([frame.assign(round="1"), frame.assign(round="2", score=1 - frame["score"])])
+    found = acclimate.stability(items=both)
+    assert set(found["sets"]) == {"a / 1", "a / 2", "b / 1", "b / 2"}
+    assert any("combination of 'task', 'round'" in note for note in found["notes"])
+    assert set(acclimate.stability(items=frame.assign(round="1"))["sets"]) == {"a", "b"}
+
+
 def test_one_protocol_of_two_is_chosen_and_said():
     frame = evaluated(n=10)
     both = pandas.concat([frame.assign(protocol="direct"), frame.assign(protocol="prepared", score=1 - frame["score"])])

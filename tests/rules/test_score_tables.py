@@ -1,12 +1,17 @@
 """Anybody's tables: what is read as what, and what is refused."""
 
+import json
 import math
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import acclimate
 from acclimate import score_tables
@@ -89,6 +94,8 @@ def test_what_stands_for_a_missing_score(tmp_path, cell):
         ("model,a\nx,1_000\n", "'1_000'"),
         ("model,a\nx,inf\n", "'inf'"),
         ("model,a\nx,1e999\n", "'1e999'"),
+        ("model,a\nx,1e101\n", "'1e101'"),
+        ("model,a\nx,-1e-101\n", "'-1e-101'"),
         ("model,a\nx,١\n", "'١'"),
         ("model,protocol,a\nx,direct,1\ny,prepared,1\n", "mixes 2 protocols: 'direct', 'prepared'"),
         ('model,a\n"x,1\n', "line 2"),
@@ -119,6 +126,26 @@ def test_a_file_that_is_none_is_refused(tmp_path, name):
     assert refused.value.code == "file_unreadable"
 
 
+def test_a_long_table_of_scores_is_the_same_table(tmp_path):
+    rows = "model,task,score\nz,b,2.5\nx,a,1\nx,b,4\ny,a,2\ny,b,3\nz,a,3\n"
+    table = wide(written(tmp_path, rows), tasks=["a", "b"])
+    assert dict(zip(table.entrants, table.scores.tolist(), strict=True)) == {"x": [1, 4], "y": [2, 3], "z": [3, 2.5]}
+    assert table.notes == ("t is a long table: 3 entrants in 2 tasks",)
+    assert math.isnan(wide(written(tmp_path, rows.replace("z,a,3\n", "")), tasks=["a"]).scores[0, 0])
+    for wrong, says in (
+        (rows + "x,a,1\n", "'x' in 'a': line 3, line 8"),
+        (rows + "x,c,bad\n", "line 8, column 'score': 'bad'"),
+        (
+            rows.replace("score", "score,protocol").replace("\n", ",p\n").replace("score,protocol,p", "score,protocol")
+            + "q,a,1,d\n",
+            "mixes 2 protocols",
+        ),
+    ):
+        with pytest.raises(Refusal) as refused:
+            wide(written(tmp_path, wrong))
+        assert says in "\n".join([refused.value.sentence, *refused.value.problems])
+
+
 def test_columns_that_are_no_scores_are_left_out_by_naming_the_tasks(tmp_path):
     path = written(tmp_path, "model,licence,a\nx,MIT,1\ny,none,2\n")
     with pytest.raises(Refusal, match="is none"):
@@ -138,3 +165,35 @@ def test_the_functions_come_with_the_package_and_name_what_they_do_not_know():
         acclimate.nothing  # noqa: B018
     with pytest.raises(TypeError, match="path, a pyarrow Table"):
         acclimate.rank(np.eye(2), score="a", se="b")
+
+
+CELLS = st.one_of(
+    st.text("ab,;\t\"'\r\n \ufeff\x00é-.0123456789eEnNaA", max_size=6),
+    st.sampled_from(
+        ["model", "score", "task", "protocol", "1", "0", "0.5", "NaN", "", "set", "example", "cluster", "seed"]
+    ),
+)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.lists(CELLS, max_size=5), max_size=6), st.sampled_from(",;\t"), st.sampled_from(["\n", "\r\n", "\r"])
+)
+def test_whatever_a_file_holds_the_answer_is_a_table_or_a_refusal(rows, separator, end):
+    text = end.join(separator.join(row) for row in rows)
+    with tempfile.TemporaryDirectory() as folder:
+        path = written(Path(folder), text.encode("utf-8", "surrogatepass"))
+        for call in (
+            lambda: acclimate.stability({"t": path}, draws=5),
+            lambda: acclimate.rank(path, method="casp", draws=50),
+            lambda: acclimate.rank(path, score="score", se="1", draws=50),
+            lambda: acclimate.rank(items=path, draws=50),
+            lambda: acclimate.compare(items=path, draws=50),
+            lambda: acclimate.compare(scores=path, draws=50),
+            lambda: acclimate.stability(items=path, draws=5),
+        ):
+            try:
+                json.dumps(call(), allow_nan=False)
+            except Refusal as refusal:
+                assert refusal.code in ("scores_invalid", "file_unreadable")
+                assert refusal.sentence
