@@ -164,14 +164,14 @@ def near(one, other):
 
 
 @settings(max_examples=25)
-@given(st.integers(10, 14), st.integers(2, 4), st.integers(0, 2**32 - 1), st.floats(-100, 100))
+@given(st.integers(10, 14), st.integers(2, 4), st.integers(0, 2**32 - 1), st.integers(-1000, 1000))
 def test_neither_order_nor_names_nor_a_constant_move_a_stability(m, count, seed, constant):
     random = np.random.default_rng(seed)
     scores = random.integers(0, 6, size=(m, count)).astype(float)
     one = acclimate.stability({"t": table(scores)}, draws=50)["t"]
     rows, columns = random.permutation(m), random.permutation(count)
     names = [f"other {place}" for place in rows]
-    other = acclimate.stability({"t": table(scores[rows][:, columns] + constant, names=names)}, draws=50)["t"]
+    other = acclimate.stability({"t": table(scores[rows][:, columns] + constant / 8, names=names)}, draws=50)["t"]
     keys = [tuple(sorted(stats.rankdata(column)[row] for column in scores.T)) for row in range(m)]
     if len(set(keys)) == len({tuple(row) for row in scores.tolist()}):
         assert near(numbers(one), numbers(other))
