@@ -144,7 +144,7 @@ class RayCluster:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         try:
-            self._process.wait(60)
+            self._process.wait(240)
         finally:
             self._process.kill()
             self._process.wait()

@@ -93,7 +93,7 @@ def test_a_head_that_is_lost_ends_its_attempts_and_another_cluster_goes_on(world
         gone = lost.clusters.pop(0)
         gone.behead()
         # It is held, so its end is not its own doing.
-        until(lambda: not children(str(lost.folder / "node-2")), within=90)
+        until(lambda: not children(str(lost.folder / "node-2")))
         lost.settled(submission)
         first, second = lost.tries()
         assert (first.fence, first.state) == (1, "given_back") and first.code in (

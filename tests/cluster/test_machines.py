@@ -82,7 +82,7 @@ def test_a_machine_with_a_full_disk_is_set_aside_and_the_others_go_on(
     (tmp_path / "work").mkdir(exist_ok=True)
     before = len(runner.machines())
     cluster.add_small(tmp_path / "work", "1m", num_cpus=1, labels={"pool": "small"})
-    until(lambda: len(runner.machines()) == before + 1, within=300)
+    until(lambda: len(runner.machines()) == before + 1)
     (small,) = [machine.name for machine in runner.machines() if machine.labels["pool"] == "small"]
     full = ended(runner.start("full/1", job, blobs, demand=Demand(labels={"pool": "small"})))
     assert (full.code, full.machine) == ("no_space", small) and full.unfit and "free some space" in full.reason

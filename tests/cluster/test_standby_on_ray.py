@@ -10,6 +10,7 @@ from pathlib import Path
 import live as staging
 import pytest
 from dispatching import Process, children, holding, rows, send, state_of, wait
+from waiting import WITHIN
 
 
 @pytest.mark.slow
@@ -44,7 +45,7 @@ def test_attempts_go_on_while_their_dispatcher_is_stopped_or_killed_and_are_adop
         (child,) = held
         # 1. The leader is stopped in order; the attempt goes on, and the standby takes it up as it is.
         one.signal(signal.SIGTERM)
-        assert one.process.wait(120) == 0
+        assert one.process.wait(WITHIN) == 0
         two.await_("attempt started")
         assert children(str(tmp_path / "node")) == [child]
         # 2. That one is killed; the one after it takes it up, too.
@@ -58,4 +59,4 @@ def test_attempts_go_on_while_their_dispatcher_is_stopped_or_killed_and_are_adop
         assert [row.attempts for row in rows(live, "check")] == [1]
         assert three.events("attempt failed") == [] and len(three.events("committed")) == 1
         three.signal(signal.SIGTERM)
-        assert three.process.wait(120) == 0
+        assert three.process.wait(WITHIN) == 0

@@ -5,8 +5,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import httpx
 import live
 import pytest
 from live import Live
+from waiting import WITHIN, until
 
 SECRET = "geheim"
-WITHIN = 60.0
 
 
 @pytest.fixture
@@ -36,14 +35,6 @@ def acclimate(*words: str, code: str = "", **environment: str) -> "subprocess.Co
         check=False,
         env={**kept, **environment},
     )
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    end = time.monotonic() + WITHIN
-    while not (found := condition()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.05)
-    return found
 
 
 class Api:

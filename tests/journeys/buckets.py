@@ -30,7 +30,7 @@ from botocore.config import Config
 WEED = Path(sys.executable).with_name("weed")
 BUCKET = "blobs"
 SECRETS = {"owner": "owners-secret", "reader": "readers-secret"}
-_START_SECONDS = 60.0
+_START_SECONDS = 240.0
 
 
 def _free_ports(count: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 import base64
 import random
-import time
 
 import live
 import pyarrow as pa
@@ -159,13 +158,6 @@ def publish_checked(staged, document):
     assert first.status_code == 200, first.text
     assert organizer.post(f"{staged.path}/ranking", body(document)).json() == first.json()
     refused(organizer.post(f"{staged.path}/ranking", body(document, reason="again")), "conflict")
-
-
-def wait_for(condition, seconds=5.0):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.02)
 
 
 def prepared_round(staged, ada):

@@ -18,6 +18,8 @@ import live as staging
 import tiny
 from live import Actor, Live, Staged
 from sqlalchemy import select
+from waiting import WITHIN
+from waiting import until as wait
 
 from acclimate import config
 from acclimate.dispatch import Dispatcher
@@ -87,7 +89,7 @@ def troubled(live: Live, troubles: list[Status | Exception]) -> Dispatcher:
     )
 
 
-def step_until(running: Dispatcher, condition: Callable[[], bool], *, within: float = 120.0) -> None:
+def step_until(running: Dispatcher, condition: Callable[[], bool], *, within: float = WITHIN) -> None:
     until = time.monotonic() + within
     while not condition():
         assert time.monotonic() < until, "it did not happen"
@@ -179,13 +181,6 @@ def beside(live: Live, folder: Path, **given: Any) -> config.Settings:
     made = config.load(folder, environ={}, given={**shared, "runner": "local", "slots": 2, **given})
     config.claim(made)
     return made
-
-
-def wait(condition: Callable[[], object], *, within: float = 120.0) -> None:
-    until = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.02)
 
 
 QUICK = """

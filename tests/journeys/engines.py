@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from waiting import WITHIN
 
 ENGINES = ("sqlite", "postgresql")
 # What was committed stays through a crash of the server, though not of the machine.
@@ -113,7 +114,7 @@ class Server:
         command = [str(self.binaries / program), "-D", str(self.folder / "data"), *arguments]
         # To a file: the server would keep a pipe open for as long as it lives.
         with (self.folder.parent / f"{self.folder.name}.out").open("wb") as out:
-            subprocess.run(command, check=True, stdout=out, stderr=out, user=self.user, timeout=60, cwd="/")
+            subprocess.run(command, check=True, stdout=out, stderr=out, user=self.user, timeout=WITHIN, cwd="/")
         Path(out.name).unlink()  # left where it failed: it says why
 
 

@@ -17,8 +17,6 @@ from acclimate.service import identity
 from acclimate.store import Store
 from acclimate.witness import Witness
 
-WITHIN = 60.0
-
 
 class Partner:
     """A witness at a partner institution."""
@@ -120,11 +118,3 @@ def trickling(port: int) -> Iterator[None]:
 
 def log_key(settings: Settings, store: Store) -> str:
     return identity.load(settings, store).vkey
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    end = time.monotonic() + WITHIN
-    while not (found := condition()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
-    return found

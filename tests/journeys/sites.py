@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from players import Players
+from waiting import WITHIN
 
 from acclimate import demo_servers
 from acclimate.client import connection
-
-READY_WITHIN = 120.0
 
 
 def free_port() -> int:
@@ -49,13 +48,13 @@ class Part:
     def end(self, number: int) -> int:
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(90)
+        return self.process.wait(WITHIN)
 
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(60)
+                self.process.wait(WITHIN)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -81,7 +80,7 @@ class Site:
         return self.parts[name]
 
     def ready(self) -> None:
-        until = time.monotonic() + READY_WITHIN
+        until = time.monotonic() + WITHIN
         for url in self.urls:
             with connection.Client(url, patience=0) as client:
                 while not client.ready():
@@ -139,7 +138,7 @@ def again(made: Site, number: int) -> None:
 
 def busy(players: Players, kind: str) -> None:
     """Wait until an attempt of this kind is under way."""
-    until = time.monotonic() + 120
+    until = time.monotonic() + WITHIN
     while not any(s["kind"] == kind and s["state"] in ("starting", "running") for s in players.boss.stages(players.id)):
         assert time.monotonic() < until
         time.sleep(0.02)

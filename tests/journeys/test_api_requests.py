@@ -11,8 +11,9 @@ import threading
 import httpx
 import live
 import pytest
-from by_hand import ada, evaluate_all, prepared_round, publish_checked, refused, release_share, served, staged, wait_for
+from by_hand import ada, evaluate_all, prepared_round, publish_checked, refused, release_share, served, staged
 from sqlalchemy import insert
+from waiting import WITHIN, until
 
 from acclimate.store import seals
 from acclimate_competitions import digests
@@ -126,7 +127,7 @@ def test_a_report_in_the_making_keeps_nobody_else_waiting(staged, ada):
     for thread in makers:
         thread.start()
     try:
-        wait_for(lambda: len(answers) == 59)
+        until(lambda: len(answers) == 59)
         assert served.anyone().get(staged.path, timeout=5).status_code == 200
         for answer in answers:
             refused(answer, "busy", 503)
@@ -209,9 +210,9 @@ def test_the_process_says_where_it_listens_and_ends_when_asked(tmp_path):
         assert process.stdout is not None
         line = process.stdout.readline()
         url = line.split(" on ")[1].split(" ")[0]
-        wait_for(lambda: _answers(url), seconds=20)
+        until(lambda: _answers(url))
         process.send_signal(signal.SIGTERM)
-        rest, errors = process.communicate(timeout=20)
+        rest, errors = process.communicate(timeout=WITHIN)
     assert rest == ""
     assert [json.loads(line)["event"] for line in errors.splitlines()] == ["started", "stopped"]
     assert process.returncode == 0

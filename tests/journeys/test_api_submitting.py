@@ -9,8 +9,9 @@ import httpx
 import live
 import pytest
 import tiny
-from by_hand import ada, refused, served, staged, wait_for
+from by_hand import ada, refused, served, staged
 from sqlalchemy import select, update
+from waiting import until
 
 from acclimate.service import identity, quota, submit
 from acclimate.store import quota_ledger, submissions
@@ -172,8 +173,8 @@ def test_a_broken_connection_leaves_no_bytes(staged, ada):
         head = f"PUT /v1/submissions/{made['submission']}/files/{digests.of_file(path)} HTTP/1.1\r\nHost: x\r\n"
         head += f"Authorization: Bearer {ada.token}\r\nContent-Length: {path.stat().st_size}\r\n\r\n"
         raw.sendall(head.encode() + path.read_bytes()[:100])
-        wait_for(lambda: list(staged.live.store.blobs.root.glob("tmp/*")))
-    wait_for(lambda: not list(staged.live.store.blobs.root.glob("tmp/*")))
+        until(lambda: list(staged.live.store.blobs.root.glob("tmp/*")))
+    until(lambda: not list(staged.live.store.blobs.root.glob("tmp/*")))
     assert ada.get("/healthz").status_code == 200
 
 

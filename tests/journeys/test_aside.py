@@ -10,6 +10,7 @@ import live as staging
 import pytest
 import tiny
 from dispatching import give_shares
+from waiting import WITHIN
 
 from acclimate import aside, recomputing
 from acclimate.service import clockwork
@@ -34,7 +35,7 @@ def test_a_publication_holds_up_no_opening_and_what_it_refused_waits_longer_each
         beside = aside.Aside(server.store, server.settings, monotonic=lambda: now[0])
 
         def until(condition: Callable[[], bool]) -> None:
-            end = time.monotonic() + 60
+            end = time.monotonic() + WITHIN
             while not condition():
                 assert time.monotonic() < end
                 clockwork.tick(server.store, server.settings, aside=beside.begin)

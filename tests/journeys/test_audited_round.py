@@ -12,6 +12,7 @@ import pytest
 import sites
 from dispatching import holding
 from players import Players
+from waiting import WITHIN
 
 from acclimate import demo_servers
 from acclimate.client import custodian
@@ -44,13 +45,13 @@ def killed_at_work(players: Players, lab: Path) -> None:
         holding(str(lab / "audits")) as held,
         subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process,
     ):
-        until = time.monotonic() + 120
+        until = time.monotonic() + WITHIN
         while not held:
             assert process.poll() is None and time.monotonic() < until
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        until = time.monotonic() + 30
+        until = time.monotonic() + WITHIN
         # No child outlives it.
         while any(alive(pid) for pid in held):
             assert time.monotonic() < until

@@ -14,6 +14,7 @@ from pathlib import Path
 import kept
 import pytest
 from sqlalchemy import insert, select, text
+from waiting import WITHIN
 
 from acclimate import backups, config, installation, log, migrations, restoring
 from acclimate.checkpoints import Copies
@@ -479,7 +480,7 @@ print(count)
 
 def killed(what, at, backup, origin, place):
     command = [sys.executable, "-c", KILLED, what, str(at), str(backup), origin, str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode == 0
 

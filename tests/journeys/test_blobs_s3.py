@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from buckets import BUCKET, Gate, Place, log_in
+from waiting import WITHIN
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
@@ -160,7 +161,7 @@ def test_two_processes_store_the_same_blob(kind: str, tmp_path: Path, request: p
         assert each.stdin is not None
         each.stdin.write("go\n")
         each.stdin.flush()
-    assert [each.communicate(timeout=60)[0].strip() for each in writers] == [digest, digest]
+    assert [each.communicate(timeout=WITHIN)[0].strip() for each in writers] == [digest, digest]
     # Asked for before, found missing: what another process has stored since is seen at once.
     assert blobs.has(digest) and blobs.read(digest) == LARGE
 
@@ -340,7 +341,7 @@ def test_a_pickled_store_works_elsewhere_and_holds_no_secret(s3: Blobs, monkeypa
     data = pickle.dumps(s3)
     assert b"owner" not in data and os.environ["AWS_SECRET_ACCESS_KEY"].encode() not in data
     code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read()).read(sys.argv[1]))"
-    done = subprocess.run([sys.executable, "-c", code, digest], input=data, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, digest], input=data, capture_output=True, timeout=WITHIN)
     assert done.stdout == b"b'abc'\n", done.stderr
     assert pickle.loads(data) == s3
 
@@ -354,7 +355,7 @@ def test_a_forked_child_makes_connections_of_its_own(s3: Blobs) -> None:
     )
     # Python 3.12 warns of forks beside threads, which is what this test is about.
     command = [sys.executable, "-W", "ignore", "-c", code, digest]
-    done = subprocess.run(command, input=pickle.dumps(s3), capture_output=True, timeout=60)
+    done = subprocess.run(command, input=pickle.dumps(s3), capture_output=True, timeout=WITHIN)
     assert done.stdout == b"0 b'abc'\n", done.stderr
 
 

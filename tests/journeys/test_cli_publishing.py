@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cli_world import CUSTODIANS, World, cheating, kinds, new_round, person, with_another_file, world
 from commands import Run, done, refused
+from waiting import WITHIN
 
 from acclimate import client as actors
 from acclimate_competitions import digests
@@ -118,7 +119,7 @@ def test_watching_prints_a_line_for_each_change(acclimate: Run, world: World) ->
     assert first["phase"] == "draft"
     me = world.root / "people" / "organizer"
     done(acclimate("round", "void", round_id, "--reason", "a test", "--keys", me))
-    until = time.monotonic() + 30
+    until = time.monotonic() + WITHIN
     assert json.loads(process.stdout.readline())["phase"] == "voided"
     assert process.wait(max(1.0, until - time.monotonic())) == 0
     process.stdout.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cli_world import FILLER, World, build_model, cheating, in_json, kinds, new_round, person, world
 from commands import Run, done, refused
+from waiting import WITHIN
 
 from acclimate import client as actors
 
@@ -63,7 +64,7 @@ def test_an_upload_that_was_killed_goes_on_as_the_same_submission(acclimate: Run
         )
         assert world.proxy.stalled.wait(30)
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=WITHIN)
     finally:
         world.proxy.stall_after = None
     kept = [json.loads(path.read_text()) for path in (me / "submissions").iterdir()]
@@ -112,7 +113,7 @@ def test_of_two_submissions_at_once_of_one_model_there_is_one(acclimate: Run, wo
         for _ in range(3)
     ]  # fmt: skip
     for process in running:
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=WITHIN)
         assert process.returncode == 0, err
     (kept,) = (json.loads(path.read_text()) for path in (me / "submissions").glob("*.json"))
     assert kept["state"] == "checking"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from commands import Run, done
 from scripted import BUSY, SERVER, scripted
+from waiting import WITHIN
 
 from acclimate import keys, log
 from acclimate_competitions import digests, records
@@ -314,7 +315,7 @@ def run_process(*arguments: object, **environment: object) -> "subprocess.Comple
     given = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}
     return subprocess.run(
         [sys.executable, "-m", "acclimate", *map(str, arguments)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=WITHIN, check=False,
         env={**given, **{name: str(value) for name, value in environment.items()}},
     )  # fmt: skip
 
@@ -325,11 +326,11 @@ def test_ctrl_c_ends_with_130_and_one_line() -> None:
             [sys.executable, "-m", "acclimate", "status", "x", "--server", url, "--watch"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        until = time.monotonic() + 30
+        until = time.monotonic() + WITHIN
         while not script.seen and time.monotonic() < until:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=WITHIN)
     assert process.returncode == 130
     assert (out, err) == ("", "interrupted\n")
 

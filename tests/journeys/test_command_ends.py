@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import rounds_made
+from waiting import WITHIN
 
 from acclimate.verify import files
 
@@ -41,7 +42,7 @@ def zipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("module", ["acclimate.cli.main", "typer", "acclimate.cli.witness", "rich"])
 def test_ctrl_c_while_a_command_starts_is_one_line(module: str) -> None:
-    done = subprocess.run([sys.executable, "-c", EARLY, module], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", EARLY, module], capture_output=True, text=True, timeout=WITHIN)
     if module == "rich" and done.returncode == 0:
         return  # help needs no colours
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
@@ -54,7 +55,7 @@ def test_an_output_that_is_full_is_one_error_and_no_verdict(command: tuple[str, 
     line = [*ACCLIMATE, *(str(zipped) if word == "BUNDLE" else word for word in command)]
     # As a shell's > does: the device is opened for writing, and nothing is put in its place.
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=WITHIN)
     assert done.returncode == 4, done.stderr
     error, hint = done.stderr.splitlines()
     assert error == "error: the result can't be written to standard output: No space left on device"
@@ -64,7 +65,7 @@ def test_an_output_that_is_full_is_one_error_and_no_verdict(command: tuple[str, 
 def test_notes_that_nobody_can_read_end_no_command(zipped: Path) -> None:
     line = [*ACCLIMATE, "verify", str(zipped)]
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        done = subprocess.run(line, stdout=subprocess.PIPE, stderr=full, text=True, timeout=120)
+        done = subprocess.run(line, stdout=subprocess.PIPE, stderr=full, text=True, timeout=WITHIN)
     assert done.returncode == 0, done.stdout
     assert "ok:" in done.stdout
 
@@ -73,7 +74,7 @@ def unpacking(zipped: Path, temporary: Path) -> "subprocess.Popen[str]":
     """A verification that has begun to unpack."""
     environment = os.environ | {"TMPDIR": str(temporary)}
     process = subprocess.Popen([*ACCLIMATE, "verify", str(zipped)], env=environment, stdout=subprocess.PIPE, text=True)
-    until = time.monotonic() + 60
+    until = time.monotonic() + WITHIN
     while not list(temporary.glob("acclimate-verify-*/MANIFEST")):
         assert time.monotonic() < until and process.poll() is None
         time.sleep(0.001)
@@ -88,7 +89,7 @@ def test_a_verification_that_is_ended_leaves_no_opened_holdout(
     for _ in range(20):
         process = unpacking(zipped, tmp_path)
         process.send_signal(number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=WITHIN)
         if process.returncode:
             break
     assert process.returncode == 128 + number
@@ -98,15 +99,15 @@ def test_a_verification_that_is_ended_leaves_no_opened_holdout(
 def test_what_a_killed_verification_left_is_removed_by_the_next(zipped: Path, tmp_path: Path) -> None:
     process = unpacking(zipped, tmp_path)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=WITHIN)
     (left,) = tmp_path.iterdir()
     again = [*ACCLIMATE, "verify", str(zipped)]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     # What was made just now may be another one's that has not yet got its lock.
-    assert subprocess.run(again, env=environment, stdout=subprocess.PIPE, timeout=120).returncode == 0
+    assert subprocess.run(again, env=environment, stdout=subprocess.PIPE, timeout=WITHIN).returncode == 0
     assert list(tmp_path.iterdir()) == [left]
     os.utime(left, (0, 0))
-    assert subprocess.run(again, env=environment, stdout=subprocess.PIPE, timeout=120).returncode == 0
+    assert subprocess.run(again, env=environment, stdout=subprocess.PIPE, timeout=WITHIN).returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 

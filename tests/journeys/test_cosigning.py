@@ -11,10 +11,11 @@ import pytest
 import rounds_made
 from apis import Api, acclimate, api
 from databases import refused, settings, store
-from partners import Partner, log_key, partners, server, trickling, until
+from partners import Partner, log_key, partners, server, trickling
 from sqlalchemy import select
 from strange_servers import answering
 from typer.testing import CliRunner
+from waiting import until
 
 from acclimate import config, cosignatures, doctor_witnesses, log, notes, witness_client, witness_http
 from acclimate.cli.main import app

@@ -11,6 +11,7 @@ import live as staging
 import pytest
 import tiny
 from live import START, Actor, Clock, Live, Staged
+from waiting import WITHIN
 
 from acclimate.service import clockwork, submit
 from acclimate_competitions import definition, records, rounds
@@ -83,7 +84,7 @@ class Race:
             thread.start()
         for thread in self._threads:
             thread.join()
-        end = time.monotonic() + 60
+        end = time.monotonic() + WITHIN
         while server.phase(staged.round) == "open":
             assert time.monotonic() < end and not self.errors
             time.sleep(0.02)

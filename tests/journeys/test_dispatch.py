@@ -30,6 +30,7 @@ from dispatching import (
 )
 from live import Live
 from sqlalchemy import select, update
+from waiting import WITHIN
 
 import acclimate_runners
 from acclimate import config, hosting, installation, retries, settling
@@ -91,7 +92,7 @@ def test_a_round_from_check_to_evaluation_with_a_dispatcher_that_is_killed(
     with subprocess.Popen([sys.executable, "-c", KILLED, *arguments], stderr=subprocess.PIPE, text=True) as process:
         try:
             with holding(str(server.settings.work)) as held:
-                until = time.monotonic() + 60
+                until = time.monotonic() + WITHIN
                 while len(held) < 2:
                     assert time.monotonic() < until and process.poll() is None
                     time.sleep(0.02)
@@ -102,7 +103,7 @@ def test_a_round_from_check_to_evaluation_with_a_dispatcher_that_is_killed(
         said = [json.loads(line) for line in process.stderr.read().splitlines()]
     assert [line["event"] for line in said].count("attempt started") == 2
     assert under_way(server, "prepare") and server.phase(staged.round) == "closed"
-    until = time.monotonic() + 5
+    until = time.monotonic() + WITHIN
     while children(str(server.settings.work)):
         assert time.monotonic() < until, "a child outlived its dispatcher"
         time.sleep(0.02)
@@ -170,12 +171,12 @@ def test_work_that_nobody_waits_for_is_cancelled(server: Live, tmp_path: Path) -
         assert ada.post(f"{staged.path}/withdrawals", request).status_code == 200
         # 2. The round closes, grace and all, while the other's is.
         server.clock.set(staged.fields["closes"], seconds=61)
-        step_until(running, lambda: states(server, "check") == {"failed"}, within=20)
+        step_until(running, lambda: states(server, "check") == {"failed"})
         assert state_of(server, withdrawn)[0] == "withdrawn"
         assert state_of(server, late)[0] == "forfeited" and "closed before" in state_of(server, late)[1]
         assert children(str(tmp_path)) == []
         # A round without entries has nothing to prepare.
-        step_until(running, lambda: server.phase(staged.round) == "prepared", within=20)
+        step_until(running, lambda: server.phase(staged.round) == "prepared")
 
 
 def test_a_model_that_needs_too_much_is_its_entrants_outcome_and_stops_no_round(
@@ -400,5 +401,5 @@ def test_the_command_stops_when_told_and_gives_back_what_it_holds(tmp_path: Path
             killer = threading.Timer(0.3, process.send_signal, [number])
             killer.start()
             said += [json.loads(line)["event"] for line in lines]
-            assert process.wait(20) == 0 and said[0] == "started" and said[-1] == "stopped"
+            assert process.wait(WITHIN) == 0 and said[0] == "started" and said[-1] == "stopped"
             killer.join()

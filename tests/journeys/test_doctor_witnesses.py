@@ -10,7 +10,8 @@ import live
 import partners
 import pytest
 import rounds_made
-from partners import Partner, log_key, until
+from partners import Partner, log_key
+from waiting import until
 
 from acclimate import doctor_witnesses, log
 from acclimate.doctor_machine import Finding

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from strange_servers import answering
+from waiting import WITHIN
 
 from acclimate import keys as key_files
 from acclimate.client import auditor, folder_lock
@@ -63,7 +64,7 @@ def at_once(code: str, folder: Path, *more: str) -> list[str]:
     (folder / "go").touch()
     said = []
     for process in running:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=WITHIN)
         assert process.returncode == 0, err
         said += out.split()
     return said

@@ -13,6 +13,7 @@ import pytest
 import rounds_made
 from databases import refused, run, settings, store
 from sqlalchemy import func, select
+from waiting import WITHIN
 
 from acclimate import config, facts, hand_overs, keys, log, log_key
 from acclimate.checkpoints import HANDED_OVER as COPY
@@ -354,7 +355,7 @@ def test_killed_at_any_moment_it_is_not_begun_or_finished_by_who_comes_next(tmp_
             killer.stdin.write("go on\n")
             killer.stdin.flush()
         killer.stdin.close()
-        assert killer.wait(60) == 0
+        assert killer.wait(WITHIN) == 0
     with store.snapshot() as tx:
         entries = tx.entries(0, 10_000)
         assert {record["reason"] for _, record in tx.records("")} == {REASON}

@@ -8,6 +8,7 @@ from pathlib import Path
 import rounds_made
 from databases import another, refused, run, settings, store
 from sqlalchemy import delete, insert, select
+from waiting import WITHIN
 
 from acclimate import config, installation, keys, log, migrations
 from acclimate.sequencer import Sequencer
@@ -47,7 +48,7 @@ def test_processes_that_find_a_database_empty_make_one_installation(settings, tm
         )
         for number in range(3)
     ]
-    answers = [process.communicate("\n", timeout=60) for process in started]
+    answers = [process.communicate("\n", timeout=WITHIN) for process in started]
     assert {process.returncode for process in started} == {0}, answers
     assert len({out for out, _ in answers}) == 1
     store = Store.open(settings)

@@ -9,6 +9,7 @@ from pathlib import Path
 import live
 import pytest
 from sqlalchemy import select
+from waiting import WITHIN
 
 from acclimate import sweeping
 from acclimate.api import downloads
@@ -115,7 +116,7 @@ def test_so_many_downloads_at_once_and_an_idle_one_is_ended(
         idle.append(connection)
     answer = server.anyone().get(f"{staged.path}/files/{name}")
     assert answer.status_code == 503 and answer.json()["code"] == "busy" and int(answer.headers["Retry-After"]) > 0
-    until = time.monotonic() + 30
+    until = time.monotonic() + WITHIN
     while (answer := server.anyone().get(f"{staged.path}/files/{name}")).status_code == 503:
         assert time.monotonic() < until
         time.sleep(0.1)

@@ -11,6 +11,7 @@ import rounds_made
 from alembic import command
 from databases import acclimate, on_postgresql, refused, run, settings, store
 from sqlalchemy import create_engine, insert, inspect, text
+from waiting import WITHIN
 
 from acclimate import config, database, installation, keys, log, migrations
 from acclimate.lease import Lease
@@ -121,7 +122,7 @@ def test_an_older_database_is_refused_and_upgraded_once_whoever_tries(old_folder
     assert "acclimate db upgrade" in hint and "back it up" in hint
     assert run("db", "check", "--data", old_folder.data)[0] == 1
     both = [acclimate("db", "upgrade", "--json", "--data", old_folder.data) for _ in range(2)]
-    answers = [process.communicate(timeout=60) for process in both]
+    answers = [process.communicate(timeout=WITHIN) for process in both]
     assert [process.returncode for process in both] == [0, 0], answers
     first, second = (json.loads(out) for out, _ in answers)
     assert first["installation"] == second["installation"] and first["schema"] == migrations.HEAD

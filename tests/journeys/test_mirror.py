@@ -17,6 +17,7 @@ import rounds_made
 from databases import refused, run
 from sites import free_port
 from sqlalchemy import delete, text
+from waiting import WITHIN
 
 from acclimate import config, locks, log, mirror
 from acclimate.client import Client
@@ -195,7 +196,7 @@ def test_killed_at_any_moment_it_goes_on(server, tmp_path):
     out, key = tmp_path / "mirror", vkey(server)
     grow(server, tmp_path, "one")
     words = [sys.executable, "-c", FOLLOW, server.url, str(out), key]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WITHIN, check=False)
     *killed, last = [line.split() for line in done.stdout.splitlines()]
     assert last == ["0", "2"] and len(killed) >= 4, done
     assert {code for code, _ in killed} == {str(-signal.SIGKILL)} and {size for _, size in killed} <= {"None", "2"}
@@ -204,7 +205,7 @@ def test_killed_at_any_moment_it_goes_on(server, tmp_path):
     grow(server, tmp_path, *(f"n{number}" for number in range(400)))
     words = [sys.executable, "-m", "acclimate", "log", "mirror", "--server", server.url, "--out", str(out)]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    until = time.monotonic() + 60
+    until = time.monotonic() + WITHIN
     before = (out / "entries.jsonl").stat().st_size
     while process.poll() is None and (out / "entries.jsonl").stat().st_size == before and time.monotonic() < until:
         time.sleep(0.001)
@@ -404,7 +405,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def crashed(tmp_path):
     """The settings of an installation whose process was killed between two entries' commit and their checkpoint."""
     words = [sys.executable, "-c", CRASH, str(HERE), str(tmp_path / "data"), str(tmp_path / "made")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WITHIN, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "stored\n"), done.stderr
     return config.load(tmp_path / "data", environ={})
 

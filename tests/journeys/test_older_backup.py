@@ -53,7 +53,7 @@ def test_an_older_backup_costs_log_entries_and_no_work(place, tmp_path, request)
         )
         # After the backup everything is prepared, logged, signed and committed; then the database is lost.
         with dispatcher(server.store, server.settings) as running:
-            step_until(running, lambda: states(server, "prepare") == {"committed"}, within=200)
+            step_until(running, lambda: states(server, "prepare") == {"committed"})
         wait(lambda: len(set(newest(server.store))) == 1)
         _keep_checkpoint(server, found)
         before, size = documents(server.store), newest(server.store)[1]
@@ -69,7 +69,7 @@ def test_an_older_backup_costs_log_entries_and_no_work(place, tmp_path, request)
     Copies(store.blobs, settings.data, log.parse_vkey(found.log)).accept(store)
     assert documents(store) == {}
     with dispatcher(store, settings) as running:
-        step_until(running, lambda: len(documents(store)) == len(before), within=60)
+        step_until(running, lambda: len(documents(store)) == len(before))
     assert documents(store) == before
     assert list(settings.work.rglob("child.log")) == []
     assert restoring.gap(store, settings, log.parse_vkey(found.log)).adopted == []

@@ -13,6 +13,7 @@ import pytest
 import rounds_made
 from databases import add, refused, settings, store
 from sqlalchemy import delete, insert, select, text
+from waiting import WITHIN
 
 from acclimate import config, log
 from acclimate.sequencer import Sequencer
@@ -77,7 +78,7 @@ def test_two_processes_append_and_sign_one_log(settings, store, tmp_path):
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    answers = [process.communicate(timeout=120) for process in started]
+    answers = [process.communicate(timeout=WITHIN) for process in started]
     assert {process.returncode for process in started} == {0}, answers
     with store.snapshot() as tx:
         entries = tx.entries(0, 10**6)

@@ -20,6 +20,7 @@ from chaos import Play
 from engines import Server
 from live import Live
 from sqlalchemy import select
+from waiting import WITHIN, until
 
 from acclimate import finishing, publisher, retries
 from acclimate.service import publish
@@ -179,7 +180,7 @@ def mlflow(data: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
                     break
             time.sleep(0.1)
         yield process
-    process.wait(60)
+    process.wait(WITHIN)
 
 
 @pytest.mark.slow
@@ -234,13 +235,6 @@ def test_a_publication_does_not_wait_for_mlflow_which_has_each_run_once_when_it_
 def is_free(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
-
-
-def until(condition: object, *, within: float = 240.0) -> None:
-    last = time.monotonic() + within
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < last, "it did not happen"
-        time.sleep(0.05)
 
 
 # ---- two rounds ----------------------------------------------------------------------------------------------------

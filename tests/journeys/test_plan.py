@@ -13,6 +13,7 @@ import pytest
 import tiny
 from live import Live
 from sqlalchemy import delete, insert
+from waiting import WITHIN
 
 from acclimate.client import Client
 from acclimate.lease import Lease
@@ -51,7 +52,7 @@ def competition(folder: Path, compute: str = "") -> Path:
 def acclimate(*words: str | Path) -> "subprocess.CompletedProcess[str]":
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}
     command = [sys.executable, "-m", "acclimate", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=kept, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=WITHIN, env=kept, check=False)
 
 
 def test_the_pool_before_and_after_a_dispatcher_leads(served: Live) -> None:

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pyarrow as pa
 import pytest
+from waiting import WITHIN
 
 from acclimate import plots, report
 from acclimate_competitions import ranking, stability, tables
@@ -206,5 +207,5 @@ def test_the_report_needs_no_heavy_library():
         "heavy = {'torch', 'mlflow', 'ray', 'transformers', 'matplotlib', 'pandas', 'scipy', 'numpy', 'pyarrow'}\n"
         "sys.exit(repr(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WITHIN, check=False)
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import tiny
 from buckets import Place
+from waiting import WITHIN, ended
 
 from acclimate_competitions import digests
 from acclimate_runners import jobs
@@ -23,18 +24,10 @@ from acclimate_runners.blobs import FolderBlobs, blobs_at
 from acclimate_runners.checkpoints import RESUME, STATE, TENSORS, WRITTEN
 from acclimate_runners.jobs import Outcome, PrepareJob
 from acclimate_runners.local import LocalRunner
-from acclimate_runners.runner import Handle, Status
+from acclimate_runners.runner import Status
 
 NAME = "sha256:" + "ab" * 32
 NOTES = f"attempts/{'ab' * 32}/"
-
-
-def ended(handle: Handle, *, within: float = 90.0) -> Status:
-    until = time.monotonic() + within
-    while (status := handle.poll()).state == "running":
-        assert time.monotonic() < until, f"still running: {status}"
-        time.sleep(0.02)
-    return status
 
 
 def carried_out(work: Path, job: PrepareJob, blobs: FolderBlobs, fence: int) -> Status:
@@ -188,7 +181,7 @@ def killed(folder: Path, job: PrepareJob, blobs: FolderBlobs, fence: int, when: 
     command = [sys.executable, "-P", "-c", MACHINE, *paths, f"{NAME}/{fence}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        until = time.monotonic() + 90
+        until = time.monotonic() + WITHIN
         while not when():
             assert process.poll() is None and time.monotonic() < until, "it did not come so far"
             time.sleep(0.005)

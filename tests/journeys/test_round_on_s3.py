@@ -5,13 +5,14 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import live as staging
 import pytest
 from buckets import Place
 from live import Actor, Live, Staged
+from waiting import until
 
 from acclimate import verify
 from acclimate.dispatch import Dispatcher
@@ -25,13 +26,6 @@ from acclimate_runners.local import LocalRunner
 def server(tmp_path: Path, s3_place: Place) -> Iterator[Live]:
     with staging.serve(tmp_path, **s3_place.settings) as running:
         yield running
-
-
-def wait_for(condition: Callable[[], object], *, within: float = 120.0) -> None:
-    until = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.05)
 
 
 @contextlib.contextmanager
@@ -55,7 +49,7 @@ def send(staged: Staged, name: str, *, seed: int) -> Actor:
     made, files = staging.commit(staged, entrant, seed=seed)
     staging.send_files(entrant, made, files)
     assert entrant.post(f"/v1/submissions/{made['submission']}/complete").json()["state"] == "checking"
-    wait_for(lambda: entrant.get(f"/v1/submissions/{made['submission']}").json()["state"] == "accepted")
+    until(lambda: entrant.get(f"/v1/submissions/{made['submission']}").json()["state"] == "accepted")
     return entrant
 
 
@@ -74,7 +68,7 @@ def test_a_whole_round(server: Live, s3_place: Place, tmp_path: Path) -> None:
         for name, seed in {"ada": 1, "bea": 2}.items():
             send(staged, name, seed=seed)
         server.clock.set(staged.fields["closes"], seconds=1)
-        wait_for(lambda: server.phase(staged.round) == "closed")
+        until(lambda: server.phase(staged.round) == "closed")
         # The blobs are away while models are prepared: what could not be fetched or stored is tried again.
         s3_place.server.stop()
         try:
@@ -83,9 +77,9 @@ def test_a_whole_round(server: Live, s3_place: Place, tmp_path: Path) -> None:
                 server.store.blobs.probe()
         finally:
             s3_place.server.start()
-        wait_for(lambda: server.phase(staged.round) == "prepared")
+        until(lambda: server.phase(staged.round) == "prepared")
         release(staged)
-        wait_for(lambda: server.phase(staged.round) == "evaluated")
+        until(lambda: server.phase(staged.round) == "evaluated")
     answer = server.organizer().get(f"{staged.path}/bundle")
     assert answer.status_code == 200, answer.text
     (tmp_path / "bundle.zip").write_bytes(answer.content)
@@ -108,8 +102,8 @@ def test_an_upload_that_breaks_off_leaves_nothing(server: Live, s3_place: Place,
     with socket.create_connection((host, int(port))) as raw:
         head = f"PUT /v1/blobs/{digest} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {organizer.token}\r\n"
         raw.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data[: 12 << 20])
-        wait_for(lambda: s3_place.server.uploads(s3_place.prefix))
-    wait_for(lambda: not s3_place.server.uploads(s3_place.prefix))
+        until(lambda: s3_place.server.uploads(s3_place.prefix))
+    until(lambda: not s3_place.server.uploads(s3_place.prefix))
     assert s3_place.keys() == before
     wrong = organizer.put(f"/v1/blobs/{digest}", data[:-1] + b"!")
     assert (wrong.status_code, wrong.json()["code"]) == (422, "upload_mismatch")

@@ -2,12 +2,12 @@
 
 import base64
 import threading
-import time
 
 import pytest
 import rounds_made
 from clocked_stores import clock, refused, request_, settings, signer, store
 from sqlalchemy import delete, select, text, update
+from waiting import until
 
 from acclimate import log
 from acclimate.sequencer import Sequencer
@@ -99,7 +99,7 @@ def test_the_sequencer_goes_on_after_what_nobody_foresaw(store, signer, request_
     sequencer.start()
     with store.transaction() as tx:
         tx.execute(text("ALTER TABLE log_entries RENAME TO gone"))
-    wait_until(lambda: "no checkpoint could be signed" in caplog.text)
+    until(lambda: "no checkpoint could be signed" in caplog.text)
     assert "no such table" in caplog.text or "does not exist" in caplog.text
     with store.transaction() as tx:
         tx.execute(text("ALTER TABLE gone RENAME TO log_entries"))
@@ -109,12 +109,5 @@ def test_the_sequencer_goes_on_after_what_nobody_foresaw(store, signer, request_
         with store.snapshot() as tx:
             return tx.execute(select(log_checkpoints).where(log_checkpoints.c.size == 1)).first() is not None
 
-    wait_until(signed)
+    until(signed)
     sequencer.close()
-
-
-def wait_until(condition):
-    until = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)

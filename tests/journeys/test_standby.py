@@ -25,6 +25,7 @@ from dispatching import Process, beside, outcome, wait
 from engines import Server
 from live import Live, Staged
 from sqlalchemy import select
+from waiting import WITHIN
 
 from acclimate import config, dispatch, dispatch_health, hosting, retries, settling
 from acclimate.dispatch import Dispatcher, names_of
@@ -130,7 +131,7 @@ def test_a_deposed_leader_touches_nothing_and_stands_by(
         # 2. What it writes when it wakes up is refused: it stands by, its child is gone, and the other's work is untouched.
         dispatching.step_until(second, lambda: dispatching.under_way(server, "check"))
         during = [tuple(row) for row in dispatching.rows(server, "check")]
-        wait(lambda: not first.leading or first.step(), within=30)
+        wait(lambda: not first.leading or first.step())
         assert not first.leading and dispatching.children(str(server.settings.work)) == []
         assert [tuple(row)[:9] for row in dispatching.rows(server, "check")] == [row[:9] for row in during]
         assert [row[0] for row in before] == [row[0] for row in during]
@@ -302,7 +303,7 @@ def test_a_round_whose_leaders_are_paused_killed_and_stopped_comes_out_the_same(
             dispatching.give_shares(staged)
             wait(lambda: len(held) >= 1)
             one.signal(signal.SIGTERM)
-            assert one.process.wait(120) == 0
+            assert one.process.wait(WITHIN) == 0
         two.await_("leading")
         wait(lambda: live.phase(staged.round) == "evaluated")
         found = outcome(live, staged.round)

@@ -20,6 +20,7 @@ from dispatching import beside, wait
 from engines import Server
 from live import Live
 from sqlalchemy import select, update
+from waiting import WITHIN
 
 from acclimate import (
     admission,
@@ -70,7 +71,7 @@ class Placed:
         self.store.close()
 
 
-def driven(running: Dispatcher, condition: Callable[[], object], *, within: float = 60.0) -> set[str]:
+def driven(running: Dispatcher, condition: Callable[[], object], *, within: float = WITHIN) -> set[str]:
     """Step until it is so, through refusals, which come back as codes."""
     codes, until = set[str](), time.monotonic() + within
     while not condition():

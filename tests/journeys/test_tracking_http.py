@@ -16,6 +16,7 @@ import engines
 import httpx
 import projected
 import pytest
+from waiting import WITHIN
 
 from acclimate import tracking
 from acclimate.tracking import RoundData
@@ -24,7 +25,7 @@ from acclimate_competitions.errors import Refusal
 pytest.importorskip("mlflow")
 pytest.importorskip("pandas")
 
-PATIENCE = 120.0
+PATIENCE = WITHIN
 READERS: dict[str, Callable[..., Any]] = {
     "ranking": tracking.ranking,
     "scores": tracking.scores,

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import tiny
 from typer.testing import CliRunner
+from waiting import WITHIN
 
 import acclimate
 from acclimate.cli.main import app
@@ -228,7 +229,7 @@ def test_a_missing_extra_is_named(at_home: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_package_itself_stays_light() -> None:
     code = "import sys, acclimate; assert 'prepare' in acclimate.__all__; print('acclimate.trials' in sys.modules)"
     code += "; acclimate.evaluate; print('torch' in sys.modules, 'acclimate.trials' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WITHIN)
     assert done.stdout.split() == ["False", "False", "True"], done.stderr
     with pytest.raises(AttributeError, match="no attribute 'guess'"):
         acclimate.guess  # noqa: B018

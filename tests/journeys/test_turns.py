@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 from databases import refused, settings, store
-from partners import until
 from sqlalchemy import func, insert, select, text
+from waiting import until
 
 from acclimate import database
 from acclimate.store import Store, invitations

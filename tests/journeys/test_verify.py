@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 import rounds_made
 from tampering import FACTS, change_cell, change_record, flip_ciphertext, lines_with
+from waiting import WITHIN
 
 from acclimate import log, verify
 from acclimate.verify.report import Report
@@ -416,7 +417,7 @@ def test_a_link_in_a_folder_is_refused(bundle: Path, tmp_path: Path) -> None:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "acclimate", "verify", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(line, capture_output=True, text=True, timeout=WITHIN, check=False)
 
 
 def test_the_command_prints_numbered_lines_and_exits_0_or_1(

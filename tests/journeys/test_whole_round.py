@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import tiny
 from players import ENTRANTS, Players, invitations
+from waiting import WITHIN
 
 from acclimate import backups, config, demo_servers, garbage, installation, log, restoring, tracking
 from acclimate.client import Client, custodian, entrant
@@ -160,7 +161,7 @@ def test_restored_on_postgresql_and_swept_it_is_the_same_round(
     with demo_servers.Servers(tmp_path / "new", runner="local") as servers, Client(servers.url) as client:
         again = client.bundle(local.state.id, tmp_path / "again.zip")
         assert tally(str(again)) == tally(str(local.bundle))
-        until = time.monotonic() + 120
+        until = time.monotonic() + WITHIN
         while not client.round(local.state.id)["tracked"]:
             servers.check()
             assert time.monotonic() < until

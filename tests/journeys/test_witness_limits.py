@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from waiting import WITHIN, until
 from witnessed import MADE, SmallLog
 
 from acclimate import log, notes, witness_http
@@ -20,7 +21,6 @@ from acclimate.witness import LARGEST_REQUEST, Witness
 from acclimate.witness_http import Limits
 from acclimate.witness_state import State
 
-WITHIN = 60.0
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
 VERIFIER = notes.Verifier("witness.example/w1", notes.COSIGNATURE, KEY.public_key().public_bytes_raw())
 SHORT = Limits(head=0.4, body=0.4)
@@ -83,13 +83,6 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             return Served(listener.getsockname()[1], server, small)
 
         yield start
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + WITHIN
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ import httpx
 import pytest
 import witnessed
 from typer.testing import CliRunner
-from witnessed import WITHIN, SmallLog, acclimate
+from waiting import WITHIN
+from witnessed import SmallLog, acclimate
 
 from acclimate import log, notes, witness_folder
 from acclimate.cli.main import app
@@ -105,7 +106,7 @@ def test_every_refusal_is_counted_by_log_and_kind_also_after_a_restart(tmp_path:
         ):
             assert running.post(body).status_code == status
         expected = {(origin, 403): 2, (origin, 409): 1, (None, 400): 1, (None, 404): 1, (None, 413): 1}
-        until = time.monotonic() + 30
+        until = time.monotonic() + WITHIN
         while refusals(folder) != expected and time.monotonic() < until:
             time.sleep(0.2)
         assert refusals(folder) == expected

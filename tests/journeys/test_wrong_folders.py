@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from waiting import WITHIN
 
 from acclimate import config, console, demo_servers
 from acclimate.cli.rounds import ranking_lines
@@ -13,7 +14,7 @@ from acclimate_competitions.errors import Refusal
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(demo_servers.command(*words), capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(demo_servers.command(*words), capture_output=True, text=True, check=False, timeout=WITHIN)
 
 
 def test_an_invitation_makes_no_database_beside_the_one_that_lies_elsewhere(tmp_path: Path) -> None:

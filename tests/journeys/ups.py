@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import WITHIN
 
-PATIENCE = 120.0
+PATIENCE = WITHIN
 NEXT_TO_PYTHON = Path(sys.executable).parent
 
 

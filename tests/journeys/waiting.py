@@ -5,19 +5,24 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from acclimate_runners.blobs import FolderBlobs
 from acclimate_runners.jobs import PrepareJob
 from acclimate_runners.runner import Handle, Status
 
+WITHIN = 240.0
+"""Seconds that a real process may take to whatever is waited for: a busy machine takes many times what an idle one does."""
 PLACED, WAITING = "fetching inputs", "waiting for a machine"
 
 
-def until(condition: Callable[[], object], *, within: float = 120.0) -> None:
+def until(condition: Callable[[], Any], *, within: float = WITHIN) -> Any:
+    """Wait until it holds; what it then gives."""
     end = time.monotonic() + within
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)
+        time.sleep(0.02)
+    return found
 
 
 def ended(handle: Handle) -> Status:

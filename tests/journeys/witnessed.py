@@ -11,13 +11,13 @@ from pathlib import Path
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from waiting import WITHIN
 
 from acclimate import log, witness_client, witness_folder
 from acclimate_competitions import digests
 
 MADE = 1_700_000_000
 """When the tests' witnesses were made: before any clock that they have."""
-WITHIN = 60.0
 
 
 class SmallLog:
@@ -95,7 +95,7 @@ class Running:
 def acclimate(*words: str) -> "subprocess.CompletedProcess[str]":
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}
     command = [sys.executable, "-m", "acclimate", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=kept)
+    return subprocess.run(command, capture_output=True, text=True, timeout=WITHIN, check=False, env=kept)
 
 
 def make(folder: Path, name: str = "witness.example/w1") -> str:

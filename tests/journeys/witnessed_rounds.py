@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from live import CUSTODIANS, Actor, Live, Staged
 from partners import Partner, log_key, partners, server
+from waiting import until
 
 from acclimate import files, keys
 from acclimate.client import Client, custodian, folder
@@ -29,13 +29,6 @@ class RealClock(live.Clock):
 
     def __call__(self) -> datetime:
         return datetime.now(UTC)
-
-
-def until(condition: Callable[[], object], *, within: float = 30) -> None:
-    end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
 
 
 @dataclass
