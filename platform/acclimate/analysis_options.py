@@ -18,6 +18,7 @@ SPLITS = 400
 """Of a set's examples into halves."""
 FLIPS = 9_999
 """Of the signs of differences."""
+_LISTS = frozenset({"tasks", "lower", "against", "models", "baselines"})
 
 
 class RankOptions(TypedDict, total=False):
@@ -122,8 +123,8 @@ class StabilityOptions(TypedDict, total=False):
     seed: int
 
 
-def known(options: Mapping[str, Any], kind: Any) -> None:
-    """Refuse an option that there is not, as Python does with an argument.
+def known(options: Any, kind: Any) -> None:
+    """Refuse an option that there is not, as Python does with an argument; names in one text, separated by commas, are taken apart.
 
     Raises:
         TypeError: there is one.
@@ -131,6 +132,9 @@ def known(options: Mapping[str, Any], kind: Any) -> None:
     unknown = sorted(set(options) - set(kind.__annotations__))
     if unknown:
         raise TypeError(f"unknown option {listed(unknown)}; there are {listed(kind.__annotations__, most=20)}")
+    for name in _LISTS & set(options):
+        if isinstance(options[name], str):
+            options[name] = [word.strip() for word in options[name].split(",") if word.strip()]
 
 
 def chosen(what: str, word: str, allowed: Sequence[str]) -> str:

@@ -66,7 +66,7 @@ def compare(one: str | None, other: str | None, source: Source, options: Compare
         compared = found if many else found.of([found.entrants.index(str(name)) for name in (one, other)])
         example_tables.answered(compared, options, notes)
     alternative = chosen("alternative", options.get("alternative", "two-sided"), paired.ALTERNATIVES)
-    pairs = _pairs(found, alternative) if many else [(str(one), str(other))]
+    pairs = _pairs(found, options) if many else [(str(one), str(other))]
     rows = _compared(found, pairs, options)
     for test in ("mcnemar_p", "permutation_p", "wilcoxon_p"):
         for row, adjusted in zip(rows, paired.holm([row[test] for row in rows]), strict=True):
@@ -191,13 +191,14 @@ def _mean(values: Any) -> float:
     return float(known.mean()) if known.size else float("nan")
 
 
-def _pairs(found: Items, alternative: str) -> list[tuple[str, str]]:
-    """All pairs, the one with the higher score first; where the test has a side, each pair both ways."""
+def _pairs(found: Items, options: CompareOptions) -> list[tuple[str, str]]:
+    """All pairs, the better one first; where the test has a side, each pair both ways."""
     known = [name for name, score in zip(found.entrants, found.scores(), strict=True) if score is not None]
-    if alternative != "two-sided":
+    if options.get("alternative", "two-sided") != "two-sided":
         return list(permutations(known, 2))
     scores = dict(zip(found.entrants, found.scores(), strict=True))
-    return list(combinations(sorted(known, key=lambda name: (-(scores[name] or 0.0), name)), 2))
+    turn = 1.0 if options.get("lower_is_better") else -1.0
+    return list(combinations(sorted(known, key=lambda name: (turn * (scores[name] or 0.0), name)), 2))
 
 
 def _compared(found: Items, pairs: Sequence[tuple[str, str]], options: CompareOptions) -> list[dict[str, Any]]:

@@ -302,6 +302,7 @@ def test_a_task_in_which_lower_is_better_is_turned_or_asked_about():
     found = acclimate.stability({"t": table(scores)})
     assert any("is lower better there" in note for note in found["notes"])
     turned = acclimate.stability({"t": table(scores)}, lower=["t2"])
+    assert acclimate.stability({"t": table(scores)}, lower="t2", tasks="t0, t1,t2") == turned
     assert turned["t"]["mean_tau_b"] > 0.8
     assert turned["notes"] == []
     for wrong in ({"lower": ["t9"]}, {"against": ["t9"]}, {"tasks": ["t9"]}):

@@ -147,6 +147,12 @@ def test_without_names_all_pairs_are_adjusted():
     both = acclimate.compare("e03", "e00", items=frame, all=True)
     assert (both["a"], len(both["pairs"])) == ("e03", 6)
     assert len(acclimate.compare(items=frame, alternative="greater")["pairs"]) == 12
+    losses = acclimate.compare(items=frame.assign(score=1 - frame["score"]), lower_is_better=True)
+    for row, loss in zip(found["pairs"], losses["pairs"], strict=True):
+        assert (loss["a"], loss["b"], loss["difference"]) == (row["a"], row["b"], pytest.approx(-row["difference"]))
+        assert [loss[key] for key in ("only_a", "mcnemar_p", "wilcoxon_p_one_sided")] == [
+            row[key] for key in ("only_a", "mcnemar_p", "wilcoxon_p_one_sided")
+        ]
 
 
 def test_entrants_that_answer_alike_do_not_differ():

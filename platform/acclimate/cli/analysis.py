@@ -73,7 +73,7 @@ def rank(
 
     options = _given(
         score=score, se=se, top=top, level=level, sets=sets, lower_is_better=lower_is_better, missing=missing,
-        method=method, threshold=threshold, baselines=_words(baselines), tasks=_words(tasks), protocol=protocol, metric=metric,
+        method=method, threshold=threshold, baselines=baselines, tasks=tasks, protocol=protocol, metric=metric,
     )  # fmt: skip
     found = analysis.rank(scores, items=items, **options)
     emit(found, as_json=as_json, text=analysis_texts.ranking(found))
@@ -117,8 +117,8 @@ def compare(
     from acclimate.cli import analysis_texts
 
     options = _given(
-        all=every, alternative=alternative, level=level, lower_is_better=lower_is_better, lower=_words(lower), missing=missing,
-        tasks=_words(tasks), protocol=protocol, metric=metric,
+        all=every, alternative=alternative, level=level, lower_is_better=lower_is_better, lower=lower, missing=missing,
+        tasks=tasks, protocol=protocol, metric=metric,
     )  # fmt: skip
     found = analysis.compare(a, b, items=items, scores=scores, **options)
     text = analysis_texts.comparison(found) if scores is None else analysis_texts.several_tasks(found)
@@ -174,7 +174,7 @@ def stability(
 
     named = _named(scores) if scores else None
     options = _given(
-        tasks=_words(tasks), lower=_words(lower), against=_words(against), models=models, missing=missing, common=common,
+        tasks=tasks, lower=lower, against=against, models=models, missing=missing, common=common,
         level=level, rank_sets=sets, protocol=protocol, metric=metric,
     )  # fmt: skip
     found = analysis.stability(named, items=items, **options)
@@ -185,10 +185,6 @@ def stability(
 def _given(**options: Any) -> Any:
     """The options that were given; the functions refuse words that they do not know."""
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _words(text: str | None) -> list[str] | None:
-    return [word.strip() for word in text.split(",") if word.strip()] if text else None
 
 
 def _named(scores: list[str]) -> dict[str, str]:
