@@ -12,6 +12,7 @@ from typing import Any
 import compose_spec
 import pytest
 import yaml
+from draining import DRAIN, drains
 
 from acclimate import keys
 
@@ -96,6 +97,12 @@ def test_each_container_has_limits_and_shows_its_health(services: dict[str, dict
             wanted = "service_completed_successfully" if other in ONCE else "service_healthy"
             # The dispatcher is healthy only with its node, which lives in its network.
             assert how["condition"] == ("service_started" if name == BESIDE and other == "dispatcher" else wanted), name
+
+
+def test_a_worker_that_is_to_go_has_time_for_a_checkpoint(services: dict[str, dict[str, Any]]) -> None:
+    worker = services["ray-worker"]
+    drain = float(worker["environment"][DRAIN])
+    assert drain > drains() and float(worker["stop_grace_period"].removesuffix("s")) >= drain + 15
 
 
 def reaches(services: dict[str, dict[str, Any]]) -> set[tuple[str, str]]:

@@ -14,6 +14,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from draining import DRAIN, drains
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "infra" / "kubernetes"
@@ -154,6 +155,13 @@ def test_the_gpu_pool_has_a_group_with_whole_gpus_and_a_label(rendered: dict[str
     assert container["resources"]["limits"]["nvidia.com/gpu"] == groups["gpu"]["rayStartParams"]["num-gpus"] == "1"
     assert groups["gpu"]["labels"] == {"acclimate/pool": "gpu"}
     assert "nvidia.com/gpu" not in str(groups["cpu"])
+
+
+def test_a_worker_that_is_to_go_has_time_for_a_checkpoint(rendered: dict[str, Objects]) -> None:
+    groups = one(rendered["gpu-pool"], "RayCluster", "acclimate")["spec"]["workerGroupSpecs"]
+    for pod in (group["template"]["spec"] for group in groups):
+        (drain,) = [float(e["value"]) for e in pod["containers"][0]["env"] if e["name"] == DRAIN]
+        assert drain > drains() and pod["terminationGracePeriodSeconds"] >= drain + 15
 
 
 def test_images_have_a_digest_or_are_ours_in_this_version(objects: Objects) -> None:
