@@ -59,16 +59,19 @@ def attack(seed, n=4000, k=400):
         before, board = board.released, board.submit((guess != labels).astype(float))
         lowered.append(board.released < before)
 
+    losses = (guesses != labels).mean(axis=1)
+
     def majority(chosen):
-        votes = guesses[chosen].mean(axis=0)
-        vote = np.where(votes == 0.5, random.integers(0, 2, size=n), votes > 0.5)
+        # An attacker breaks ties by the best of those that vote.
+        votes, best = guesses[chosen].mean(axis=0), guesses[np.where(chosen, losses, 1.0).argmin()]
+        vote = np.where(votes == 0.5, best, votes > 0.5)
         return float((vote != labels).mean())
 
-    return majority((guesses != labels).mean(axis=1) < 0.5), majority(np.array(lowered))
+    return majority(losses < 0.5), majority(np.array(lowered))
 
 
 def test_a_board_of_full_precision_is_climbed_by_guessing_and_the_ladder_is_not():
-    found = np.array([attack(seed) for seed in range(10)])
+    found = np.array([attack(seed) for seed in range(12)])
     full, ladder = found.mean(axis=0)
     assert full == pytest.approx(0.43, abs=0.01)
-    assert ladder == pytest.approx(0.484, abs=0.01)
+    assert ladder == pytest.approx(0.484, abs=0.006)
