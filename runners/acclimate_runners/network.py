@@ -29,11 +29,19 @@ EAGER_UP_TO = 128
 
 VERSIONED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "jinja2")
 
-_CLASSES = {
-    "llama": ("transformers.models.llama", "LlamaConfig", "LlamaForCausalLM"),
-    "gpt2": ("transformers.models.gpt2", "GPT2Config", "GPT2LMHeadModel"),
-    "gpt_neox": ("transformers.models.gpt_neox", "GPTNeoXConfig", "GPTNeoXForCausalLM"),
+_CONFIGS = {
+    "llama": "LlamaConfig",
+    "gpt2": "GPT2Config",
+    "gpt_neox": "GPTNeoXConfig",
+    "mistral": "MistralConfig",
+    "qwen2": "Qwen2Config",
+    "qwen3": "Qwen3Config",
+    "gemma": "GemmaConfig",
+    "olmo": "OlmoConfig",
+    "olmo2": "Olmo2Config",
+    "phi": "PhiConfig",
 }
+"""Names of transformers' configuration classes, each in the module of its model type."""
 
 
 @dataclass
@@ -62,7 +70,7 @@ class Network:
         """Next-token logits [positions, vocabulary] at the flat positions `at` of inputs [rows, length]."""
         length = inputs.shape[1]
         if length not in self._masks:
-            self._masks[length] = _mask(length) if self.model.config._attn_implementation == "eager" else None
+            self._masks[length] = _mask(length) if self._is_plain(length) else None
         hidden = self.model.base_model(
             input_ids=inputs,
             position_ids=torch.arange(length)[None],
@@ -73,6 +81,11 @@ class Network:
         result: Tensor = self.model.get_output_embeddings()(chosen)
         self.on_batch()
         return result
+
+    def _is_plain(self, length: int) -> bool:
+        """Whether the attention is the plain one, and each token sees all before it; else the library makes its own mask."""
+        window = getattr(self.model.config, "sliding_window", None)
+        return self.model.config._attn_implementation == "eager" and (window is None or length <= window)
 
     def copy_weights(self) -> dict[str, Tensor]:
         """The weights as they are now, in memory of their own."""
@@ -98,15 +111,20 @@ def be_deterministic(threads: int) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
+def classes(kind: str) -> tuple[Any, Any]:
+    """Transformers' classes of an architecture: of its configuration and of its model."""
+    found = import_module(f"transformers.models.{kind}")
+    return getattr(found, _CONFIGS[kind]), getattr(found, architectures.ARCHITECTURES[kind].model_class)
+
+
 def build(config: Mapping[str, Any], *, max_length: int) -> Any:
     """Transformers' model of a checked config, with weights of no meaning; nothing is looked up outside this process."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    module, config_class, model_class = _CLASSES[config["model_type"]]
-    found = import_module(module)
-    made = getattr(found, config_class)(
+    config_class, model_class = classes(config["model_type"])
+    made = config_class(
         **architectures.effective(config), attn_implementation="eager" if max_length <= EAGER_UP_TO else "sdpa"
     )
-    return getattr(found, model_class)(made).float().eval()
+    return model_class(made).float().eval()
 
 
 def load(files: Mapping[str, Path], rules: Rules, *, max_length: int, tokenizer: str | None = None) -> Network:

@@ -46,7 +46,7 @@ class ModelFacts:
     """What a strict reading tells of a model.
 
     Attributes:
-        architecture: llama, gpt2 or gpt_neox.
+        architecture: a key of architectures.ARCHITECTURES.
         parameters: numbers in all tensors; a tied output embedding counts once.
         bytes: of the three files.
         config: the parsed config.json.

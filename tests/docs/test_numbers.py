@@ -59,7 +59,10 @@ SAID = {
     "rows that are opened": (
         drawing.ROWS_OPENED,
         [
-            ("docs/protocol.md", 'row-draw/v1" ‖ 0x00 ‖ root of the log up to and with HoldoutOpened), {}, rows)'),
+            (
+                "docs/protocol.md",
+                'row-draw/v1" ‖ 0x00 ‖ root of the log up to and with HoldoutOpened, its 32 bytes), {}, rows)',
+            ),
             ("docs/organizers.md", "{} drawn rows are opened"),
             ("docs/organizers.md", "Nobody chooses the {} rows"),
             ("docs/organizers.md", "a holdout of {} rows or fewer"),

@@ -77,6 +77,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 16,
     },
 }
+# The kin of Llama, each with what sets it apart.
+_KIN: dict[str, dict[str, Any]] = {
+    "mistral": {"head_dim": 6, "sliding_window": None, "tie_word_embeddings": False},
+    "qwen2": {"use_sliding_window": False, "max_window_layers": 1, "sliding_window": 8},
+    "qwen3": {"head_dim": 6, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": False},
+    "gemma": {"head_dim": 6, "hidden_act": "gelu_pytorch_tanh"},
+    "olmo": {"clip_qkv": None, "tie_word_embeddings": False},
+    "olmo2": {"tie_word_embeddings": False},
+    "phi": {"tie_word_embeddings": False, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new"},
+}
+CONFIGS |= {name: {**CONFIGS["llama"], "model_type": name, **changes} for name, changes in _KIN.items()}
 
 
 def _rows(task: Task, split: str, count: int) -> list[dict[str, str]]:
@@ -96,7 +107,7 @@ class Tiny:
     """Makes splits, models and jobs below one folder."""
 
     tasks, configs, words = TASKS, CONFIGS, WORDS
-    limits = jobs.Limits(("llama", "gpt2", "gpt_neox"), 100_000, 2_000_000, 2**31, 300.0)
+    limits = jobs.Limits(tuple(CONFIGS), 100_000, 2_000_000, 2**31, 300.0)
 
     def __init__(self, folder: Path) -> None:
         self.data = folder / "data"

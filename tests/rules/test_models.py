@@ -26,6 +26,20 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"n_inner": None, "tie_word_embeddings": False}),
     ("gpt_neox", {}),
     ("gpt_neox", {"attention_bias": False, "tie_word_embeddings": True, "rotary_pct": 0.5}),
+    ("mistral", {}),
+    ("mistral", {"sliding_window": 3, "rope_theta": 5000.0}),
+    ("qwen2", {}),
+    ("qwen2", {"tie_word_embeddings": False, "num_key_value_heads": None}),
+    ("qwen3", {}),
+    ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    ("gemma", {}),
+    ("gemma", {"attention_bias": True, "pad_token_id": 3}),
+    ("olmo", {}),
+    ("olmo", {"attention_bias": True, "tie_word_embeddings": True}),
+    ("olmo2", {}),
+    ("olmo2", {"attention_bias": True, "pad_token_id": 3}),
+    ("phi", {}),
+    ("phi", {"num_key_value_heads": None, "resid_pdrop": 0.1}),
 ]
 
 
@@ -72,7 +86,53 @@ def test_expected_tensors_are_those_of_the_library(
     assert sorted(loaded.weights) == sorted(architectures.shapes(facts.config))
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("max_length", [16, 200])
+@pytest.mark.parametrize(("architecture", "changes"), VARIANTS)
+def test_logits_are_those_of_the_librarys_own_forward(
+    tiny: Any, tmp_path: Path, architecture: str, changes: dict[str, Any], max_length: int
+) -> None:
+    """The whole way of the library, from the folder to the logits, knows nothing of what is chosen here; 200 tokens take another attention."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from acclimate_runners import network
+
+    positions = {"n_positions" if architecture == "gpt2" else "max_position_embeddings": max_length}
+    folder = tiny.model(tmp_path / "model", architecture, **{**changes, **positions})
+    theirs, told = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not any(told[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    loaded = network.load({path.name: path for path in folder.iterdir()}, tiny.limits, max_length=max_length)
+    inputs = torch.arange(3 * 15).reshape(3, 15) * 7 % len(tiny.words)
+    with torch.no_grad():
+        expected = theirs.eval()(inputs).logits
+        found = loaded.logits(inputs, torch.arange(inputs.numel()))
+    assert expected.std() > 0.01
+    torch.testing.assert_close(found, expected.flatten(0, 1), atol=1e-5, rtol=1e-5)
+
+
+def test_a_phi_that_rotates_an_odd_part_of_a_head_is_refused(tiny: Any, tmp_path: Path) -> None:
+    folder = tiny.model(tmp_path / "model", "phi")
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    for changes in ({"partial_rotary_factor": 0.8}, {"rope_parameters": {**rope, "partial_rotary_factor": 0.8}}):
+        edit(folder, **changes)
+        assert "is odd" in refused(folder, tiny)
+    edit(folder, rope_parameters=rope, partial_rotary_factor=0.5)
+    assert models.inspect(folder, tiny.limits).architecture == "phi"
+    config = json.loads((folder / "config.json").read_text())
+    del config["partial_rotary_factor"]
+    assert architectures.problems({**config, "num_attention_heads": 8}, ("phi",)) != []
+
+
+@pytest.mark.parametrize("architecture", ["gemma", "olmo2", "phi"])
+def test_a_padding_tokens_embedding_is_learned_as_any_other(tiny: Any, tmp_path: Path, architecture: str) -> None:
+    from acclimate_runners import network
+
+    folder = tiny.model(tmp_path / "model", architecture, pad_token_id=3)
+    model = network.load({path.name: path for path in folder.iterdir()}, tiny.limits, max_length=16).model
+    assert model.get_input_embeddings().padding_idx is None
+
+
+@pytest.mark.parametrize("architecture", sorted(architectures.ARCHITECTURES))
 def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path, architecture: str) -> None:
     from acclimate_runners import network
 
@@ -269,7 +329,7 @@ def test_half_precision_is_read_as_float32(model: Path, tiny: Any) -> None:
     assert torch.equal(loaded.weights["model.norm.weight"], weights["model.norm.weight"].float())
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("architecture", sorted(architectures.ARCHITECTURES))
 def test_check_runs_three_steps(tiny: Any, tmp_path: Path, architecture: str) -> None:
     folder = tmp_path / "job"
     job = tiny.job(folder, tiny.model(tmp_path / "model", architecture), "check")

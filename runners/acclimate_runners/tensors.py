@@ -1,0 +1,169 @@
+"""Name and shape of each tensor of a model, of its checked config.json, in plain Python; a tied or untied head is left out (architectures.py).
+
+They are those of transformers' classes; a test holds them equal.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def decoder(
+    config: Mapping[str, Any],
+    *,
+    biased: Callable[[str], bool],
+    norms: Mapping[str, int] | None = None,
+    head_norms: Callable[[int, int, int], tuple[int, int]] | None = None,
+    last: bool = True,
+) -> Shapes:
+    """A decoder with Llama's names.
+
+    Args:
+        config: checked.
+        biased: whether a projection, such as "self_attn.q_proj", has a bias.
+        norms: the norms of a layer -> their width; None for Llama's two.
+        head_norms: widths of the norms of queries and keys, of (a head's, all queries', all keys'); None where there are none.
+        last: whether there is a norm after the last layer.
+    """
+    width, inner, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    heads = config["num_attention_heads"]
+    head = config.get("head_dim") or width // heads
+    queries, keys = heads * head, (config.get("num_key_value_heads") or heads) * head
+    shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, width)}
+    if last:
+        shapes["model.norm.weight"] = (width,)
+    linear = {
+        "self_attn.q_proj": (queries, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (width, queries),
+        "mlp.gate_proj": (inner, width),
+        "mlp.up_proj": (inner, width),
+        "mlp.down_proj": (width, inner),
+    }
+    if norms is None:
+        norms = {"input_layernorm": width, "post_attention_layernorm": width}
+    own = (
+        dict(zip(("self_attn.q_norm", "self_attn.k_norm"), head_norms(head, queries, keys), strict=True))
+        if head_norms
+        else {}
+    )
+    for layer in range(config["num_hidden_layers"]):
+        for name, (rows, columns) in linear.items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = (rows, columns)
+            if biased(name):
+                shapes[f"model.layers.{layer}.{name}.bias"] = (rows,)
+        for name, size in {**norms, **own}.items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = (size,)
+    return shapes
+
+
+def _attention(config: Mapping[str, Any]) -> Callable[[str], bool]:
+    return lambda name: name.startswith("self_attn") and bool(config.get("attention_bias", False))
+
+
+def llama(config: Mapping[str, Any]) -> Shapes:
+    """Llama's; Mistral's and Gemma's, too, whose configurations lack what they don't have."""
+    switches = {"self_attn": "attention_bias", "mlp": "mlp_bias"}
+    return decoder(config, biased=lambda name: bool(config.get(switches[name.partition(".")[0]], False)))
+
+
+def qwen2(config: Mapping[str, Any]) -> Shapes:
+    """Qwen 2's: queries, keys and values have a bias."""
+    return decoder(config, biased=lambda name: name[-6:] in ("q_proj", "k_proj", "v_proj"))
+
+
+def qwen3(config: Mapping[str, Any]) -> Shapes:
+    """Qwen 3's: queries and keys are normed head by head."""
+    return decoder(config, biased=_attention(config), head_norms=lambda head, queries, keys: (head, head))
+
+
+def olmo(config: Mapping[str, Any]) -> Shapes:
+    """OLMo's, whose norms have no weights."""
+    return decoder(config, biased=_attention(config), norms={}, last=False)
+
+
+def olmo2(config: Mapping[str, Any]) -> Shapes:
+    """OLMo 2's: norms after attention and feed-forward, and of all queries and keys at once."""
+    norms = dict.fromkeys(("post_attention_layernorm", "post_feedforward_layernorm"), int(config["hidden_size"]))
+    return decoder(
+        config, biased=_attention(config), norms=norms, head_norms=lambda head, queries, keys: (queries, keys)
+    )
+
+
+def phi(config: Mapping[str, Any]) -> Shapes:
+    """Phi 1's and 2's; the output embedding has a bias."""
+    width, inner, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    heads = config["num_attention_heads"]
+    keys = (config.get("num_key_value_heads") or heads) * (width // heads)
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (vocabulary, width),
+        "model.final_layernorm.weight": (width,),
+        "model.final_layernorm.bias": (width,),
+        "lm_head.bias": (vocabulary,),
+    }
+    linear = {
+        "self_attn.q_proj": (width, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.dense": (width, width),
+        "mlp.fc1": (inner, width),
+        "mlp.fc2": (width, inner),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        for name, shape in {**linear, "input_layernorm": (width,)}.items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+            shapes[f"model.layers.{layer}.{name}.bias"] = shape[:1]
+    return shapes
+
+
+def gpt2(config: Mapping[str, Any]) -> Shapes:
+    """GPT-2's."""
+    width, inner = config["n_embd"], config.get("n_inner") or 4 * config["n_embd"]
+    shapes: Shapes = {
+        "transformer.wte.weight": (config["vocab_size"], width),
+        "transformer.wpe.weight": (config["n_positions"], width),
+        "transformer.ln_f.weight": (width,),
+        "transformer.ln_f.bias": (width,),
+    }
+    # GPT-2 keeps its projections transposed: (inputs, outputs).
+    projections = {
+        "attn.c_attn": (width, 3 * width),
+        "attn.c_proj": (width, width),
+        "mlp.c_fc": (width, inner),
+        "mlp.c_proj": (inner, width),
+    }
+    for layer in range(config["n_layer"]):
+        for name, shape in projections.items():
+            shapes[f"transformer.h.{layer}.{name}.weight"] = shape
+            shapes[f"transformer.h.{layer}.{name}.bias"] = (shape[1],)
+        for name in ("ln_1", "ln_2"):
+            shapes[f"transformer.h.{layer}.{name}.weight"] = (width,)
+            shapes[f"transformer.h.{layer}.{name}.bias"] = (width,)
+    return shapes
+
+
+def gpt_neox(config: Mapping[str, Any]) -> Shapes:
+    """GPT-NeoX's, and so Pythia's."""
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    shapes: Shapes = {
+        "gpt_neox.embed_in.weight": (config["vocab_size"], width),
+        "gpt_neox.final_layer_norm.weight": (width,),
+        "gpt_neox.final_layer_norm.bias": (width,),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        linear = {
+            "attention.query_key_value": (3 * width, width, config.get("attention_bias", True)),
+            "attention.dense": (width, width, config.get("attention_bias", True)),
+            "mlp.dense_h_to_4h": (inner, width, True),
+            "mlp.dense_4h_to_h": (width, inner, True),
+        }
+        for name, (rows, columns, bias) in linear.items():
+            shapes[f"gpt_neox.layers.{layer}.{name}.weight"] = (rows, columns)
+            if bias:
+                shapes[f"gpt_neox.layers.{layer}.{name}.bias"] = (rows,)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"gpt_neox.layers.{layer}.{name}.weight"] = (width,)
+            shapes[f"gpt_neox.layers.{layer}.{name}.bias"] = (width,)
+    return shapes
