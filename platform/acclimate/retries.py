@@ -142,17 +142,23 @@ def rest(ended: Sequence[Ended], *, draw: Callable[[float, float], float]) -> fl
     return pause(count - 1, draw=draw) if count > 1 else 0.0
 
 
-def standing(ended: Sequence[Ended], *, begun: bool, over: bool) -> tuple[int, int]:
+def standing(ended: Sequence[Ended], *, begun: bool, over: bool, halvings: int = 0) -> tuple[int, int]:
     """The k and n of "try k of n", by the class of the newest failure, as `decide` counts; k is at most n, and n is 0 where no end is set.
 
     Args:
         ended: the tries that failed since an operator last let the attempt go, in their order, with those that found no room.
         begun: whether one more is under way, or came to something.
         over: whether none follows by itself.
+        halvings: as `decide`'s; tries that led to a smaller micro-batch are among those of what then runs out of memory.
     """
-    code = ended[-1].code if ended else ""
-    count = sum(one.code == code for one in ended) + begun
+    codes = [one.code for one in ended]
+    code = codes[-1] if codes else ""
     limit = TRIES_OF_DISKS if code == "no_space" else budget(code)
+    past = 0
+    if code in SHORT:
+        codes = [each for each in codes if each in SHORT]
+        past, codes, limit = min(halvings, len(codes)), codes[halvings:], limit + halvings
+    count = past + codes.count(code) + begun
     return count, count if over else max(count, limit) if limit else 0
 
 

@@ -104,17 +104,20 @@ def test_three_days_without_a_store_make_a_bounded_number_of_tries(seed: int) ->
     assert len(ended) < 2500
 
 
-@given(st.lists(st.sampled_from([*retries.TRIES, "runner_failed", "upload_mismatch"]), max_size=60))
-def test_a_try_is_never_beyond_the_last_one(codes: list[str]) -> None:
+@given(st.lists(st.sampled_from([*retries.TRIES, "runner_failed", "upload_mismatch"]), max_size=60), st.integers(0, 4))
+def test_a_try_is_never_beyond_the_last_one(codes: list[str], halvings: int) -> None:
     """As `decide` counts, whichever failures are mixed."""
     failed = list[Ended]()
     for code in codes:
-        count, limit = retries.standing(failed, begun=True, over=False)
-        assert 1 <= count <= limit == (retries.budget(failed[-1].code) if failed else retries.TRIES_OF_MACHINES)
+        count, limit = retries.standing(failed, begun=True, over=False, halvings=halvings)
+        last = retries.budget(failed[-1].code) if failed else retries.TRIES_OF_MACHINES
+        if failed and failed[-1].code in retries.SHORT:
+            last += halvings
+        assert 1 <= count <= limit == last
         failed.append(Ended(code))
-        if decide(failed, draw=most).action != "again":
-            over, whole = retries.standing(failed, begun=False, over=True)
-            assert over == whole == retries.budget(code)
+        if decide(failed, draw=most, halvings=halvings).action != "again":
+            over, whole = retries.standing(failed, begun=False, over=True, halvings=halvings)
+            assert over == whole == retries.budget(code) + (halvings if code in retries.SHORT else 0)
             # An operator lets it go: it is counted anew.
             failed.clear()
 

@@ -13,6 +13,7 @@ from acclimate.retries import Ended
 from acclimate.service import finding, reading
 from acclimate.service.accounts import Account
 from acclimate.store import Store, Tx, attempts, events, pools, stages, submissions, timestamp, wishes
+from acclimate_competitions import recipe
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import format_time, parse_time
@@ -46,7 +47,7 @@ def stage_list(store: Store, account: Account | None, given: str) -> list[dict[s
         shown = not hidden or (account is not None and row.owner == account.id)
         newest = tried.get((row.attempt, row.fence))
         held = newest if row.state in _UNDER_WAY else None
-        count, limit = _standing(row, failed.get(row.attempt, []))
+        count, limit = _standing(state, row, failed.get(row.attempt, []))
         result.append(
             {
                 "key": row.key,
@@ -193,15 +194,17 @@ def _failed(tx: Tx, round_id: str, tried: Iterable[Any]) -> dict[str, list[Ended
     since = {row.attempt: row.fence for row in tx.execute(query.where(mine))}
     found: dict[str, list[Ended]] = defaultdict(list)
     for row in tried:
-        if (row.state == "failed" or row.code == "no_space") and row.fence > since.get(row.attempt, 0):
+        kept = row.code in retries.SHORT or row.fence > since.get(row.attempt, 0)
+        if (row.state == "failed" or row.code == "no_space") and kept:
             found[row.attempt].append(Ended(row.code, row.machine))
     return found
 
 
-def _standing(row: Any, failed: Sequence[Ended]) -> tuple[int, int | None]:
+def _standing(state: Round, row: Any, failed: Sequence[Ended]) -> tuple[int, int | None]:
     """A stage's tries, and how many there will be at most."""
     begun = row.state in _UNDER_WAY or row.state in _DONE
-    count, limit = retries.standing(failed, begun=begun, over=row.state == "blocked")
+    halvings = 0 if row.kind == "evaluate" else recipe.halvings(state.competition.preparation.global_batch)
+    count, limit = retries.standing(failed, begun=begun, over=row.state == "blocked", halvings=halvings)
     return count, None if not limit or (not failed and row.code in retries.UNCHARGED) else limit
 
 
