@@ -23,7 +23,7 @@ from sqlalchemy import select
 from acclimate import event_history
 from acclimate.event_history import Event
 from acclimate.service import publish
-from acclimate.store import events, leases, outbox, results, stages, submissions
+from acclimate.store import events, leases, outbox, results, stages, submissions, timestamp
 from acclimate_competitions import digests
 from acclimate_runners import failpoints
 
@@ -114,7 +114,7 @@ class Play:
         clock = self.live.clock
         assert isinstance(clock, Clock) and at.partition(":")[0] in ("", *failpoints.POINTS)
         script = (DISPATCHER, str(clock.file), str(lease), "tracked" if tracked else "untracked", str(SHARED))
-        process = Process(self.live, self.folder / name, script=script, **given)
+        process = Process(self.live, self.folder / name, script=script, forked=True, **given)
         self.processes.append(process)
         return process
 
@@ -194,6 +194,12 @@ class Play:
         """Who has the lease, by the name that it says at its start; empty before anybody has."""
         with self.live.store.snapshot() as tx:
             return str(tx.execute(select(leases.c.holder).where(leases.c.name == "dispatch")).scalar() or "")
+
+    def leased(self) -> bool:
+        """Whether somebody's lease has not expired, by the clock as it is now."""
+        with self.live.store.snapshot() as tx:
+            ends = tx.execute(select(leases.c.expires).where(leases.c.name == "dispatch")).scalar()
+            return bool(ends) and ends > timestamp(tx)
 
     def marks(self) -> list[str]:
         """What was finished of the round: its preparations, if there was time before it was published, and what was published."""

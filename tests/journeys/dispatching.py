@@ -16,6 +16,7 @@ from typing import Any
 
 import live as staging
 import tiny
+from forked import Forked
 from live import Actor, Live, Staged
 from sqlalchemy import select
 from waiting import WITHIN
@@ -198,14 +199,28 @@ Dispatcher(store, store.blobs, settings, lambda: runner_of(settings), lease_seco
 
 
 class Process:
-    """A dispatcher in a process of its own; reads what it says."""
+    """A dispatcher in a process of its own; reads what it says.
+
+    Args:
+        live: the installation.
+        folder: its data folder.
+        quick: whether its lease is short.
+        script: a program of the test's own, and what follows the data folder in its arguments.
+        forked: whether it is forked from a process that has imported what it needs (forked.py).
+    """
 
     def __init__(
-        self, live: Live, folder: Path, *, quick: bool = False, script: Sequence[str] = (), **environment: str
+        self,
+        live: Live,
+        folder: Path,
+        *,
+        quick: bool = False,
+        script: Sequence[str] = (),
+        forked: bool = False,
+        **environment: str,
     ) -> None:
         self.settings = beside(live, folder)
         command = ["-c", QUICK, str(folder)] if quick else ["-m", "acclimate", "dispatch", "--data", str(folder)]
-        # A program of the test's own, and what follows the data folder in its arguments.
         command = ["-c", script[0], str(folder), *script[1:]] if script else command
         environment = {
             **os.environ,
@@ -217,10 +232,14 @@ class Process:
             "ACCLIMATE_SLOTS": "2",
             **environment,
         }
-        # It ends with whoever started it: a test run that is killed must leave no dispatcher.
-        tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-        line = [*tied, sys.executable, *command]
-        self.process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=environment)
+        self.process: subprocess.Popen[str] | Forked
+        if forked:
+            self.process = Forked(command, environment)
+        else:
+            # It ends with whoever started it: a test run that is killed must leave no dispatcher.
+            tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+            line = [*tied, sys.executable, *command]
+            self.process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=environment)
         self.said: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
