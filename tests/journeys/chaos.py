@@ -105,6 +105,20 @@ class Play:
             name, poisoned = f"entrant-{number:02}", number == entrants
             self.sent[name] = dispatching.send(self.staged, name, seed=number, poisoned=poisoned)[1]
 
+    def close(self, entrants: int, until: Callable[[], object], *, standby: Process) -> None:
+        """Submissions, and the round's close, until the leader is where a test wants it.
+
+        The clock leaps to the close, and every lease looks expired until it is renewed: the standby may not look meanwhile.
+        """
+        standby.signal(signal.SIGSTOP)
+        try:
+            self.submit(entrants)
+            self.until(lambda: self.phase != "open")
+            self.until(lambda: until() or self.leased())
+        finally:
+            standby.signal(signal.SIGCONT)
+        self.until(until)
+
     def start(self, name: str, *, at: str = "", lease: float = LEASE, tracked: bool = False) -> Process:
         """A dispatcher with a data folder of its own, which kills itself at a point where one is given."""
         given = {"ACCLIMATE_FAILPOINT": at, "ACCLIMATE_FAILPOINT_KILLS": "this-process"} if at else {}

@@ -1,6 +1,5 @@
 """A dispatcher killed at every point at which something is half done: whoever comes next finishes it, once."""
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +104,7 @@ def test_a_standby_goes_on_where_a_killed_leader_was_and_makes_nothing_again_tha
         first.await_("leading")
         second = play.start("second", lease=60.0)
         second.await_("standby")
-        # The round is closed by a leap of the clock, to which every lease looks expired until it is renewed: nobody may look meanwhile.
-        second.signal(signal.SIGSTOP)
-        play.submit(ENTRANTS)
-        play.until(lambda: play.phase != "open")
-        play.until(lambda: killed(first) or play.leased())
-        second.signal(signal.SIGCONT)
-        play.until(lambda: killed(first))
+        play.close(ENTRANTS, lambda: killed(first), standby=second)
         play.live.clock.forward(seconds=61)
         noted = {name.split("/")[1] for name in play.live.store.blobs.notes("attempts/") if "manifest" in name}
         play.until(lambda: play.phase == "evaluated")

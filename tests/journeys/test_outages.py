@@ -123,8 +123,7 @@ def test_a_leader_stopped_in_the_midst_of_a_write_is_replaced_and_writes_nothing
         first.await_("leading")
         second = play.start("second")
         second.await_("standby")
-        play.submit(3)
-        play.until(lambda: stopped(first.process.pid))
+        play.close(3, lambda: stopped(first.process.pid), standby=second)
         # The database ends a writer that is silent in its transaction (postgres.py): the other leads.
         play.until(lambda: second.events("leading"))
         first.signal(signal.SIGCONT)
