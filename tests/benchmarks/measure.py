@@ -18,6 +18,7 @@ import control_plane
 import log_appends
 import log_verify
 import makespan
+import on_ray
 import overhead
 import seal
 import takeover
@@ -48,6 +49,7 @@ def main() -> None:
         verify_rows = log_verify.measure(folder / "verify")
         dispatch_rows = admission.measure(folder / "admission") + takeover.measure(folder / "takeover")
         dispatch_rows += overhead.measure(folder / "overhead") + control_plane.measure(folder / "control")
+        ray_rows, ratios = on_ray.measure(folder / "ray")
     lines = [
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}",
         "",
@@ -67,11 +69,15 @@ def main() -> None:
         "",
         "| dispatch | seconds |",
         "| --- | --- |",
-        *(f"| {name} | {seconds:.2f} |" for name, seconds in dispatch_rows),
+        *(f"| {name} | {seconds:.2f} |" for name, seconds in [*dispatch_rows, *ray_rows]),
         "",
         "| simulated makespan over max(total / slots, longest) | |",
         "| --- | --- |",
         *(f"| {name} | {ratio:.3f} |" for name, ratio in makespan.measure()),
+        "",
+        "| makespan on a cluster of Ray over max(total / slots, longest) | |",
+        "| --- | --- |",
+        *(f"| {name} | {ratio:.3f} |" for name, ratio in ratios),
     ]
     sys.stdout.write("\n".join(lines) + "\n")
 
