@@ -24,10 +24,7 @@ FEW_SEEDS = 10
 """Below this number of seeds the seed variance is pooled over entrants."""
 
 _CHUNK = 256
-# Maxima below this share of the critical value that is expected are not computed unless it turns out as low.
-_FLOOR = 0.85
-_PILOT = 256
-_LARGEST = 1e30  # well within single precision
+_TOGETHER = 16  # entrants of a group: what is bounded at once are the pairs of two groups
 # Variances below this share of their parts are zero: what is left of S_ii + S_jj − 2 S_ij after equal parts cancelled.
 _ZERO = 1e-12
 
@@ -221,16 +218,11 @@ def rank_sets(
     rejected = pairs.certain.copy()
     remaining = pairs.testable.copy()
     critical = np.zeros(m)
-    maxima: Floats | None = None
-    about = 0.0
+    groups = _groups(pairs.inverse)
     while remaining.any():
         inverse = np.where(remaining, pairs.inverse, 0.0)
         if kind == "simultaneous":
-            upper = np.triu(inverse)
-            if maxima is None:
-                maxima, about = _bounds(sample, upper, level=level)
-            maxima, about = _step(sample, upper, maxima, critical=about, level=level)
-            critical[:] = about
+            critical[:] = _largest(sample, inverse, groups, level=level)
         else:
             critical = np.array([_quantile(row, level) for row in _maxima(sample, inverse, two_sided=True)])
         new = remaining & (np.abs(pairs.difference) * pairs.inverse > critical[:, None])
@@ -340,47 +332,72 @@ def _places(row: Floats) -> Ints | slice:
     return slice(int(places[0]), int(places[-1]) + 1) if run else places
 
 
-def _bounds(sample: Floats, inverse: Floats, *, level: float) -> tuple[Floats, float]:
-    """Bounds from above of _maxima's two-sided maxima, made in single precision, and about the critical value that comes of them."""
-    critical = _quantile(_maxima(sample[:, :_PILOT], inverse, two_sided=True).max(axis=0), level)
-    largest = float(np.abs(sample).max(initial=0.0)) or 1.0
-    weights = inverse * largest
-    if not weights.max(initial=0.0) < _LARGEST:
-        return np.full(sample.shape, math.inf), critical
-    bounds = _maxima((sample / largest).astype(np.float32), weights.astype(np.float32), two_sided=True)
-    # Five roundings of 2^-24 each, of values up to 2 and weights up to the largest.
-    return bounds.astype(np.float64) + 1e-6 * float(weights.max()), critical
+def _groups(inverse: Floats) -> list[Ints]:
+    """Entrants in groups of those that are alike: one by one with the nearest that are left. However they are made, results are the same."""
+    left, groups = np.ones(len(inverse), dtype=bool), []
+    while left.any():
+        places = np.flatnonzero(left)
+        nearest = np.argsort(-inverse[places[0], places[1:]], kind="stable")[: _TOGETHER - 1]
+        groups.append(np.sort(np.concatenate([places[:1], places[1:][nearest]])))
+        left[groups[-1]] = False
+    return groups
 
 
-def _step(sample: Floats, inverse: Floats, bounds: Floats, *, critical: float, level: float) -> tuple[Floats, float]:
-    """One step of the simultaneous step-down: its maxima, exact where they decide, and its critical value.
+def _largest(sample: Floats, inverse: Floats, groups: Sequence[Ints], *, level: float) -> float:
+    """The quantile of the draws' largest |z_i − z_j| · inverse[i, j]: exactly that of all pairs, without computing them all.
 
-    A rejected pair takes maxima away and adds none, so those of the step before are bounds. Only what is above the floor by its bound is
-    computed; of the rest it is known that it is not above, which is enough as long as the critical value is.
+    Of two groups no pair is above the largest weight times the largest difference, rounded or not, as rounding keeps the order. So pairs
+    are computed only in those draws in which they may be above what was found there (`found`, bounds from below) and above the quantile
+    of that, which is one of the result from below. In the end no draw is above both, so the quantile is the result.
 
     Args:
         sample: of _sample.
-        inverse: as _maxima takes it.
-        bounds: of its maxima from above, [m, draws].
-        critical: about the value that comes out.
+        inverse: [m, m], of which the part above the diagonal counts; 0 for pairs that don't count.
+        groups: of _groups.
         level: of confidence.
     """
-    floor = _FLOOR * critical
-    large = bounds > floor
-    if 4 * np.count_nonzero(large) < large.size:
-        bounds = bounds.copy()
-        for i, row in enumerate(inverse):
-            draws, others = np.flatnonzero(large[i]), np.flatnonzero(row)
-            block = np.abs((sample[i, draws] - sample[np.ix_(others, draws)]) * row[others, None])
-            bounds[i, draws] = block.max(axis=0, initial=0.0)
-        found = _quantile(bounds.max(axis=0), level)
-        if found > floor:
-            return bounds, found
-    maxima = _maxima(sample, inverse, two_sided=True)
-    return maxima, _quantile(maxima.max(axis=0), level)
+    upper = np.triu(inverse)
+    weights = upper + upper.T
+    high = np.array([sample[group].max(axis=0) for group in groups])
+    low = np.array([sample[group].min(axis=0) for group in groups])
+    numbers = [(a, b) for a in range(len(groups)) for b in range(a, len(groups))]
+    blocks = [(groups[a], groups[b]) for a, b in numbers]
+    heaviest = [float(weights[np.ix_(*block)].max(initial=0.0)) for block in blocks]
+    found, best, which = np.zeros(sample.shape[1]), np.zeros(sample.shape[1]), np.zeros(sample.shape[1], dtype=np.int64)
+    for place, ((a, b), weight) in enumerate(zip(numbers, heaviest, strict=True)):
+        bound = _bound(high, low, a, b) * weight
+        better = bound > best
+        best[better], which[better] = bound[better], place
+    # First where the bounds are the largest: most of what is found there is the largest of its draw.
+    for place in np.unique(which).tolist():
+        _raise(found, sample, weights, blocks[place], np.flatnonzero(which == place))
+    floor = _quantile(found, level)
+    for (a, b), weight, block in zip(numbers, heaviest, blocks, strict=True):
+        draws = np.flatnonzero(_bound(high, low, a, b) * weight > np.maximum(found, floor))
+        if len(draws):
+            _raise(found, sample, weights, block, draws)
+            floor = _quantile(found, level)
+    return floor
+
+
+def _bound(high: Floats, low: Floats, a: int, b: int) -> Floats:
+    """The largest differences between members of two groups, [draws], by their largest and smallest values."""
+    return np.asarray(np.maximum(high[a] - low[b], high[b] - low[a]))
+
+
+def _raise(found: Floats, sample: Floats, weights: Floats, block: tuple[Ints, Ints], draws: Ints) -> None:
+    """Raise what was found in some draws to the largest |z_i − z_j| · weight of the pairs of two groups."""
+    first, second = block
+    scale = weights[np.ix_(first, second)][:, :, None]
+    for start in range(0, len(draws), _CHUNK):  # chunks stay in the cache
+        part = draws[start : start + _CHUNK]
+        values = sample[np.ix_(first, part)][:, None, :] - sample[np.ix_(second, part)][None, :, :]
+        np.abs(values, out=values)
+        values *= scale
+        found[part] = np.maximum(found[part], values.reshape(-1, len(part)).max(axis=0, initial=0.0))
 
 
 def _quantile(maxima: Floats, level: float) -> float:
     """The smallest draw with at least `level` of all draws at or below it."""
-    ordered = np.sort(maxima)
-    return float(ordered[min(len(ordered), max(1, math.ceil(level * len(ordered)))) - 1])
+    place = min(len(maxima), max(1, math.ceil(level * len(maxima)))) - 1
+    return float(np.partition(maxima, place)[place])
