@@ -472,7 +472,7 @@ def parse_time(text: object) -> datetime:
     try:
         if not isinstance(text, str) or not _TIME.fullmatch(text):
             raise ValueError("not RFC 3339 in UTC with microseconds")
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
+        return datetime.fromisoformat(text)
     except ValueError as error:
         raise Refusal(
             "record_invalid", f"time {text!r}: {error}", hint="such as 2027-03-01T00:00:00.000000Z"

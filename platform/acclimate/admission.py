@@ -134,7 +134,12 @@ class Admission:
             ready,
             machines,
             slots=runner.slots,
-            outstanding=[Outstanding(one.held.assignment.demand, one.machine) for one in self._lead.running.values()],
+            # What is being scored takes nothing of a machine any more.
+            outstanding=[
+                Outstanding(one.held.assignment.demand, one.machine)
+                for one in self._lead.running.values()
+                if one.ended is None
+            ],
             overtaken=self._overtaken,
             may=lambda one: one.round not in unmet and self._may_begin(one, now),
         )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, select
 
-from acclimate import cosignatures, drawn_rows, log, rows, table_blobs
+from acclimate import cosignatures, drawn_rows, log, rows
 from acclimate.cosignatures import Reached
 from acclimate.quorum import Quorum
 from acclimate.service import publish, release
@@ -293,19 +293,31 @@ def _write_scores(
     holdout: Mapping[str, str],
 ) -> None:
     from acclimate.verify import scores
-    from acclimate_competitions import tables
 
     for entrant, tasks in scores.plan(state).items():
         keys = [key for task in tasks.values() for key in task]
         for key in keys:
             writer.blob(scores.predictions_name(entrant, key), state.evaluated[key]["predictions"])
-        stored = [found[(entrant, protocol, task, seed)] for _, task, seed, protocol in keys]
-        parts = [table_blobs.read(store.blobs, digest, tables.SCORES) for digest in stored]
-        writer.table(f"scores/{entrant}.parquet", parts)
+        own = {
+            (entrant, protocol, task, seed): found[entrant, protocol, task, seed] for _, task, seed, protocol in keys
+        }
+        stored = publish.tables_of(store, own)
+        writer.table(f"scores/{entrant}.parquet", [_rows_of(stored, key) for key in own])
     majority = publish.majority(store, state, holdout)
     if majority:
         writer.table(f"scores/{MAJORITY}.parquet", majority)
     writer.fetch()
+
+
+def _rows_of(scores: "list[pa.Table]", key: tuple[str, str, str, int | None]) -> "pa.Table":
+    """The rows of one evaluation, in their order."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    entrant, protocol, task, seed = key
+    mine = (pc.field("entrant") == entrant) & (pc.field("protocol") == protocol) & (pc.field("task") == task)
+    mine &= pc.field("seed").is_null() if seed is None else pc.field("seed") == seed
+    return pa.concat_tables([table.filter(mine) for table in scores])
 
 
 def _write_outcome(writer: _Writer, store: Store, state: Round) -> None:

@@ -1,71 +1,75 @@
-"""What an attempt's outcome becomes: log records, results and stage states, in one transaction, or nothing.
+"""What outcomes of attempts become: log records, results and stage states, of some attempts in one transaction, or nothing.
 
-The evaluator's key signs here. Predictions are scored here too, where the targets are: no child sees them.
+The evaluator's key signs here. Evaluations were scored before (scoring.py): what takes time is done outside the transaction.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy import insert, update
 
-from acclimate import stages, table_blobs
+from acclimate import stages
 from acclimate.assignments import Assignment, Held, Stage
 from acclimate.retries import SHORT
 from acclimate.service import submit
 from acclimate.service.identity import Identity
 from acclimate.store import Store, Tx, results, timestamp
 from acclimate.store import stages as stage_rows
-from acclimate_competitions import records, tables
-from acclimate_competitions.definition import Task
+from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
 from acclimate_runners import failpoints
 from acclimate_runners.jobs import Outcome
 from acclimate_runners.runner import Status
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
+TOGETHER = 16
+"""Attempts that are committed in one transaction; other writers wait for its end, a fraction of a second."""
 _LONGEST_REASON = 2000
 _Ended = tuple[Stage, Mapping[str, Any], str]
 """A stage, the document of its result, and its public reason where it failed."""
-_AT_ONCE = 8
-"""Stages of one attempt that are scored at the same time."""
 
 
-def commit(
-    store: Store,
-    identity: Identity,
-    held: Held,
-    status: Status,
-    *,
-    holdout: Mapping[str, str],
-    alive: Callable[[], None] = lambda: None,
-) -> None:
-    """Commit what a done attempt came to.
+@dataclass(frozen=True)
+class Done:
+    """An attempt that came to an outcome.
 
-    Args:
-        store: the store, whose blobs hold the outcome's files.
-        identity: whose evaluator key signs.
+    Attributes:
         held: what was done, and the fence of the try.
         status: of the attempt, done.
-        holdout: name -> digest of the opened holdout's files; needed for evaluations only.
-        alive: called before each table that is read or scored, which may take long.
+        evaluations: of an evaluation, what each of its stages came to (scoring.evaluations).
+    """
+
+    held: Held
+    status: Status
+    evaluations: Sequence[Mapping[str, Any]] = ()
+
+
+def commit(store: Store, identity: Identity, done: Sequence[Done]) -> None:
+    """Commit what attempts came to: all of them in one transaction, so that one answer of the disk is waited for; a check by itself.
+
+    Args:
+        store: the store.
+        identity: whose evaluator key signs.
+        done: the attempts, in the order in which the log gets them.
 
     Raises:
-        Refusal: what rounds.apply refuses; scores_invalid; job_failed for an outcome that does not answer the assignment;
-            busy, no_space.
+        Refusal: what rounds.apply refuses; job_failed for an outcome that does not answer the assignment; conflict, where one is no
+            longer its attempt's own: then none is committed; busy, no_space.
     """
-    if held.assignment.kind == "check":
-        _check(store, identity, held, status)
-    elif held.assignment.kind == "prepare":
-        _prepare(store, identity, held, status)
+    if done[0].held.assignment.kind == "check":
+        (one,) = done
+        _check(store, identity, one.held, one.status)
     else:
-        _evaluate(store, identity, held, status, holdout=holdout, alive=alive)
-    failpoints.reach("committed")
+        with store.transaction() as tx:
+            for one in done:
+                ended = (_prepared if one.held.assignment.kind == "prepare" else _evaluated)(tx, identity, one)
+                _close(tx, one.held, ended)
+                stages.committed(tx, one.held)
+                failpoints.reach("committing")
+    for _ in done:
+        failpoints.reach("committed")
 
 
 def outlasted(store: Store, state: Round, held: Held, status: Status, *, tries: int) -> Status:
@@ -80,7 +84,7 @@ def outlasted(store: Store, state: Round, held: Held, status: Status, *, tries: 
 
 
 def _check(store: Store, identity: Identity, held: Held, status: Status) -> None:
-    outcome, assignment = _outcome(status), held.assignment
+    outcome, assignment = outcome_of(status), held.assignment
     if outcome.status == "done":
         submit.accept(store, assignment.submission)
     else:
@@ -88,34 +92,32 @@ def _check(store: Store, identity: Identity, held: Held, status: Status) -> None
     failpoints.reach("settled")
     # A crash in between is mended by the next plan, which sees that the submission is no longer being checked.
     with store.transaction() as tx:
-        document = {**finite(outcome.results), **_circumstances(status)}
+        document = {**finite(outcome.results), **circumstances(status)}
         _close(tx, held, [(assignment.stages[0], document, outcome.reason)])
         stages.committed(tx, held)
         failpoints.reach("committing")
 
 
-def _prepare(store: Store, identity: Identity, held: Held, status: Status) -> None:
-    outcome, assignment = _outcome(status), held.assignment
+def _prepared(tx: Tx, identity: Identity, done: Done) -> list[_Ended]:
+    outcome, assignment = outcome_of(done.status), done.held.assignment
     selections = {entry["task"]: entry for entry in outcome.results.get("selections", [])}
     prepared = {(entry["task"], entry["seed"]): entry for entry in outcome.results.get("prepared", [])}
     ended: list[_Ended] = []
-    with store.transaction() as tx:
-        state = tx.round(assignment.round)
-        for stage in assignment.stages:
-            if outcome.status == "refused":
-                entry: dict[str, Any] = {"task": stage.task, "seed": stage.seed, "failed": {"reason": outcome.reason}}
-                entry["micro_batch"] = assignment.micro_batch
-            elif (stage.task, stage.seed) in prepared:
-                entry = finite(prepared[stage.task or "", stage.seed])
-            else:
-                raise Refusal("job_failed", f"the outcome has no preparation of {stage.task}, seed {stage.seed}")
-            selection = finite(selections.get(stage.task, {}))
-            tx.append(_signed(identity, state, _prepared_fields(state, assignment, entry, selection, status)))
-            failed = str(entry["failed"]["reason"]) if "failed" in entry else ""
-            ended.append((stage, {**entry, "selection": selection, **_circumstances(status)}, failed))
-        _close(tx, held, ended)
-        stages.committed(tx, held)
-        failpoints.reach("committing")
+    state, signed = tx.round(assignment.round), []
+    for stage in assignment.stages:
+        if outcome.status == "refused":
+            entry: dict[str, Any] = {"task": stage.task, "seed": stage.seed, "failed": {"reason": outcome.reason}}
+            entry["micro_batch"] = assignment.micro_batch
+        elif (stage.task, stage.seed) in prepared:
+            entry = finite(prepared[stage.task or "", stage.seed])
+        else:
+            raise Refusal("job_failed", f"the outcome has no preparation of {stage.task}, seed {stage.seed}")
+        selection = finite(selections.get(stage.task, {}))
+        signed.append(_signed(identity, state, _prepared_fields(state, assignment, entry, selection, done.status)))
+        failed = str(entry["failed"]["reason"]) if "failed" in entry else ""
+        ended.append((stage, {**entry, "selection": selection, **circumstances(done.status)}, failed))
+    tx.append_all(signed)
+    return ended
 
 
 def _prepared_fields(
@@ -128,7 +130,7 @@ def _prepared_fields(
         "recipe": state.defined["recipe"],
         "base": assignment.job.model.digest,
         "code": state.defined["code"],
-        "hardware": _outcome(status).hardware,
+        "hardware": outcome_of(status).hardware,
     }
     # The outcome's own, where it says it; a round in which memory sufficed says nothing of it.
     size = entry.get("micro_batch", assignment.micro_batch)
@@ -147,101 +149,23 @@ def _prepared_fields(
     }
 
 
-def _evaluate(
-    store: Store,
-    identity: Identity,
-    held: Held,
-    status: Status,
-    *,
-    holdout: Mapping[str, str],
-    alive: Callable[[], None],
-) -> None:
-    outcome, assignment = _outcome(status), held.assignment
-    given = {(p["task"], p["seed"], p["protocol"]): p for p in outcome.results.get("predictions", [])}
-    with store.snapshot() as tx:
-        state = tx.round(assignment.round)
-    # Scoring and writing files takes time, so it is done before the transaction.
-    tasks = {task.name: task for task in state.competition.tasks}
-    truth = {}
-    for name in tasks:
-        alive()
-        truth[name] = table_blobs.read(store.blobs, holdout[f"{name}.parquet"])
-
-    def scored(stage: Stage) -> dict[str, Any]:
-        alive()
-        assert stage.task is not None
-        task = tasks[stage.task]
-        if outcome.status == "refused":
-            # The model was fit to be prepared and is not to be evaluated: unknown is not zero, its examples stay unscored.
-            predictions = table_blobs.keep(store.blobs, unpredicted(assignment.entrant, stage, truth[stage.task]))
-            entry: dict[str, Any] = {"count": truth[stage.task].num_rows, "failed": {"reason": outcome.reason}}
-        elif (stage.task, stage.seed, stage.protocol) in given:
-            entry = finite(given[stage.task, stage.seed, stage.protocol])
-            predictions = outcome.files[entry["file"]]
-        else:
-            raise Refusal("job_failed", f"the outcome has no predictions for {stage.task}, {stage.protocol}")
-        scores = score(store, assignment, stage, predictions, holdout=truth[stage.task], task=task, state=state)
-        return {**entry, "predictions": predictions, "scores": scores, **_circumstances(status)}
-
-    # What takes the time is the disk's answer that it has each table: several are asked for at once.
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="scoring") as threads:
-        documents = list(threads.map(scored, assignment.stages))
-    models = state.models
-    with store.transaction() as tx:
-        state = tx.round(assignment.round)
-        for stage, document in zip(assignment.stages, documents, strict=True):
-            key = (assignment.entry or 0, stage.task or "", stage.seed, stage.protocol or "")
-            fields = {
-                "submission": assignment.entry,
-                "task": stage.task,
-                "seed": stage.seed,
-                "protocol": stage.protocol,
-                "prepared": models[key],
-                "predictions": document["predictions"],
-                "count": document["count"],
-            }
-            tx.append(_signed(identity, state, ("ModelEvaluated", fields)))
-        failures = [str(document.get("failed", {}).get("reason", "")) for document in documents]
-        _close(tx, held, list(zip(assignment.stages, documents, failures, strict=True)))
-        stages.committed(tx, held)
-        failpoints.reach("committing")
-
-
-def score(
-    store: Store,
-    assignment: Assignment,
-    stage: Stage,
-    predictions: str,
-    *,
-    holdout: "pa.Table",
-    task: Task,
-    state: Round,
-) -> str:
-    """Score one stage's predictions; returns the digest of the score table's blob.
-
-    Raises:
-        Refusal: scores_invalid, where they are another entrant's or stage's than asked for; blob_corrupt; no_space.
-    """
-    from acclimate_competitions import metrics
-
-    table = table_blobs.read(store.blobs, predictions, tables.PREDICTIONS)
-    wanted = {(assignment.entrant, stage.protocol, stage.task, stage.seed)}
-    found = {tuple(row.values()) for row in table.select(["entrant", "protocol", "task", "seed"]).to_pylist()}
-    if found != wanted:
-        raise Refusal("scores_invalid", f"predictions are of {sorted(map(str, found))}, asked for was {wanted}")
-    scored = metrics.score_predictions(table, holdout, task, cluster=state.competition.ranking.cluster)
-    return table_blobs.keep(store.blobs, scored)
-
-
-def unpredicted(entrant: str, stage: Stage, holdout: "pa.Table") -> "pa.Table":
-    """Predictions that say of each example that there is none."""
-    import pyarrow as pa
-
-    rows = [
-        {"entrant": entrant, "protocol": stage.protocol, "task": stage.task, "seed": stage.seed, "example": example}
-        for example in holdout.column("example").to_pylist()
-    ]
-    return pa.Table.from_pylist(rows, schema=tables.PREDICTIONS)
+def _evaluated(tx: Tx, identity: Identity, done: Done) -> list[_Ended]:
+    assignment, state = done.held.assignment, tx.round(done.held.assignment.round)
+    models, signed = state.models, []
+    for stage, document in zip(assignment.stages, done.evaluations, strict=True):
+        fields = {
+            "submission": assignment.entry,
+            "task": stage.task,
+            "seed": stage.seed,
+            "protocol": stage.protocol,
+            "prepared": models[assignment.entry or 0, stage.task or "", stage.seed, stage.protocol or ""],
+            "predictions": document["predictions"],
+            "count": document["count"],
+        }
+        signed.append(_signed(identity, state, ("ModelEvaluated", fields)))
+    tx.append_all(signed)
+    failures = [str(document.get("failed", {}).get("reason", "")) for document in done.evaluations]
+    return list(zip(assignment.stages, done.evaluations, failures, strict=True))
 
 
 def _signed(identity: Identity, state: Round, record: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -266,13 +190,15 @@ def _close(tx: Tx, held: Held, ended: Sequence[_Ended]) -> None:
     tx.execute(insert(results), [{"stage": stage.key, "document": dict(made), "at": at} for stage, made, _ in ended])
 
 
-def _outcome(status: Status) -> Outcome:
+def outcome_of(status: Status) -> Outcome:
+    """The outcome of a done attempt."""
     assert status.outcome is not None
     return status.outcome
 
 
-def _circumstances(status: Status) -> dict[str, Any]:
-    outcome = _outcome(status)
+def circumstances(status: Status) -> dict[str, Any]:
+    """What an attempt ran on and said, for its stages' results."""
+    outcome = outcome_of(status)
     return {
         "hardware": outcome.hardware,
         "versions": dict(outcome.versions),

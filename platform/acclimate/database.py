@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -94,7 +94,7 @@ def _is_sqlite(connection: Connection) -> bool:
 def now(connection: Connection) -> str:
     """The database's clock, as format_time writes it."""
     clock = connection.get_execution_options().get(postgres.CLOCK)
-    return format_time(clock()) if clock else str(connection.execute(text("SELECT acclimate_now()")).scalar_one())
+    return format_time(clock()) if clock else str(connection.exec_driver_sql("SELECT acclimate_now()").scalar_one())
 
 
 @contextmanager

@@ -73,6 +73,7 @@ class Leader:
             Refusal: busy, lease_lost, database_unreachable, no_space.
         """
         self._aside.close()
+        self._settling.scorer.close()
         if self._finisher is not None:
             self._finisher.close()
         with self._lead.store.transaction() as tx:
@@ -87,6 +88,7 @@ class Leader:
         """Forget everything, as another leads: attempts that it may adopt are left alone."""
         self._lead.running.clear()
         self._aside.close(patience=0.0)
+        self._settling.scorer.close()
         if self._finisher is not None:
             self._finisher.close(patience=0.0)
 
@@ -113,8 +115,8 @@ class Leader:
             say("retried", round=wish.round, stage=wish.stage, account=wish.account)
         if granted:
             self._settling.recall()
-        settled = [self._settling.settle(running) for running in list(self._lead.running.values())]
-        if made or any(settled) or self._lead.moments.monotonic() - self._planned > _PLAN_EVERY:
+        settled = self._settling.settle()
+        if made or settled or self._lead.moments.monotonic() - self._planned > _PLAN_EVERY:
             self._planned = self._lead.moments.monotonic()
             self._admission.plan()
         self._beat()
@@ -137,7 +139,7 @@ class Leader:
             word, waited = (status.step, status.total), now - running.beat
             if waited > _BEAT_AT_LEAST or (word != running.told and waited > _BEAT_EVERY):
                 running.beat, running.told = now, word
-                progress = status.step / status.total if status.total > 0 else 0.0
+                progress = status.step / status.total if status.total > 0 else float(status.state == "done")
                 due.append((running.held, progress, status.silent))
         if due or begun:
             with self._lead.store.transaction() as tx:

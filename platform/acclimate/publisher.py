@@ -9,7 +9,7 @@ from acclimate import round_data, table_blobs, tracking
 from acclimate.config import Settings
 from acclimate.service import manifests, publish, release
 from acclimate.store import Store, Tx, results, stages, submissions
-from acclimate_competitions import digests, tables
+from acclimate_competitions import digests
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import parse_time
 from acclimate_runners.jobs import ModelFiles
@@ -123,5 +123,4 @@ def _scores(store: Store, state: Round, holdout: dict[str, str]) -> "pa.Table":
 
     with store.snapshot() as tx:
         found = publish.score_digests(tx, state)
-    parts = [table_blobs.read(store.blobs, digest, tables.SCORES) for digest in found.values()]
-    return pa.concat_tables(parts + publish.majority(store, state, holdout))
+    return pa.concat_tables(publish.tables_of(store, found) + publish.majority(store, state, holdout))

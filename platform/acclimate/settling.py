@@ -2,13 +2,16 @@
 
 import contextlib
 import traceback
+from collections.abc import Iterator
 
 from acclimate import commits, retries, stages
 from acclimate.assignments import Held
+from acclimate.commits import Done
 from acclimate.console import say
 from acclimate.holdout_inputs import HoldoutInputs
 from acclimate.lead import OUTAGES, Lead, Running, ids
 from acclimate.retries import Ended
+from acclimate.scoring import Asked, Scorer
 from acclimate.service import release
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import failpoints
@@ -27,6 +30,7 @@ class Settling:
         not_before: attempt -> before when it isn't started again, by the monotonic clock.
         avoid: attempt -> machines that it should stay away from.
         inputs: of opened holdouts.
+        scorer: scores evaluations while their leader goes on.
     """
 
     def __init__(self, lead: Lead) -> None:
@@ -36,6 +40,7 @@ class Settling:
         self.inputs = HoldoutInputs(lead)
         # How often in a row everything was held up.
         self._held_up = 0
+        self.scorer = Scorer(lead.blobs)
 
     def recall(self) -> None:
         """See what the database says of what waits: at the begin of a term, and where an operator let something go.
@@ -59,21 +64,36 @@ class Settling:
         pause = PAUSE * min(_LONGEST, 2.0 ** max(0, min(self._held_up - 1, 16)))
         self._lead.paused = max(self._lead.paused, now + pause)
 
-    def settle(self, running: Running) -> bool:
-        """Take an attempt's end; whether it has ended."""
-        status = self.poll(running)
-        if status.state == "running":
-            return False
-        if status.state == "failed":
-            self._failed(running, status)
-        else:
-            self._commit(running.held, status)
-            self.not_before.pop(running.held.assignment.attempt, None)
-            self.avoid.pop(running.held.assignment.attempt, None)
-        if status.code not in retries.PASSING:
-            self._held_up = 0
-        del self._lead.running[running.held.assignment.attempt]
-        return True
+    def settle(self) -> bool:
+        """Take what has ended: have it scored, commit it, or see what becomes of what failed; whether any attempt is over.
+
+        Raises:
+            Refusal: what passes; what was not done is done in a later step.
+        """
+        before, done, hindered = len(self._lead.running), list[Running](), list[Refusal]()
+        for running in list(self._lead.running.values()):
+            status = self.poll(running)
+            if status.state == "failed":
+                self._failed(running, status)
+                if running.ended is status:
+                    self._over(running, status)
+            elif status.state == "done":
+                done.append(running)
+        self._have_scored([one for one in done if one.held.assignment.kind == "evaluate"])
+        ready: list[tuple[Running, Done]] = []
+        for running in done:
+            try:
+                one = self._ready(running)
+            except Refusal as refusal:
+                hindered.append(refusal)
+            else:
+                ready += [(running, one)] if one is not None else []
+        for group in _groups(ready):
+            self._lead.watch.alive()
+            self._commit(group)
+        if hindered:
+            raise hindered[0]
+        return len(self._lead.running) < before
 
     def poll(self, running: Running) -> Status:
         """Where an attempt stands; once it has ended, that stays its answer until it is written down."""
@@ -95,37 +115,104 @@ class Settling:
         running.placed = running.placed or bool(status.machine or status.network or status.total)
         return status
 
-    def _commit(self, held: Held, status: Status) -> None:
-        assert status.outcome is not None
-        assignment, store = held.assignment, self._lead.store
-        failpoints.reach("done")
+    def _have_scored(self, done: list[Running]) -> None:
+        """Begin to score those evaluations that are not being scored yet."""
+        asked: list[Asked] = []
+        for running in done:
+            if self.scorer.knows(running.held):
+                continue
+            failpoints.reach("done")
+            try:
+                asked.append(self._asked(running))
+            except Exception as error:
+                self._not_committed(running, error)
+        if asked:
+            with self._lead.store.transaction() as tx:
+                for one in asked:
+                    stages.verifying(tx, one.held)
+            for one in asked:
+                self.scorer.ask(one)
+
+    def _asked(self, running: Running) -> Asked:
+        assert running.ended is not None
+        round_id = running.held.assignment.round
+        with self._lead.store.snapshot() as tx:
+            return Asked(
+                running.held, running.ended, tx.round(round_id).competition, release.holdout_files(tx, round_id)
+            )
+
+    def _ready(self, running: Running) -> Done | None:
+        """What there is to commit of a done attempt; None while it is being scored, or where it can't be.
+
+        Raises:
+            Refusal: what passes.
+        """
+        status, held = running.ended, running.held
+        assert status is not None
+        if held.assignment.kind != "evaluate":
+            failpoints.reach("done")
+            return Done(held, status)
         try:
-            files = {}
-            if assignment.kind == "evaluate":
-                files = holdout(self._lead, assignment.round)
-                with store.transaction() as tx:
-                    stages.verifying(tx, held)
-            alive = self._lead.watch.alive
-            commits.commit(store, self._lead.identity, held, status, holdout=files, alive=alive)
-        except Refusal as refusal:
-            if refusal.code in retries.PASSING | OUTAGES:
-                # It stays as it is, done, and is committed once that has passed.
+            made = self.scorer.made(held)
+        except Exception as error:
+            self._not_committed(running, error)
+            return None
+        return None if made is None else Done(held, status, made)
+
+    def _commit(self, group: list[tuple[Running, Done]]) -> None:
+        """Commit together what may be; where one of them is refused, each by itself."""
+        try:
+            commits.commit(self._lead.store, self._lead.identity, [done for _, done in group])
+        except Exception as error:
+            if len(group) == 1:
+                self._not_committed(group[0][0], error)
+                return
+            if _passes(error):
                 raise
-            reason = f"not committed: {refusal.code}: {refusal.sentence}"
-            reason = _and_what_to_do(reason, reason, refusal.code)
-            with store.snapshot() as tx:
+            for one in group:
+                self._commit([one])
+            return
+        for running, done in group:
+            self._over(running, done.status)
+            assert done.status.outcome is not None
+            outcome, network = done.status.outcome, done.status.network
+            say("committed", **ids(done.held), outcome=outcome.status, reason=outcome.reason, network=network)
+
+    def _not_committed(self, running: Running, error: Exception) -> None:
+        """What can't be committed is an operator's; what passes stays as it is, done, and is committed once that has passed.
+
+        Raises:
+            Refusal: what passes.
+        """
+        if _passes(error):
+            raise error
+        held = running.held
+        if isinstance(error, Refusal):
+            reason = f"not committed: {error.code}: {error.sentence}"
+            reason = _and_what_to_do(reason, reason, error.code)
+            with self._lead.store.snapshot() as tx:
                 mine = stages.holds(tx, held)
             if mine:
-                self.block(held, reason, code=refusal.code)
+                self.block(held, reason, code=error.code)
             else:
                 # The row is another's, or of a database that lost its last moments: the next plan sees what is left to do.
                 say("dropped", **ids(held), reason=reason)
-        except Exception as error:
-            say("error", **ids(held), traceback=traceback.format_exc())
-            self.block(held, f"not committed: {type(error).__name__}: {error}", code="job_failed")
         else:
-            outcome = status.outcome
-            say("committed", **ids(held), outcome=outcome.status, reason=outcome.reason, network=status.network)
+            say("error", **ids(held), traceback="".join(traceback.format_exception(error)))
+            self.block(held, f"not committed: {type(error).__name__}: {error}", code="job_failed")
+        assert running.ended is not None
+        self._over(running, running.ended)
+
+    def _over(self, running: Running, status: Status) -> None:
+        """Follow an attempt no longer."""
+        attempt = running.held.assignment.attempt
+        if status.state == "done":
+            self.not_before.pop(attempt, None)
+            self.avoid.pop(attempt, None)
+            self.scorer.forget(running.held)
+        if status.code not in retries.PASSING:
+            self._held_up = 0
+        del self._lead.running[attempt]
 
     def _failed(self, running: Running, status: Status) -> None:
         held, code = running.held, status.code or "runner_failed"
@@ -156,7 +243,8 @@ class Settling:
         elif decision.action == "outcome":
             with store.snapshot() as tx:
                 state = tx.round(held.assignment.round)
-            self._commit(held, commits.outlasted(store, state, held, status, tries=decision.tries))
+            # An outcome like others, which the next step takes.
+            running.ended = commits.outlasted(store, state, held, status, tries=decision.tries)
         else:
             reason = f"failed {decision.tries} times, last: {status.reason}"
             self.block(held, _and_what_to_do(reason, status.reason, code), code=code, machine=status.machine)
@@ -206,7 +294,14 @@ def _and_what_to_do(reason: str, lost: str, code: str) -> str:
     return f"{lost}; put that blob back, from a backup or from who sent it, and then: acclimate stage retry"
 
 
-def holdout(lead: Lead, round_id: str) -> dict[str, str]:
-    """The files of a round's opened holdout: name -> digest."""
-    with lead.store.snapshot() as tx:
-        return release.holdout_files(tx, round_id)
+def _groups(ready: list[tuple[Running, Done]]) -> Iterator[list[tuple[Running, Done]]]:
+    """Those that are committed together, in their order; a check is by itself."""
+    alone = [[one] for one in ready if one[1].held.assignment.kind == "check"]
+    others = [one for one in ready if one[1].held.assignment.kind != "check"]
+    yield from alone
+    for start in range(0, len(others), commits.TOGETHER):
+        yield others[start : start + commits.TOGETHER]
+
+
+def _passes(error: Exception) -> bool:
+    return isinstance(error, Refusal) and error.code in retries.PASSING | OUTAGES

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -256,6 +256,7 @@ class Tx:
         self.folded: dict[str, _Folded] = dict(batch.folded) if batch is not None else {}
         # Of a transaction that appended: nobody else does before its end.
         self.tip: tuple[int, datetime] | None = batch.tip if batch is not None else None
+        self.stamp: str | None = None
         self._kept_before = store.folds.count()
 
     def now(self) -> datetime:
@@ -323,28 +324,36 @@ class Tx:
         Raises:
             Refusal: whatever rounds.apply refuses; record_invalid; busy, where the clock can't be right.
         """
-        index, before_it = self.tip or self._tip()
+        return self.append_all([request])[0]
+
+    def append_all(self, requests: Sequence[Mapping[str, Any]]) -> list[tuple[int, Record]]:
+        """Log one record or more, as append does, under one receipt time; none where one of them is refused."""
+        first, before_it = self.tip or self._tip()
         now = self.now()
         if self.store.clocks is not None:
             self.store.clocks.check(now)
-        at = max(now, before_it)
-        record = _record(request, at)
-        data = record.encode()
-        if records.parse(data) != record:
-            raise Refusal("record_invalid", f"{record.type} does not survive being written and read")
-        if record.type == "RoundDefined":
-            if self.find(request) is not None:
-                raise Refusal("round_exists", f"round {record.round} is in the log already")
-            state = machine.begin(record, self.store.competition(record["definition"]))
-            statements: Ledger[str, int] = Ledger()
-        else:
-            before = self._fold(record.round)
-            state, statements = machine.apply(before.state, record, index=index), before.statements
-        row = {"index": index, "round": record.round, "type": record.type, "data": data}
-        self.execute(insert(log_entries), row)
-        self.folded[record.round] = _Folded(state, index, _short(data), _with(statements, record, index))
-        self.tip = index + 1, at
-        return index, record
+        at, added, rows = max(now, before_it), list[tuple[int, Record]](), list[dict[str, Any]]()
+        folded: dict[str, _Folded] = {}
+        for index, request in enumerate(requests, start=first):
+            record = _record(request, at)
+            data = record.encode()
+            if records.parse(data) != record:
+                raise Refusal("record_invalid", f"{record.type} does not survive being written and read")
+            if record.type == "RoundDefined":
+                if self.find(request) is not None:
+                    raise Refusal("round_exists", f"round {record.round} is in the log already")
+                state = machine.begin(record, self.store.competition(record["definition"]))
+                statements: Ledger[str, int] = Ledger()
+            else:
+                before = folded.get(record.round) or self._fold(record.round)
+                state, statements = machine.apply(before.state, record, index=index), before.statements
+            rows.append({"index": index, "round": record.round, "type": record.type, "data": data})
+            folded[record.round] = _Folded(state, index, _short(data), _with(statements, record, index))
+            added.append((index, record))
+        self.execute(insert(log_entries), rows)
+        self.folded |= folded
+        self.tip = first + len(rows), at
+        return added
 
     def append_once(self, request: Mapping[str, Any]) -> tuple[int, Record, bool]:
         """Like append, but a record whose statement the log already holds is answered with the one that stands there.
@@ -451,5 +460,7 @@ def _short(entry: bytes) -> bytes:
 
 
 def timestamp(tx: Tx) -> str:
-    """The database's clock as text, for the `created` and `at` columns."""
-    return format_time(tx.now())
+    """The database's clock as text, for the `created` and `at` columns: one moment for all that a transaction writes."""
+    if tx.stamp is None:
+        tx.stamp = format_time(tx.now())
+    return tx.stamp

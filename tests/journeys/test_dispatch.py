@@ -354,7 +354,7 @@ def test_a_commit_is_for_the_attempt_that_holds_the_stage(server: Live, tmp_path
     status = Status("done", outcome=outcome, log=digests.of_bytes(b""))
     with pytest.raises(Refusal, match="no longer of attempt"):
         unclaimed = assignments.Held(assignment, fence=1, epoch=1)
-        commits.commit(server.store, identity.load(server.settings, server.store), unclaimed, status, holdout={})
+        commits.commit(server.store, identity.load(server.settings, server.store), [commits.Done(unclaimed, status)])
     with server.store.transaction() as tx:
         held = lifecycle.claim(tx, assignment, epoch=1)
         assert held is not None and held.fence == 1

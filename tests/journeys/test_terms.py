@@ -25,13 +25,13 @@ from waiting import WITHIN
 from acclimate import (
     admission,
     aside,
-    commits,
     config,
     database,
     dispatch,
     leader,
     publisher,
     retries,
+    scoring,
     settling,
     tracking,
 )
@@ -40,7 +40,7 @@ from acclimate.assignments import Assignment, Held
 from acclimate.dispatch import Dispatcher
 from acclimate.lease import Lease
 from acclimate.service import release
-from acclimate.store import Store, Tx, leases, outbox, rounds, stages
+from acclimate.store import Store, Tx, leases, outbox, rounds, stages, submissions
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import format_time
 from acclimate_runners.jobs import Job
@@ -286,27 +286,29 @@ def test_an_opening_and_scoring_longer_than_a_step_may_hang_are_done_by_one_lead
     server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged = staging.open_round(server, tmp_path)
-    staging.submit_model(staged, staging.enter(staged, server.actor("ada")), seed=1)
+    for seed, name in enumerate(("ada", "bea"), start=1):
+        staging.submit_model(staged, staging.enter(staged, server.actor(name)), seed=seed)
     server.clock.set(staged.fields["closes"], seconds=61)
     with dispatching.dispatcher(server) as before:
         dispatching.step_until(before, lambda: server.phase(staged.round) == "prepared")
     dispatching.give_shares(staged)
     monkeypatch.setattr(dispatch, "_HUNG", 1.5)
-    open_, scoring, opened, scored = release._open, commits.score, list[str](), list[str]()
+    monkeypatch.setattr(leader, "_BEAT_AT_LEAST", 0.3)
+    open_, score, opened, scored, go_on = release._open, scoring.score, list[str](), list[str](), threading.Event()
 
     def slow_opening(*given: Any, **more: Any) -> Any:
         opened.append(threading.current_thread().name)
         time.sleep(3.0)
         return open_(*given, **more)
 
-    def slow_scoring(*given: Any, **more: Any) -> Any:
-        # Each for itself is no hanging; all of a step are.
+    def slow_scoring(assignment: Any, *given: Any, **more: Any) -> Any:
         scored.append(threading.current_thread().name)
-        time.sleep(0.3)
-        return scoring(*given, **more)
+        if assignment.entrant == "ada":
+            assert go_on.wait(240)
+        return score(assignment, *given, **more)
 
     monkeypatch.setattr(release, "_open", slow_opening)
-    monkeypatch.setattr(commits, "score", slow_scoring)
+    monkeypatch.setattr(scoring, "score", slow_scoring)
     began, at = time.monotonic(), server.clock.now
     monkeypatch.setattr(type(server.clock), "__call__", lambda _: at + timedelta(seconds=time.monotonic() - began))
     one, two = (Placed(server, tmp_path / name, lease_seconds=1.0) for name in ("one", "two"))
@@ -315,17 +317,38 @@ def test_an_opening_and_scoring_longer_than_a_step_may_hang_are_done_by_one_lead
     threads[0].start()
     wait(lambda: one.dispatcher.leading)
     threads[1].start()
+
+    def rows() -> dict[str, tuple[set[str], set[str]]]:
+        """Of each entrant's evaluation: the states and the heartbeats of its stages."""
+        query = select(submissions.c.entrant, stages.c.state, stages.c.heartbeat).join(
+            stages, stages.c.submission == submissions.c.id
+        )
+        with server.store.snapshot() as tx:
+            found = tx.execute(query.where(stages.c.kind == "evaluate")).all()
+        return {name: tuple({row[i] for row in found if row[0] == name} for i in (1, 2)) for name in ("ada", "bea")}  # type: ignore[misc]
+
     try:
-        while server.phase(staged.round) != "evaluated":
-            assert time.monotonic() - began < 60
+        # Of one a single score takes longer than a step may hang; meanwhile the leader shows that it is alive, and commits the other.
+        wait(lambda: rows()["ada"][0] == {"verifying"} and rows()["bea"][0] == {"committed"}, within=240)
+        beats, until = set[str](), time.monotonic() + 2 * 1.5
+        while time.monotonic() < until or len(beats) < 3:
             hung.append(one.dispatcher.vitals.hung)
+            beats |= rows()["ada"][1]
+            assert rows()["ada"][0] == {"verifying"} and time.monotonic() < until + 120
             time.sleep(0.05)
+        go_on.set()
+        wait(lambda: server.phase(staged.round) == "evaluated", within=240)
+        with server.store.snapshot() as tx:
+            epoch = tx.execute(select(leases.c.epoch).where(leases.c.name == "dispatch")).scalar_one()
         assert one.dispatcher.leading and not two.dispatcher.leading and not any(hung)
+        # The one before, which prepared, and this one.
+        assert epoch == 2
     finally:
+        go_on.set()
         stop.set()
         for thread in threads:
             thread.join()
-    assert opened == ["aside"] and len(scored) * 0.3 > 1.5
+    assert opened == ["aside"] and set(scored) == {"scoring"}
     for placed in (one, two):
         placed.store.close()
 

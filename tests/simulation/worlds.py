@@ -309,7 +309,8 @@ class Process:
         if term is None or term._leader is None:
             return
         until = time.monotonic() + 20
-        while (term.host.runner is None or not term._leader._aside.idle) and time.monotonic() < until:
+        aside, scorer = term._leader._aside, term._leader._settling.scorer
+        while (term.host.runner is None or not aside.idle or not scorer.idle) and time.monotonic() < until:
             time.sleep(0.001)
 
     def die(self) -> None:

@@ -71,7 +71,7 @@ def scores(store: Store, round_id: str) -> "tuple[Round, pa.Table]":
             sentence = f"round {state.id} is {state.phase}: there is no ranking before it is evaluated"
             raise Refusal("phase_wrong", sentence)
         found, holdout = score_digests(tx, state), release.holdout_files(tx, state.id)
-    return state, _concat([_read(store, digest) for digest in found.values()] + majority(store, state, holdout))
+    return state, _concat(tables_of(store, found) + majority(store, state, holdout))
 
 
 def report(store: Store, round_id: str, out: Path) -> None:
@@ -138,6 +138,14 @@ def score_digests(tx: Tx, state: Round) -> dict[tuple[str, str, str, int | None]
     return dict(sorted(found.items(), key=lambda item: tuple(str(part) for part in item[0])))
 
 
+def tables_of(store: Store, found: "Mapping[tuple[str, str, str, int | None], str]") -> "list[pa.Table]":
+    """The score tables of score_digests; evaluations that were made together share one."""
+    from acclimate import table_blobs
+    from acclimate_competitions import tables
+
+    return [table_blobs.read(store.blobs, digest, tables.SCORES) for digest in dict.fromkeys(found.values())]
+
+
 def majority(store: Store, state: Round, holdout: Mapping[str, str]) -> "list[pa.Table]":
     """Score tables of the null predictor, one a task; none where the definition does not name it as a baseline.
 
@@ -163,13 +171,6 @@ def majority(store: Store, state: Round, holdout: Mapping[str, str]) -> "list[pa
         )
         for task in competition.tasks
     ]
-
-
-def _read(store: Store, digest: str) -> "pa.Table":
-    from acclimate import table_blobs
-    from acclimate_competitions import tables
-
-    return table_blobs.read(store.blobs, digest, tables.SCORES)
 
 
 def _concat(parts: "list[pa.Table]") -> "pa.Table":
