@@ -102,7 +102,10 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def _write(value: Json, parts: list[str]) -> None:
-    if value is None or isinstance(value, bool):
+    # Most values are plain text: asked first, as the order of the questions is what this costs.
+    if type(value) is str:
+        parts.append(encode_basestring(value))
+    elif value is None or isinstance(value, bool):
         parts.append({None: "null", True: "true", False: "false"}[value])
     elif isinstance(value, str):
         parts.append(_string(value))
@@ -121,7 +124,7 @@ def _write(value: Json, parts: list[str]) -> None:
         parts.append("]")
     elif isinstance(value, dict):
         parts.append("{")
-        for position, key in enumerate(sorted(value, key=_utf16)):
+        for position, key in enumerate(_sorted(value)):
             if position:
                 parts.append(",")
             parts.append(_string(key))
@@ -130,6 +133,20 @@ def _write(value: Json, parts: list[str]) -> None:
         parts.append("}")
     else:
         raise Refusal("not_canonical", f"JSON has no {type(value).__name__}")
+
+
+def _sorted(keys: Iterable[object]) -> list[Any]:
+    """Keys by their UTF-16 code units, which for ASCII is Python's order.
+
+    Raises:
+        Refusal: not_canonical.
+    """
+    known = list(keys)
+    try:
+        plain = "".join(known).isascii()  # type: ignore[arg-type]
+    except TypeError:
+        plain = False
+    return sorted(known, key=None if plain else _utf16)  # type: ignore[type-var, arg-type]
 
 
 def _utf16(key: object) -> bytes:

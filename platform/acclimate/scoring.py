@@ -207,11 +207,10 @@ def score(
     """
     from acclimate_competitions import metrics
 
-    wanted = {(assignment.entrant, stage.protocol, stage.task, stage.seed)}
-    key = ["entrant", "protocol", "task", "seed"]
-    found = {tuple(row.values()) for row in predictions.select(key).group_by(key).aggregate([]).to_pylist()}
-    if found != wanted:
-        raise Refusal("scores_invalid", f"predictions are of {sorted(map(str, found))}, asked for was {wanted}")
+    wanted = {"entrant": assignment.entrant, "protocol": stage.protocol, "task": stage.task, "seed": stage.seed}
+    found = {name: predictions.column(name).unique().to_pylist() for name in wanted}
+    if found != {name: [value] for name, value in wanted.items()}:
+        raise Refusal("scores_invalid", f"predictions are of {found}, asked for was {wanted}")
     (task,) = (task for task in competition.tasks if task.name == stage.task)
     return metrics.score_predictions(predictions, holdout, task, cluster=competition.ranking.cluster)
 

@@ -138,7 +138,7 @@ class Cluster:
     Attributes:
         fates: asked for each attempt that is started: how it ends, None for its outcome, and after how many seconds.
         slots: how many attempts a dispatcher may start at once.
-        imagining: real seconds that it took to make up outcomes.
+        imagining: real seconds that it took to make up outcomes; computing: those of the processor.
         started, asked: what was started, and what was asked for it, in their order.
     """
 
@@ -148,6 +148,7 @@ class Cluster:
     fates: Callable[[str, Job], tuple[Status | None, float]]
     slots: int = 4
     imagining: float = 0.0
+    computing: float = 0.0
     attempts: dict[str, Attempt] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
     asked: list[Demand] = field(default_factory=list)
@@ -165,10 +166,11 @@ class Cluster:
         if one is None:
             return Status("failed", reason="its actor is gone", code="runner_lost")
         if one.ended is None and self.now() >= one.began + one.seconds:
-            began = time.perf_counter()
+            began, before = time.perf_counter(), time.thread_time()
             made = {"outcome": outcome(one.job, self.blobs), "log": self.blobs.put_bytes(b"said\n")}
             one.ended = one.fate or Status("done", network="none", machine=one.machine, **made)
             self.imagining += time.perf_counter() - began
+            self.computing += time.thread_time() - before
         share = (self.now() - one.began) / max(one.seconds, 1e-9)
         return one.ended or Status("running", int(10 * share), 10, network="none", machine=one.machine)
 
