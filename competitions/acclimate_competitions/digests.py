@@ -146,7 +146,7 @@ def _sorted(keys: Iterable[object]) -> list[Any]:
         plain = "".join(known).isascii()  # type: ignore[arg-type]
     except TypeError:
         plain = False
-    return sorted(known, key=None if plain else _utf16)  # type: ignore[type-var, arg-type]
+    return sorted(known, key=None if plain else _utf16)
 
 
 def _utf16(key: object) -> bytes:
