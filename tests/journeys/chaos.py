@@ -105,19 +105,14 @@ class Play:
             name, poisoned = f"entrant-{number:02}", number == entrants
             self.sent[name] = dispatching.send(self.staged, name, seed=number, poisoned=poisoned)[1]
 
-    def close(self, entrants: int, until: Callable[[], object], *, standby: Process) -> None:
-        """Submissions, and the round's close, until the leader is where a test wants it.
+    def close(self, entrants: int, until: Callable[[], object]) -> None:
+        """Submissions and the round's close, with one dispatcher, until the leader is where a test wants it or has its lease again.
 
-        The clock leaps to the close, and every lease looks expired until it is renewed: the standby may not look meanwhile.
+        The clock leaps to the close, and every lease looks expired until it is renewed: a standby might take that of a leader that lives.
         """
-        standby.signal(signal.SIGSTOP)
-        try:
-            self.submit(entrants)
-            self.until(lambda: self.phase != "open")
-            self.until(lambda: until() or self.leased())
-        finally:
-            standby.signal(signal.SIGCONT)
-        self.until(until)
+        self.submit(entrants)
+        self.until(lambda: self.phase != "open")
+        self.until(lambda: until() or self.leased())
 
     def start(self, name: str, *, at: str = "", lease: float = LEASE, tracked: bool = False) -> Process:
         """A dispatcher with a data folder of its own, which kills itself at a point where one is given."""

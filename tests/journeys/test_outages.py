@@ -121,9 +121,9 @@ def test_a_leader_stopped_in_the_midst_of_a_write_is_replaced_and_writes_nothing
     with Play.begun(tmp_path / "disturbed", entrants=0, database=postgresql_url) as play:
         first = play.start("first", at="committing:4:stop")
         first.await_("leading")
+        play.close(3, lambda: stopped(first.process.pid))
         second = play.start("second")
-        second.await_("standby")
-        play.close(3, lambda: stopped(first.process.pid), standby=second)
+        play.until(lambda: stopped(first.process.pid))
         # The database ends a writer that is silent in its transaction (postgres.py): the other leads.
         play.until(lambda: second.events("leading"))
         first.signal(signal.SIGCONT)
