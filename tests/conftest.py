@@ -2,6 +2,8 @@
 
 import signal
 
-# Whoever starts the tests in the background may have them ignore Ctrl-C, and so would every command that a test starts and interrupts.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# What whoever starts the tests has them ignore (nohup, a shell's background), every command would ignore that a test starts and then ends by it.
+# A handler that does nothing ignores it here alone.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
