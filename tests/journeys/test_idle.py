@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import live as staging
+import pytest
 from live import START, Live
 from sqlalchemy import func, select
 
@@ -44,6 +45,7 @@ def grown(live: Live, *, others: set[threading.Thread]) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_day_without_work_leaves_no_growth(tmp_path: Path) -> None:
     others = set(threading.enumerate())
     with staging.serve(tmp_path, metrics="on") as live:

@@ -84,6 +84,7 @@ def same(uri: str, data: RoundData, expected: dict[str, Any]) -> None:
     assert list(tracking.rounds(uri)["round"]) == [data.round]
 
 
+@pytest.mark.slow
 def test_over_http_it_is_the_same(data: RoundData, directly: dict[str, Any], tmp_path: Path) -> None:
     results = f"sqlite:///{tmp_path / 'results.db'}"
     with serving(tmp_path / "data", tracking=results, artifacts=str(tmp_path / "kept")) as url:
