@@ -1,4 +1,4 @@
-"""MLflow, both ways: projects a round into it, and reads rounds back for analysts. The only module that imports mlflow.
+"""MLflow, both ways: projects a round into it, and reads rounds back for analysts. Only this module and tracking_tables import mlflow.
 
 MLflow is a projection that can be rebuilt: publishing again finds each run by its stage key, writes only what differs, and
 makes no second run. What analysts read here comes from MLflow alone; it needs no other access to the installation.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acclimate import projection, tracking_places
+from acclimate import projection, tracking_places, tracking_tables
 from acclimate.projection import Planned
 from acclimate.round_data import EntryData as EntryData
 from acclimate.round_data import RoundData as RoundData
@@ -202,6 +202,7 @@ def rounds(uri: str | Sequence[str]) -> "pd.DataFrame":
 def _publish(
     uri: str, artifacts: Path | str | None, data: RoundData, planned: Sequence[Planned], progress: Progress | None
 ) -> None:
+    tracking_tables.begin(uri, artifacts)
     tracking_places.journal(uri)
     client = _client(uri)
     experiment = _claim(client, artifacts, data)
@@ -223,7 +224,7 @@ def _claim(client: Any, artifacts: Path | str | None, data: RoundData) -> str:
     tags = projection.experiment_tags(data)
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        location = None if artifacts is None else f"{_uri(artifacts)}/{data.round}"
+        location = None if artifacts is None else f"{tracking_places.location(artifacts)}/{data.round}"
         created: str = client.create_experiment(name, artifact_location=location, tags=tags)
         return created
     if experiment.lifecycle_stage == "deleted":
@@ -327,14 +328,6 @@ def _write(
 
 def _scored(plan: Planned) -> bool:
     return plan.tags.get("acclimate.outcome") == "scored"
-
-
-def _uri(artifacts: Path | str) -> str:
-    return (
-        artifacts.rstrip("/")
-        if isinstance(artifacts, str) and "://" in artifacts
-        else Path(artifacts).absolute().as_uri()
-    )
 
 
 def _milliseconds(moment: Any) -> int:

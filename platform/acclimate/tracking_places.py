@@ -1,5 +1,7 @@
 """Where MLflow's results lie: its databases and tracking servers by their URI, apart from MLflow itself."""
 
+from pathlib import Path
+
 import httpx
 
 from acclimate.redaction import place
@@ -17,6 +19,13 @@ def driver(uri: str) -> str:
     """The URI with the database driver that this package brings."""
     scheme, mark, rest = uri.partition("://")
     return f"postgresql+psycopg{mark}{rest}" if scheme in ("postgresql", "postgres") else uri
+
+
+def location(artifacts: Path | str) -> str:
+    """The URI of a folder of artifacts, or the URI that is given."""
+    if isinstance(artifacts, str) and "://" in artifacts:
+        return artifacts.rstrip("/")
+    return Path(artifacts).absolute().as_uri()
 
 
 def reach(uri: str) -> None:

@@ -154,7 +154,7 @@ def mlflow(
     need("server", "mlflow")
     if stop_with_stdin:
         _stop_with_stdin()
-    from acclimate import config, ports, supervision, tracking_places
+    from acclimate import config, ports, supervision, tracking_places, tracking_tables
 
     settings = _settings(data, file, {"mlflow_port": port})
     if tracking_places.is_server(settings.tracking):
@@ -165,6 +165,7 @@ def mlflow(
         )
     _made(settings, shared="tracking")
     with config.lock(settings, "mlflow"):
+        tracking_tables.begin(settings.tracking, settings.artifacts)
         chosen = ports.free(host, settings.mlflow_port, option="--port or ACCLIMATE_MLFLOW_PORT")
         # Whatever may hold a login goes through the environment: everybody on the machine may read a command line.
         environment = {
