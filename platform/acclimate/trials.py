@@ -51,7 +51,7 @@ def evaluate(
     """Evaluate a model as it is on a public split, as a round would on its holdout.
 
     Args:
-        model: a folder with config.json, model.safetensors and tokenizer.json.
+        model: a folder with config.json, model.safetensors (or its index and shards) and tokenizer.json.
         competition: a folder with competition.toml, splits/ and, where it fixes one, tokenizer.json.
         task: one task's name; None for all.
         split: a public split.
@@ -106,7 +106,7 @@ def prepare(
     """Prepare a model as the round does: for each task the selection over the grid, then each reporting seed.
 
     Args:
-        model: a folder with config.json, model.safetensors and tokenizer.json.
+        model: a folder with config.json, model.safetensors (or its index and shards) and tokenizer.json.
         competition: a folder with competition.toml, splits/ and, where it fixes one, tokenizer.json.
         out: a new folder; gets <task>/<seed>/ with each prepared model, and preparation.json with what this returns.
         task: one task's name; None for all.
@@ -245,10 +245,7 @@ class _Folder:
 
     def model(self, folder: Path, shop: RerunFolder) -> ModelFiles:
         """A model's files as blobs, after the strict reading that the server does; the public files are blobs then, too."""
-        if not folder.is_dir():
-            hint = f"it must hold {', '.join(reading.NAMES)}"
-            raise Refusal("file_unreadable", f"{folder} is not a folder", hint=hint)
-        given = {name: folder / name for name in reading.NAMES}
+        given = reading.of_folder(folder)
         reading.inspect(given, self.competition.submission, tokenizer=round_jobs.tokenizer(self))
         for path in self.paths.values():
             shop.blobs.put(path)
@@ -391,7 +388,8 @@ def _place(shop: RerunFolder, model: ModelFiles, summary: Mapping[str, Any], out
         for each in part["seeds"].values():
             if each["folder"] is None:
                 continue
-            contents = {**model.files, "model.safetensors": each["prepared"]}
+            # Whatever the submission's weights came in, the prepared ones are one file.
+            contents = {name: model.files[name] for name in reading.BESIDES} | {"model.safetensors": each["prepared"]}
             (made / each["folder"]).mkdir(parents=True)
             for name, digest in contents.items():
                 shop.blobs.get(digest, made / each["folder"] / name)

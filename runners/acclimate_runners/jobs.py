@@ -24,7 +24,7 @@ from acclimate_competitions.recipe import Recipe
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A submitted model: file name -> digest, in Hugging Face layout (config.json, model.safetensors, tokenizer.json)."""
+    """A submitted model: file name -> digest, in Hugging Face layout (config.json, model.safetensors or its index and shards, tokenizer.json)."""
 
     files: Mapping[str, str]
 

@@ -7,7 +7,7 @@ embedding applied at the answers' positions alone, which changes nothing but the
 import logging
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
-from acclimate_runners import architectures, packing, reading
+from acclimate_runners import architectures, packing, reading, shards
 from acclimate_runners.packing import Packed
 from acclimate_runners.reading import ModelFacts, Rules
 
@@ -131,7 +131,7 @@ def load(files: Mapping[str, Path], rules: Rules, *, max_length: int, tokenizer:
     """Read a submission strictly, then load it.
 
     Args:
-        files: name -> path of the three files.
+        files: name -> path of the submission's files.
         rules: the competition's limits.
         max_length: tokens of a sequence in the recipe.
         tokenizer: digest of the competition's tokenizer, where it fixes one.
@@ -154,7 +154,7 @@ def load(files: Mapping[str, Path], rules: Rules, *, max_length: int, tokenizer:
     if {name: tuple(tensor.shape) for name, tensor in parameters.items()} != names:
         raise Refusal("model_invalid", "the tensors of config.json differ from those of transformers' model")
     network = Network(model, facts, {name: parameters[name] for name in sorted(names)})
-    network.set_weights(read_weights(files["model.safetensors"], facts))
+    network.set_weights(read_weights([files[name] for name in shards.weights_of(files)], facts))
     return network
 
 
@@ -164,21 +164,22 @@ def by_file_name(model: Any, architecture: str) -> dict[str, Tensor]:
     return {head if name == "lm_head.weight" else name: tensor for name, tensor in model.named_parameters()}
 
 
-def read_weights(path: Path, facts: ModelFacts) -> dict[str, Tensor]:
-    """The weights of a safetensors file as float32, for a model of these facts.
+def read_weights(paths: Sequence[Path], facts: ModelFacts) -> dict[str, Tensor]:
+    """The weights of safetensors files as float32, for a model of these facts.
 
     Raises:
         Refusal: model_invalid, where a tensor is missing, has another shape or holds NaN or infinity.
     """
     try:
-        header = reading.read_header(path)
+        header = {name: tensor for path in paths for name, tensor in reading.read_header(path).items()}
     except ValueError as error:
         raise Refusal("model_invalid", f"model.safetensors: {error}") from error
     expected = architectures.shapes(facts.config)
     problems = reading.compare(header, expected, facts.config)
     if problems:
         raise Refusal("model_invalid", problems[0], problems=problems)
-    stored = {name: tensor.to(torch.float32) for name, tensor in load_file(path).items()}
+    # One file after the other, so that only one is there twice.
+    stored = {name: tensor.to(torch.float32) for path in paths for name, tensor in load_file(path).items()}
     problems = [f"tensor {name!r} holds NaN or infinity" for name, tensor in stored.items() if not is_finite(tensor)]
     kind = architectures.ARCHITECTURES[facts.architecture]
     if kind.head not in expected and kind.head in stored and not torch.equal(stored[kind.head], stored[kind.embedding]):

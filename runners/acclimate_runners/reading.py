@@ -1,28 +1,31 @@
 """Reading a submitted model before any library touches it: strict, bounded, all problems at once, with the standard library alone.
 
-A submission is exactly config.json, model.safetensors and tokenizer.json. What is checked here: sizes; JSON that is bounded, shallow and
-without doubled keys; allow-listed config fields; a safetensors header whose tensors fill the file without gap or overlap and are
-exactly those that the config asks for. What is not checked here: that the weights are finite, and that the libraries agree; the
+A submission is exactly config.json, model.safetensors (or its index and shards, shards.py) and tokenizer.json. What is checked here: sizes;
+JSON that is bounded, shallow and without doubled keys; allow-listed config fields; safetensors headers whose tensors fill their file without gap or
+overlap and are exactly those that the config asks for. What is not checked here: that the weights are finite, and that the libraries agree; the
 child process does that when it loads the model (network.py).
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
-from acclimate_runners import architectures
+from acclimate_runners import architectures, shards
 
 NAMES = ("config.json", "model.safetensors", "tokenizer.json")
+BESIDES = tuple(name for name in NAMES if name != shards.WHOLE)
+"""The files other than the weights."""
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 TOKENIZER_MODELS = ("BPE", "WordLevel", "WordPiece", "Unigram")
 
 _CONFIG_BYTES = 1 << 16
 _HEADER_BYTES = 1 << 22
+_INDEX_BYTES = 1 << 22
 _TOKENIZER_BYTES = 1 << 25
 READ_AT_MOST = _TOKENIZER_BYTES
 """Bytes from the beginning of each file that `inspect` looks at, given no tokenizer to compare with; the rest may be anything."""
@@ -48,7 +51,7 @@ class ModelFacts:
     Attributes:
         architecture: a key of architectures.ARCHITECTURES.
         parameters: numbers in all tensors; a tied output embedding counts once.
-        bytes: of the three files.
+        bytes: of its files.
         config: the parsed config.json.
     """
 
@@ -80,24 +83,21 @@ def inspect(files: Path | Mapping[str, Path], rules: Rules, *, tokenizer: str | 
         Refusal: model_invalid, with all problems found.
     """
     given = {path.name: path for path in sorted(files.iterdir())} if isinstance(files, Path) else dict(files)
-    problems = [f"{name[:80]}: not one of the files of a submission" for name in given if name not in NAMES]
+    problems = unknown(given)
     sizes: dict[str, int] = {}
-    for name in NAMES:
-        path = given.get(name)
-        if path is None or not path.is_file():
-            problems.append(f"{name}: missing")
-            continue
-        size = path.stat().st_size
-        if size == 0:
-            problems.append(f"{name}: 0 bytes")
-        else:
-            sizes[name] = size
+    there = [name for name, path in given.items() if path.is_file()]
+    problems += [f"{name}: missing" for name in BESIDES if name not in there] + shards.lacking(there)
+    for name in sorted(there):
+        if name in BESIDES or name == shards.INDEX or name in shards.weights_of([name]):
+            sizes[name] = given[name].stat().st_size
+            problems += [f"{name}: 0 bytes"] if sizes[name] == 0 else []
+    sizes = {name: size for name, size in sizes.items() if size}
     total = sum(sizes.values())
     if total > rules.max_bytes:
         problems.append(f"the files have {total} bytes, at most {rules.max_bytes} are allowed")
         raise _refusal(problems)
     config = _config(given["config.json"], rules, problems) if "config.json" in sizes else None
-    tensors = _tensors(given["model.safetensors"], problems) if "model.safetensors" in sizes else None
+    tensors = _weights({name: given[name] for name in sizes}, problems)
     parameters = 0
     if config is not None:
         expected = architectures.shapes(config)
@@ -105,7 +105,8 @@ def inspect(files: Path | Mapping[str, Path], rules: Rules, *, tokenizer: str | 
         if parameters > rules.max_parameters:
             problems.append(f"config.json: {parameters} parameters, at most {rules.max_parameters} are allowed")
         if tensors is not None:
-            problems += ["model.safetensors: " + found for found in compare(tensors, expected, config)]
+            where = shards.INDEX if shards.INDEX in given else shards.WHOLE
+            problems += [f"{where}: {found}" for found in compare(tensors, expected, config)]
     if "tokenizer.json" in sizes:
         _tokenizer(given["tokenizer.json"], config, tokenizer, problems)
     if problems or config is None:
@@ -113,12 +114,34 @@ def inspect(files: Path | Mapping[str, Path], rules: Rules, *, tokenizer: str | 
     return ModelFacts(str(config["model_type"]), parameters, total, config)
 
 
+def unknown(names: Iterable[str]) -> list[str]:
+    """A problem for each name that no file of a submission has."""
+    known = (*BESIDES, shards.INDEX, shards.WHOLE)
+    return [
+        f"{name[:80]}: not one of the files of a submission"
+        for name in names
+        if name not in known and not shards.is_shard(name)
+    ]
+
+
+def of_folder(folder: Path) -> dict[str, Path]:
+    """The files of a model's folder that make a submission, name -> path; others in it are left alone.
+
+    Raises:
+        Refusal: file_unreadable, where it is no folder.
+    """
+    if not folder.is_dir():
+        hint = f"it must hold {', '.join(NAMES)}"
+        raise Refusal("file_unreadable", f"{folder} is not a folder", hint=hint)
+    return shards.of_folder(folder, besides=BESIDES)
+
+
 def _refusal(problems: list[str]) -> Refusal:
     count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
     return Refusal(
         "model_invalid",
         f"the model has {count}: {problems[0]}" + (" …" if len(problems) > 1 else ""),
-        hint="a model is a folder with exactly config.json, model.safetensors and tokenizer.json, as "
+        hint="a model is a folder with exactly config.json, model.safetensors (or its index and shards) and tokenizer.json, as "
         "save_pretrained(…, safe_serialization=True) writes them",
         problems=problems[:_SHOWN] + ([f"… and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []),
     )
@@ -217,16 +240,30 @@ def _tokenizer(path: Path, config: Mapping[str, Any] | None, fixed: str | None, 
         )
 
 
-def _tensors(path: Path, problems: list[str]) -> dict[str, Tensor] | None:
-    with path.open("rb") as stream:
-        start = stream.read(8)
-    if start[:1] == b"\x80" or start[:2] == b"PK":
-        problems.append("model.safetensors: this is a pickle or a ZIP archive; only safetensors is read, never pickle")
+def _weights(given: Mapping[str, Path], problems: list[str]) -> dict[str, Tensor] | None:
+    """The tensors of all weight files; None where a file of them can't be read, or they differ from their index."""
+    before, names = len(problems), shards.weights_of(given)
+    headers = {name: _tensors(name, given[name], problems) for name in names}
+    index = _object(shards.INDEX, given[shards.INDEX], _INDEX_BYTES, problems) if shards.INDEX in given else None
+    if not names or len(problems) > before:
         return None
+    if index is not None:
+        sizes = {file: {name: t.end - t.begin for name, t in (found or {}).items()} for file, found in headers.items()}
+        problems += shards.compare(index, sizes)
+    return {name: tensor for found in headers.values() for name, tensor in (found or {}).items()}
+
+
+def _tensors(name: str, path: Path, problems: list[str]) -> dict[str, Tensor] | None:
     try:
         return read_header(path)
     except ValueError as error:
-        problems.append(f"model.safetensors: {error}")
+        with path.open("rb") as stream:
+            start = stream.read(9)
+        # A header's length may begin with these bytes, too; a header follows it then.
+        if start[8:] != b"{" and (start[:1] == b"\x80" or start[:2] == b"PK"):
+            problems.append(f"{name}: this is a pickle or a ZIP archive; only safetensors is read, never pickle")
+        else:
+            problems.append(f"{name}: {error}")
         return None
 
 

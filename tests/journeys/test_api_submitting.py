@@ -1,6 +1,7 @@
 """Submissions over real HTTP: repeated, copied, broken, unreadable; and the quota that they are counted against."""
 
 import base64
+import json
 import socket
 import threading
 from collections import Counter
@@ -10,6 +11,7 @@ import live
 import pytest
 import tiny
 from by_hand import ada, refused, served, staged
+from safetensors.numpy import load_file, save_file
 from sqlalchemy import select, update
 from waiting import until
 
@@ -205,6 +207,31 @@ def test_an_unreadable_model_is_refused_with_its_reasons_and_refunded(staged, ad
     assert records_of(staged)["RoundClosed"]["forfeited"]["count"] == 0
     withdrawal = ada.sign("SubmissionWithdrawn", staged.round, entrant="ada", commitment=found["commitment"])
     refused(ada.post(f"{staged.path}/withdrawals", withdrawal), "round_closed", 409)
+
+
+def test_a_model_in_shards_is_committed_sent_and_read_with_all_of_its_files(staged, ada):
+    whole = live.model(staged, seed=1)
+    parts = staged.folder / "parts"
+    parts.mkdir()
+    tensors = load_file(whole["model.safetensors"])
+    halves = {f"model-{n + 1:05}-of-00002.safetensors": sorted(tensors)[n::2] for n in range(2)}
+    for file, names in halves.items():
+        save_file({name: tensors[name] for name in names}, parts / file)
+    index = {"metadata": {}, "weight_map": {name: file for file, names in halves.items() for name in names}}
+    (parts / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+    for name in ("config.json", "tokenizer.json"):
+        (parts / name).write_bytes(whole[name].read_bytes())
+    files = {path.name: path for path in sorted(parts.iterdir())}
+    lacking = {name: path for name, path in files.items() if name != "model-00002-of-00002.safetensors"}
+    for wrong in (lacking, {**files, "model.safetensors": whole["model.safetensors"]}, {**files, "code.py": parts}):
+        listed = {name: path if path.is_file() else files["config.json"] for name, path in wrong.items()}
+        body = live.submission(staged, ada, live.manifest(staged, "ada", listed))
+        refused(ada.post(f"{staged.path}/submissions", body), "manifest_invalid")
+    body = live.submission(staged, ada, live.manifest(staged, "ada", files))
+    made = ada.post(f"{staged.path}/submissions", body).json()
+    assert len(made["missing"]) == 5
+    live.send_files(ada, made, files)
+    assert ada.post(f"/v1/submissions/{made['submission']}/complete").json()["state"] == "checking"
 
 
 def records_of(staged):

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tiny
+from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 from waiting import WITHIN
 
@@ -233,3 +234,36 @@ def test_the_package_itself_stays_light() -> None:
     assert done.stdout.split() == ["False", "False", "True"], done.stderr
     with pytest.raises(AttributeError, match="no attribute 'guess'"):
         acclimate.guess  # noqa: B018
+
+
+def in_shards(folder: Path, model: Path) -> Path:
+    """The same model, its weights in two shards."""
+    tensors = load_file(model / "model.safetensors")
+    names = sorted(tensors)
+    parts = {f"model-{n + 1:05}-of-00002.safetensors": names[n::2] for n in range(2)}
+    folder.mkdir()
+    for file, held in parts.items():
+        save_file({name: tensors[name] for name in held}, folder / file)
+    index = {"metadata": {}, "weight_map": {name: file for file, held in parts.items() for name in held}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(model / name, folder)
+    return folder
+
+
+def test_a_model_in_shards_is_checked_prepared_and_evaluated_as_in_one_file(at_home: Path, tmp_path: Path) -> None:
+    whole, competition = at_home / "model", at_home / "competition"
+    parts = in_shards(tmp_path / "parts", whole)
+    assert acclimate.check(parts, competition)["losses"] == acclimate.check(whole, competition)["losses"]
+    made = [
+        acclimate.prepare(each, competition, out=tmp_path / f"out-{each.name}", task="size", lr=0.01, seed=5)["tasks"]
+        for each in (parts, whole)
+    ]
+    assert made[0]["size"]["seeds"]["5"]["prepared"] == made[1]["size"]["seeds"]["5"]["prepared"]
+    # What is prepared is one file, whatever was submitted.
+    out = tmp_path / "out-parts" / "size" / "5"
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    found = [acclimate.evaluate(each, competition, task="size")["tasks"] for each in (parts, whole)]
+    assert found[0] == found[1]
+    (parts / "model-00002-of-00002.safetensors").unlink()
+    refused("model_invalid", "model-00002-of-00002.safetensors: missing", acclimate.check, parts, competition)

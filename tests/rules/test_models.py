@@ -168,6 +168,16 @@ def test_pickles_are_refused_unread(model: Path, tiny: Any) -> None:
     assert "pytorch_model.bin: not one of" in said and "model.safetensors: missing" in said
 
 
+@pytest.mark.parametrize("length", [0x1080, int.from_bytes(b"PK\x00", "little")])
+def test_a_header_whose_length_looks_like_a_pickle_is_read(model: Path, tiny: Any, length: int) -> None:
+    """Of 32 models one has such a header, as lengths are multiples of 8."""
+    path = model / "model.safetensors"
+    data = path.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    path.write_bytes(struct.pack("<Q", length) + data[8:begin].ljust(length) + data[begin:])
+    assert models.inspect(model, tiny.limits).architecture == "llama"
+
+
 def test_all_problems_are_told_at_once(model: Path, tiny: Any) -> None:
     (model / "model.safetensors").write_bytes(b"")
     (model / "tokenizer.json").unlink()

@@ -48,7 +48,9 @@ def enter(
 
 
 def submit(
-    model: Annotated[Path, typer.Argument(help="Folder with config.json, model.safetensors, tokenizer.json.")],
+    model: Annotated[
+        Path, typer.Argument(help="Folder with config.json, model.safetensors (or its shards), tokenizer.json.")
+    ],
     round_id: Annotated[
         str, typer.Option("--round", help="The round's id, or any beginning of it that is unique.", callback=named)
     ],

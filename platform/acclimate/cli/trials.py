@@ -11,7 +11,9 @@ from acclimate.cli.output import emit, named_bar, table
 
 Model = Annotated[
     Path,
-    typer.Argument(help="The model's folder: config.json, model.safetensors, tokenizer.json.", metavar="MODEL_DIR"),
+    typer.Argument(
+        help="The model's folder: config.json, model.safetensors (or its shards), tokenizer.json.", metavar="MODEL_DIR"
+    ),
 ]
 Competition = Annotated[
     Path,

@@ -144,7 +144,7 @@ def submit(
         client: a connection for the entrant's account.
         keys: the entrant's keys.
         round_id: the round, or a prefix of its id.
-        model: folder with config.json, model.safetensors, tokenizer.json.
+        model: folder with config.json, model.safetensors (or its index and shards), tokenizer.json.
         title: what people read beside the entry.
         weights_after: what becomes of the weights: publish | auditor | delete.
         family: the model's family, if it has one.
@@ -273,8 +273,8 @@ def manifest_of(model: Path, about: dict[str, Any], *, defined: Record, entrant:
     """
     try:
         listed = [
-            {"name": name, "size": (model / name).stat().st_size, "sha256": digests.of_file(model / name)}
-            for name in reading.NAMES
+            {"name": name, "size": path.stat().st_size, "sha256": digests.of_file(path)}
+            for name, path in reading.of_folder(model).items()
         ]
     except OSError as error:
         raise files.failed(model, error) from error
@@ -290,8 +290,7 @@ def manifest_of(model: Path, about: dict[str, Any], *, defined: Record, entrant:
 
 def _check(model: Path, defined: Record, competition: Competition, *, weights_after: str) -> ModelFacts:
     """Read the model as strictly as the server will, so that nothing is committed to, and no quota used, in vain."""
-    if not model.is_dir():
-        raise Refusal("file_unreadable", f"{model} is not a folder", hint=f"it must hold {', '.join(reading.NAMES)}")
+    given = reading.of_folder(model)
     allowed = competition.submission.weights_after
     if weights_after not in allowed:
         raise Refusal(
@@ -299,8 +298,7 @@ def _check(model: Path, defined: Record, competition: Competition, *, weights_af
             f"weights after the round: {weights_after!r}; this round allows {', '.join(allowed)}",
             hint="--weights-after says what becomes of them",
         )
-    files_there = {name: model / name for name in reading.NAMES}
-    return reading.inspect(files_there, competition.submission, tokenizer=defined["files"].get("tokenizer.json"))
+    return reading.inspect(given, competition.submission, tokenizer=defined["files"].get("tokenizer.json"))
 
 
 def requests(mine: Submission, keys: Keys) -> tuple[Request, Request]:

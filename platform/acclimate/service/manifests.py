@@ -8,8 +8,8 @@ from acclimate.service import names
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
+from acclimate_runners import reading, shards
 
-FILES = ("config.json", "model.safetensors", "tokenizer.json")
 _KEYS = frozenset("v round entrant title kind files family base parameters released weights_after".split())
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _LARGEST = 2**53 - 1
@@ -100,8 +100,14 @@ def _files(manifest: Mapping[str, Any], state: Round) -> list[str]:
     ):
         return ["files must be a list of {name, size, sha256}"]
     problems = []
-    if sorted(str(f["name"]) for f in files) != sorted(FILES):
-        problems.append(f"files must be exactly {', '.join(FILES)}, each once")
+    given = [str(f["name"]) for f in files]
+    if (
+        len(set(given)) < len(given)
+        or not set(reading.BESIDES) <= set(given)
+        or reading.unknown(given)
+        or shards.lacking(given)
+    ):
+        problems.append(f"files must be exactly {', '.join(reading.NAMES)}, each once; or an index and all its shards")
     for f in files:
         if type(f["size"]) is not int or not 0 < f["size"] <= _LARGEST:
             problems.append(f"size of {f['name']!r} must be a whole number of bytes above 0")
@@ -113,9 +119,9 @@ def _files(manifest: Mapping[str, Any], state: Round) -> list[str]:
     if size > most:
         problems.append(f"the files have {size} bytes, at most {most} are allowed")
     fixed = state.defined["files"].get("tokenizer.json")
-    given = {f["name"]: f["sha256"] for f in files}["tokenizer.json"]
-    if fixed is not None and given != fixed:
-        problems.append(f"tokenizer.json has {given}, the competition fixes {fixed}")
+    tokenizer = {f["name"]: f["sha256"] for f in files}["tokenizer.json"]
+    if fixed is not None and tokenizer != fixed:
+        problems.append(f"tokenizer.json has {tokenizer}, the competition fixes {fixed}")
     return problems
 
 
