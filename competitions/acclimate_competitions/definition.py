@@ -19,7 +19,21 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.fields import NAME, NAME_MEANING, Document, Table, flat, rfc3339
 from acclimate_competitions.recipe import LARGEST_SEED, Recipe
 
-ARCHITECTURES = ("llama", "gpt2", "gpt_neox", "mistral", "qwen2", "qwen3", "gemma", "olmo", "olmo2", "phi")
+ARCHITECTURES = (
+    "llama",
+    "gpt2",
+    "gpt_neox",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "olmo",
+    "olmo2",
+    "phi",
+    "gemma2",
+    "gemma3_text",
+    "falcon",
+)
 """Model types (of config.json) that a competition may allow."""
 
 METRICS = ("accuracy", "acc_norm", "nll")

@@ -29,8 +29,10 @@ def _whole(low: int, high: int, *, optional: bool = False) -> Check:
     return check
 
 
-def _real(low: float, high: float) -> Check:
+def _real(low: float, high: float, *, optional: bool = False) -> Check:
     def check(value: Any) -> str | None:
+        if value is None and optional:
+            return None
         fine = type(value) in (int, float) and low <= value <= high
         return None if fine else f"a number from {low:g} to {high:g}"
 
@@ -58,6 +60,12 @@ def _texts(value: Any) -> str | None:
 def _full_attention(value: Any) -> str | None:
     fine = isinstance(value, list) and len(value) <= 1024 and all(item == "full_attention" for item in value)
     return None if fine or value is None else 'null, or a list of "full_attention", one a layer'
+
+
+def _attentions(value: Any) -> str | None:
+    known = ("full_attention", "sliding_attention")
+    fine = isinstance(value, list) and len(value) <= 1024 and all(item in known for item in value)
+    return None if fine or value is None else f"null, or a list of {' and '.join(known)}, one a layer"
 
 
 def _tokens(value: Any) -> str | None:
@@ -92,6 +100,15 @@ def _rope(value: Any) -> str | None:
     return "with " + ", ".join(sorted(lacking)) if lacking else None
 
 
+def _two_ropes(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or set(value) - {"full_attention", "sliding_attention"}:
+        return "an object of rope parameters for full_attention and sliding_attention, or null"
+    wrong = [_rope(item) for item in value.values()]
+    return next((each for each in wrong if each), None)
+
+
 _VOCABULARY, _WIDTH, _LAYERS = _whole(1, 2**20), _whole(1, 2**16), _whole(1, 1024)
 _HEADS, _POSITIONS, _INNER = _whole(1, 2**12), _whole(1, 2**22), _whole(1, 2**18)
 _SWITCH, _SHARE, _EPSILON = _one_of(True, False), _real(0, 0.9), _real(1e-12, 0.1)
@@ -121,6 +138,7 @@ _DESCRIPTIVE: dict[str, Check] = {
     "summary_proj_to_labels": _SWITCH,
     "summary_first_dropout": _real(0, 1),
     "n_ctx": _POSITIONS,
+    "cache_implementation": _text,
 }
 
 
@@ -178,6 +196,20 @@ _QWEN: dict[str, Check] = {
     "layer_types": _full_attention,
 }
 _CAUSAL: dict[str, Check] = {"use_bidirectional_attention": _one_of(None, False)}
+# Of the two names of their activation, the classes of Gemma 2 and 3 read the longer one.
+_LATER_GEMMA: dict[str, Check] = {
+    **_NORM,
+    **_BIAS,
+    **_OWN_HEAD,
+    **_CAUSAL,
+    "num_key_value_heads": _whole(1, 2**12),
+    "hidden_act": _one_of("gelu_pytorch_tanh"),
+    "hidden_activation": _ACTIVATION,
+    "query_pre_attn_scalar": _whole(1, 2**16),
+    "sliding_window": _whole(1, 2**22),
+    "layer_types": _attentions,
+    "final_logit_softcapping": _real(0.1, 1e6, optional=True),
+}
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
@@ -190,11 +222,12 @@ def _kin(
 ) -> Architecture:
     """An architecture whose files name their tensors as Llama's do; the fields of each further mapping are allowed, too."""
     more = {name: rule for mapping in fields for name, rule in mapping.items()}
+    # What can't be left out has another default in each of them.
+    own = [name for name in ("head_dim", "num_key_value_heads") if name in more and more[name](None)]
     return Architecture(
         model_class=model_class,
         fields={**_DECODER, **more},
-        # A head's width has another default in each of them.
-        required=(*_SIZES, "head_dim") if _OWN_HEAD in fields else _SIZES,
+        required=(*_SIZES, *own),
         shapes=shapes,
         head="lm_head.weight",
         embedding="model.embed_tokens.weight",
@@ -212,6 +245,29 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": _kin("Qwen2ForCausalLM", tensors.qwen2, 32768, _NORM, _QWEN),
     "qwen3": _kin("Qwen3ForCausalLM", tensors.qwen3, 32768, _NORM, _BIAS, _OWN_HEAD, _QWEN),
     "gemma": _kin("GemmaForCausalLM", tensors.llama, 8192, _NORM, _BIAS, _OWN_HEAD, _CAUSAL, tied=True),
+    "gemma2": _kin(
+        "Gemma2ForCausalLM",
+        tensors.gemma2,
+        8192,
+        _LATER_GEMMA,
+        {"attn_logit_softcapping": _real(0.1, 1e6, optional=True)},
+        tied=True,
+    ),
+    "gemma3_text": _kin(
+        "Gemma3ForCausalLM",
+        tensors.gemma3,
+        131072,
+        _LATER_GEMMA,
+        {
+            "rope_parameters": _two_ropes,
+            "rope_local_base_freq": _real(1, 1e9),
+            "sliding_window_pattern": _whole(1, 1024),
+            "_sliding_window_pattern": _whole(1, 1024),
+            # The faster attention, which long sequences take, has none.
+            "attn_logit_softcapping": _one_of(None),
+        },
+        tied=True,
+    ),
     "olmo": _kin("OlmoForCausalLM", tensors.olmo, 2048, _BIAS, {"clip_qkv": _one_of(None)}),
     "olmo2": _kin("Olmo2ForCausalLM", tensors.olmo2, 2048, _NORM, _BIAS),
     "phi": _kin(
@@ -226,6 +282,39 @@ ARCHITECTURES: dict[str, Architecture] = {
             "partial_rotary_factor": _real(0.01, 1),
             "tie_word_embeddings": _one_of(False),
         },
+    ),
+    "falcon": Architecture(
+        model_class="FalconForCausalLM",
+        fields={
+            "vocab_size": _VOCABULARY,
+            "hidden_size": _WIDTH,
+            "ffn_hidden_size": _whole(1, 2**18, optional=True),
+            "num_hidden_layers": _LAYERS,
+            "num_attention_heads": _HEADS,
+            "num_kv_heads": _whole(1, 2**12, optional=True),
+            "num_ln_in_parallel_attn": _whole(1, 2, optional=True),
+            "activation": _ACTIVATION,
+            "layer_norm_epsilon": _EPSILON,
+            "max_position_embeddings": _POSITIONS,
+            "alibi": _one_of(False),
+            "new_decoder_architecture": _SWITCH,
+            "multi_query": _SWITCH,
+            "parallel_attn": _SWITCH,
+            "bias": _SWITCH,
+            "rope_parameters": _rope,
+            "rope_scaling": _rope,
+            "rope_theta": _real(1, 1e9),
+            "hidden_dropout": _SHARE,
+            "attention_dropout": _SHARE,
+            "tie_word_embeddings": _SWITCH,
+        },
+        required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+        shapes=tensors.falcon,
+        head="lm_head.weight",
+        embedding="transformer.word_embeddings.weight",
+        tied=True,
+        positions=("max_position_embeddings", 2048),
+        heads=("hidden_size", "num_attention_heads"),
     ),
     "gpt2": Architecture(
         model_class="GPT2LMHeadModel",
@@ -318,9 +407,19 @@ def _divisions(config: Mapping[str, Any], kind: Architecture) -> list[str]:
     found = []
     if width % heads:
         found.append(f"{kind.heads[0]} {width} is not a multiple of {kind.heads[1]} {heads}")
-    keys = config.get("num_key_value_heads") or heads
-    if heads % keys:
-        found.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {keys}")
+    for name in ("num_key_value_heads", "num_kv_heads"):
+        keys = config.get(name) or heads
+        if heads % keys:
+            found.append(f"num_attention_heads {heads} is not a multiple of {name} {keys}")
+    types = config.get("layer_types")
+    if types is not None and len(types) != config["num_hidden_layers"]:
+        found.append(f"layer_types has {len(types)} entries, num_hidden_layers is {config['num_hidden_layers']}")
+    if "new_decoder_architecture" in kind.fields:
+        newer = config.get("new_decoder_architecture", False)
+        if newer and not config.get("parallel_attn", True):
+            found.append("new_decoder_architecture is true, parallel_attn false: no model is of both")
+        if not newer and config.get("num_ln_in_parallel_attn") == 2:
+            found.append("num_ln_in_parallel_attn is 2, new_decoder_architecture false: no model is of both")
     if "rope_parameters" in kind.fields and not found and (config.get("head_dim") or width // heads) % 2:
         found.append("the width of a head is odd, which rotary positions can't have")
     if "partial_rotary_factor" in kind.fields and not found:

@@ -40,8 +40,15 @@ _CONFIGS = {
     "olmo": "OlmoConfig",
     "olmo2": "Olmo2Config",
     "phi": "PhiConfig",
+    "gemma2": "Gemma2Config",
+    "gemma3_text": "Gemma3TextConfig",
+    "falcon": "FalconConfig",
 }
-"""Names of transformers' configuration classes, each in the module of its model type."""
+"""Names of transformers' configuration classes, each in the module of its model type, or in that of _MODULES."""
+
+_MODULES = {"gemma3_text": "gemma3"}
+_EAGER_ONLY = ("gemma2",)
+"""Architectures whose attention the faster one can't do."""
 
 
 @dataclass
@@ -79,6 +86,8 @@ class Network:
         ).last_hidden_state
         chosen = hidden.flatten(0, 1).index_select(0, at)
         result: Tensor = self.model.get_output_embeddings()(chosen)
+        if (bound := getattr(self.model.config, "final_logit_softcapping", None)) is not None:
+            result = torch.tanh(result / bound) * bound
         self.on_batch()
         return result
 
@@ -113,7 +122,7 @@ def be_deterministic(threads: int) -> None:
 
 def classes(kind: str) -> tuple[Any, Any]:
     """Transformers' classes of an architecture: of its configuration and of its model."""
-    found = import_module(f"transformers.models.{kind}")
+    found = import_module(f"transformers.models.{_MODULES.get(kind, kind)}")
     return getattr(found, _CONFIGS[kind]), getattr(found, architectures.ARCHITECTURES[kind].model_class)
 
 
@@ -121,9 +130,8 @@ def build(config: Mapping[str, Any], *, max_length: int) -> Any:
     """Transformers' model of a checked config, with weights of no meaning; nothing is looked up outside this process."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     config_class, model_class = classes(config["model_type"])
-    made = config_class(
-        **architectures.effective(config), attn_implementation="eager" if max_length <= EAGER_UP_TO else "sdpa"
-    )
+    eager = max_length <= EAGER_UP_TO or config["model_type"] in _EAGER_ONLY
+    made = config_class(**architectures.effective(config), attn_implementation="eager" if eager else "sdpa")
     return model_class(made).float().eval()
 
 

@@ -92,6 +92,51 @@ def olmo2(config: Mapping[str, Any]) -> Shapes:
     )
 
 
+def gemma2(config: Mapping[str, Any]) -> Shapes:
+    """Gemma 2's: norms before and after both attention and feed-forward."""
+    return decoder(config, biased=_attention(config), norms=_four_norms(config))
+
+
+def gemma3(config: Mapping[str, Any]) -> Shapes:
+    """Gemma 3's: as Gemma 2's, queries and keys normed head by head."""
+    own = lambda head, queries, keys: (head, head)  # noqa: E731
+    return decoder(config, biased=_attention(config), norms=_four_norms(config), head_norms=own)
+
+
+def _four_norms(config: Mapping[str, Any]) -> dict[str, int]:
+    names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    return dict.fromkeys((f"{name}_layernorm" for name in names), int(config["hidden_size"]))
+
+
+def falcon(config: Mapping[str, Any]) -> Shapes:
+    """Falcon's, of the old architecture (7B) and the new one (40B, 180B)."""
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    inner, head = config.get("ffn_hidden_size") or 4 * width, width // heads
+    newer = config.get("new_decoder_architecture", False)
+    keys = (config.get("num_kv_heads") or heads) if newer else 1 if config.get("multi_query", True) else heads
+    linear = {
+        "self_attention.query_key_value": (width + 2 * keys * head, width),
+        "self_attention.dense": (width, width),
+        "mlp.dense_h_to_4h": (inner, width),
+        "mlp.dense_4h_to_h": (width, inner),
+    }
+    norms = ["input_layernorm"]
+    if not config.get("parallel_attn", True):
+        norms.append("post_attention_layernorm")
+    elif newer and config.get("num_ln_in_parallel_attn") != 1:
+        norms = ["ln_attn", "ln_mlp"]
+    shapes: Shapes = {"transformer.word_embeddings.weight": (config["vocab_size"], width)}
+    shapes |= {f"transformer.ln_f.{part}": (width,) for part in ("weight", "bias")}
+    for layer in range(config["num_hidden_layers"]):
+        for name, (rows, columns) in linear.items():
+            shapes[f"transformer.h.{layer}.{name}.weight"] = (rows, columns)
+            if config.get("bias", False):
+                shapes[f"transformer.h.{layer}.{name}.bias"] = (rows,)
+        for name in norms:
+            shapes |= {f"transformer.h.{layer}.{name}.{part}": (width,) for part in ("weight", "bias")}
+    return shapes
+
+
 def phi(config: Mapping[str, Any]) -> Shapes:
     """Phi 1's and 2's; the output embedding has a bias."""
     width, inner, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]

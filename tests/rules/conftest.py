@@ -83,9 +83,31 @@ _KIN: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False, "max_window_layers": 1, "sliding_window": 8},
     "qwen3": {"head_dim": 6, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": False},
     "gemma": {"head_dim": 6, "hidden_act": "gelu_pytorch_tanh"},
+    "gemma2": {
+        "head_dim": 6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 200,
+        "query_pre_attn_scalar": 6,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma3_text": {
+        "head_dim": 6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 200,
+        "query_pre_attn_scalar": 6,
+    },
     "olmo": {"clip_qkv": None, "tie_word_embeddings": False},
     "olmo2": {"tie_word_embeddings": False},
     "phi": {"tie_word_embeddings": False, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new"},
+}
+CONFIGS["falcon"] = {
+    "model_type": "falcon",
+    "vocab_size": len(WORDS),
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 16,
 }
 CONFIGS |= {name: {**CONFIGS["llama"], "model_type": name, **changes} for name, changes in _KIN.items()}
 

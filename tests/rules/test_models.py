@@ -34,6 +34,22 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
     ("gemma", {}),
     ("gemma", {"attention_bias": True, "pad_token_id": 3}),
+    ("gemma2", {}),
+    ("gemma2", {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"], "pad_token_id": 3}),
+    ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True}),
+    ("gemma3_text", {}),
+    (
+        "gemma3_text",
+        {"sliding_window": 4, "sliding_window_pattern": 2, "rope_theta": 5e5, "rope_local_base_freq": 500.0},
+    ),
+    (
+        "gemma3_text",
+        {"final_logit_softcapping": 3.0, "tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
+    ),
+    ("falcon", {}),
+    ("falcon", {"multi_query": False, "bias": True, "parallel_attn": False, "tie_word_embeddings": False}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 24, "rope_theta": 500.0}),
+    ("falcon", {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "activation": "relu"}),
     ("olmo", {}),
     ("olmo", {"attention_bias": True, "tie_word_embeddings": True}),
     ("olmo2", {}),
@@ -123,7 +139,31 @@ def test_a_phi_that_rotates_an_odd_part_of_a_head_is_refused(tiny: Any, tmp_path
     assert architectures.problems({**config, "num_attention_heads": 8}, ("phi",)) != []
 
 
-@pytest.mark.parametrize("architecture", ["gemma", "olmo2", "phi"])
+@pytest.mark.parametrize(
+    ("architecture", "changes", "part"),
+    [
+        ("gemma2", {"layer_types": ["full_attention"]}, "layer_types has 1 entries, num_hidden_layers is 2"),
+        ("gemma2", {"layer_types": ["chunked_attention"] * 2}, "a list of full_attention and sliding_attention"),
+        ("gemma2", {"use_bidirectional_attention": True}, "one of None, False"),
+        ("gemma2", {"hidden_act": "relu"}, "one of gelu_pytorch_tanh"),
+        ("gemma3_text", {"attn_logit_softcapping": 5.0}, "one of None"),
+        ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, "for full_attention and sliding_attention"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "with rope_type one of"),
+        ("falcon", {"alibi": True}, "alibi is True, expected one of False"),
+        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "no model is of both"),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, "no model is of both"),
+        ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 3}, "is not a multiple of num_kv_heads 3"),
+    ],
+)
+def test_configs_of_other_architectures_that_are_refused(
+    tiny: Any, tmp_path: Path, architecture: str, changes: dict[str, Any], part: str
+) -> None:
+    folder = tiny.model(tmp_path / "model", architecture)
+    edit(folder, **changes)
+    assert part in refused(folder, tiny)
+
+
+@pytest.mark.parametrize("architecture", ["gemma", "gemma2", "gemma3_text", "olmo2", "phi"])
 def test_a_padding_tokens_embedding_is_learned_as_any_other(tiny: Any, tmp_path: Path, architecture: str) -> None:
     from acclimate_runners import network
 
