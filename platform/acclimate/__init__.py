@@ -1,7 +1,7 @@
 """The platform: keeps the record and serves people. Core modules (client, custody, verify) need no extra.
 
 `acclimate.rank`, `acclimate.compare` and `acclimate.stability` are what the commands of these names call, and so are `acclimate.check`,
-`acclimate.prepare` and `acclimate.evaluate`; they are imported when they are asked for.
+`acclimate.prepare` and `acclimate.evaluate`; `acclimate.load_rounds` reads rounds from MLflow. They are imported when they are asked for.
 """
 
 from importlib import import_module
@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from acclimate.analysis import compare, rank, stability
+    from acclimate.loaded_rounds import load_rounds
     from acclimate.trials import check, evaluate, prepare
 
-__all__ = ["__version__", "check", "compare", "evaluate", "prepare", "rank", "stability"]
+__all__ = ["__version__", "check", "compare", "evaluate", "load_rounds", "prepare", "rank", "stability"]
 __version__ = "0.1.0"
 
 _MODULES = {
     "compare": "analysis",
+    "load_rounds": "loaded_rounds",
     "rank": "analysis",
     "stability": "analysis",
     "check": "trials",

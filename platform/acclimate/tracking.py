@@ -7,21 +7,25 @@ makes no second run. What analysts read here comes from MLflow alone; it needs n
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
-from acclimate import projection, tracking_places, tracking_tables
+from acclimate import projection, tracked_rows, tracking_places, tracking_tables
 from acclimate.projection import Planned
 from acclimate.round_data import EntryData as EntryData
 from acclimate.round_data import RoundData as RoundData
 from acclimate.round_data import StageData as StageData
+from acclimate.tracked_rows import Shape
 from acclimate_competitions.errors import Refusal, installing
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 Progress = Callable[[int, int], None]
 """Called with (runs seen, runs in all)."""
@@ -67,26 +71,7 @@ def ranking(uri: str | Sequence[str], competition: str, round_name: str) -> "pd.
     Raises:
         Refusal: round_unknown, extra_missing.
     """
-
-    def rows(found: "_Round") -> Iterator[dict[str, Any]]:
-        metric = found.tags["acclimate.metric"]
-        for run in found.runs("entry") + found.runs("baseline"):
-            value = run.data.metrics.get
-            yield {
-                "entrant": run.data.tags["acclimate.entrant"],
-                "rank": value("rank/rank"),
-                "rank_low": value("rank/low"),
-                "rank_high": value("rank/high"),
-                "score": value(f"test/{metric}"),
-                "se": value(f"test/{metric}.se"),
-                "direct_rank": value("rank/direct"),
-                "direct_score": value(f"direct/{metric}"),
-                "baseline": run.data.tags["acclimate.role"] == "baseline",
-            }
-
-    columns = "entrant rank rank_low rank_high score se direct_rank direct_score baseline".split()
-    whole = ["rank", "rank_low", "rank_high", "direct_rank"]
-    return _frame(_find(uri, competition, round_name), rows, columns, whole=whole, by=["baseline", "rank", "entrant"])
+    return _shaped(_find(uri, competition, round_name), tracked_rows.RANKING)
 
 
 def scores(uri: str | Sequence[str], competition: str, round_name: str) -> "pd.DataFrame":
@@ -94,29 +79,7 @@ def scores(uri: str | Sequence[str], competition: str, round_name: str) -> "pd.D
 
     Arguments and refusals as ranking(). An evaluation without a single scored example has score null and n 0.
     """
-
-    def rows(found: "_Round") -> Iterator[dict[str, Any]]:
-        for run in found.runs("evaluate"):
-            tags, metrics = run.data.tags, run.data.metrics
-            task, seed = tags["acclimate.task"], tags.get("acclimate.seed")
-            for key in [key for key in metrics if key.startswith(f"test/{task}/") and key.endswith(".n")]:
-                stem = key.removesuffix(".n")
-                yield {
-                    "entrant": tags["acclimate.entrant"],
-                    "baseline": tags["acclimate.baseline"] == "true",
-                    "task": task,
-                    "protocol": tags["acclimate.protocol"],
-                    "seed": None if seed is None else int(seed),
-                    "metric": stem.removeprefix(f"test/{task}/"),
-                    "score": metrics.get(stem),
-                    "se": metrics.get(f"{stem}.se"),
-                    "n": metrics[key],
-                    "missing": metrics[f"{stem}.missing"],
-                }
-
-    columns = "entrant baseline task protocol seed metric score se n missing".split()
-    order = ["entrant", "task", "protocol", "seed", "metric"]
-    return _frame(_find(uri, competition, round_name), rows, columns, whole=["seed", "n", "missing"], by=order)
+    return _shaped(_find(uri, competition, round_name), tracked_rows.SCORES)
 
 
 def preparations(uri: str | Sequence[str], competition: str, round_name: str) -> "pd.DataFrame":
@@ -124,26 +87,7 @@ def preparations(uri: str | Sequence[str], competition: str, round_name: str) ->
 
     Arguments and refusals as ranking(). lr is null where the base model was chosen; validation is the NLL in nats.
     """
-
-    def rows(found: "_Round") -> Iterator[dict[str, Any]]:
-        for run in found.runs("prepare"):
-            tags, metrics, params = run.data.tags, run.data.metrics, run.data.params
-            lr = params.get("lr", "none")
-            yield {
-                "entrant": tags["acclimate.entrant"],
-                "baseline": tags["acclimate.baseline"] == "true",
-                "task": tags["acclimate.task"],
-                "seed": int(tags["acclimate.seed"]),
-                "outcome": tags["acclimate.outcome"],
-                "selected": params.get("selected"),
-                "lr": None if lr == "none" else float(lr),
-                "validation": metrics.get("valid/nll"),
-                **{name: metrics.get(f"cost/{name}") for name in ("tokens", "steps", "seconds", "flops")},
-            }
-
-    columns = "entrant baseline task seed outcome selected lr validation tokens steps seconds flops".split()
-    order = ["entrant", "task", "seed"]
-    return _frame(_find(uri, competition, round_name), rows, columns, whole=["seed", "tokens", "steps"], by=order)
+    return _shaped(_find(uri, competition, round_name), tracked_rows.PREPARATIONS)
 
 
 def examples(
@@ -163,30 +107,15 @@ def examples(
     Raises:
         Refusal: round_unknown, extra_missing; holdout_private, where the holdout stays private.
     """
+    found = _find(uri, competition, round_name)
     wanted = {"entrant": entrant, "task": task, "protocol": protocol}
-
-    def rows(found: "_Round") -> Iterator[dict[str, Any]]:
-        if found.tags.get("acclimate.holdout") == "private":
-            raise Refusal(
-                "holdout_private",
-                f"the holdout of round {found.tags['acclimate.round']} stays private: MLflow has no scores of single examples",
-                hint="scores() has the means; the round's organizer and its auditor have more in the whole bundle",
-            )
-        for run in found.runs("evaluate", **{name: value for name, value in wanted.items() if value is not None}):
-            tags = run.data.tags
-            seed = tags.get("acclimate.seed")
-            key = {name: tags[f"acclimate.{name}"] for name in ("entrant", "task", "protocol")}
-            for row in found.parquet(run, projection.EXAMPLES):
-                yield key | {"seed": None if seed is None else int(seed)} | row
-
-    columns = "entrant task protocol seed example cluster metric target score reason".split()
-    order = ["entrant", "task", "protocol", "seed", "example", "metric"]
-    return _frame(_find(uri, competition, round_name), rows, columns, whole=["seed"], by=order)
+    frames = [one.examples(**wanted).to_pandas() for one in found.rounds]
+    return _frame(found, frames, tracked_rows.EXAMPLES, whole=("seed",), by=tracked_rows.EXAMPLES_BY)
 
 
 def rounds(uri: str | Sequence[str]) -> "pd.DataFrame":
     """All rounds that these installations have in MLflow: installation, competition, round_name, round, metric, recipe_digest."""
-    pandas = _pandas()
+    pandas = with_pandas()
     names = ("origin", "competition", "round_name", "round", "metric", "recipe_digest")
     rows = []
     for one in [uri] if isinstance(uri, str) else uri:
@@ -337,61 +266,122 @@ def _milliseconds(moment: Any) -> int:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-class _Round:
-    """One round in one MLflow store."""
+class Tracked:
+    """One round in one MLflow store.
+
+    Attributes:
+        tags: of its experiment.
+    """
 
     def __init__(self, client: Any, uri: str, experiment: Any) -> None:
         self._client, self._uri, self._experiment = client, uri, experiment
         self.tags: Mapping[str, str] = experiment.tags
 
-    def runs(self, role: str, **tags: str) -> list[Any]:
-        """Its runs of a role, with these tags."""
-        conditions = [f"tags.`acclimate.{name}` = '{_quoted(value)}'" for name, value in {"role": role, **tags}.items()]
+    def runs(self, role: str = "", **tags: str) -> list[Any]:
+        """Its runs of a role, or all, with these tags.
+
+        Raises:
+            Refusal: name_invalid.
+        """
+        wanted = {**({"role": role} if role else {}), **tags}
+        conditions = [f"tags.`acclimate.{name}` = '{_quoted(value)}'" for name, value in wanted.items()]
         return list(_search(self._client, self._experiment.experiment_id, " and ".join(conditions)))
 
-    def parquet(self, run: Any, name: str) -> list[dict[str, Any]]:
-        """The rows of an artifact."""
+    def examples(self, **tags: str | None) -> "pa.Table":
+        """Every score of every example of evaluations with these tags, with the columns tracked_rows.EXAMPLES.
+
+        Raises:
+            Refusal: holdout_private, where the holdout stays private; name_invalid.
+        """
+        import pyarrow as pa
+
+        if self.tags.get("acclimate.holdout") == "private":
+            raise Refusal(
+                "holdout_private",
+                f"the holdout of round {self.tags['acclimate.round']} stays private: MLflow has no scores of single examples",
+                hint="scores() has the means; the round's organizer and its auditor have more in the whole bundle",
+            )
+        wanted = {name: value for name, value in tags.items() if value is not None}
+        names = tracked_rows.EXAMPLES
+        types = {"seed": pa.int64(), "score": pa.float64()}
+        schema = pa.schema([(name, types.get(name, pa.string())) for name in names])
+        parts = [schema.empty_table()]
+        for run in self.runs("evaluate", **wanted):
+            part, own = self.parquet(run, projection.EXAMPLES), run.data.tags
+            seed = tracked_rows.seed(own)
+            key = [pa.scalar(own[f"acclimate.{name}"], pa.string()) for name in ("entrant", "task", "protocol")]
+            columns = [pa.repeat(value, len(part)) for value in [*key, pa.scalar(seed, pa.int64())]]
+            columns += [part.column(name) for name in names[len(columns) :]]
+            parts.append(pa.table(columns, names=list(names)).cast(schema))
+        return pa.concat_tables(parts)
+
+    def parquet(self, run: Any, name: str) -> "pa.Table":
+        """A table that is an artifact of a run."""
         import mlflow.artifacts
         import pyarrow.parquet as pq
 
-        with tempfile.TemporaryDirectory() as temporary:
+        uri = f"{run.info.artifact_uri}/{name}"
+        if uri.startswith("file:"):
             # A local artifact is read where it lies; others are fetched.
-            local = run.info.artifact_uri.startswith("file:")
+            return pq.ParquetFile(url2pathname(urlsplit(uri).path)).read()
+        with tempfile.TemporaryDirectory() as temporary:
             path = mlflow.artifacts.download_artifacts(
-                artifact_uri=f"{run.info.artifact_uri}/{name}",
-                dst_path=None if local else temporary,
-                tracking_uri=tracking_places.driver(self._uri),
+                artifact_uri=uri, dst_path=temporary, tracking_uri=tracking_places.driver(self._uri)
             )
-            rows: list[dict[str, Any]] = pq.read_table(path, partitioning=None).to_pylist()
-            return rows
+            return pq.ParquetFile(path).read()
+
+
+def tracked(uri: str, competition: str) -> list[Tracked]:
+    """All rounds of a competition that a store has, by name.
+
+    Raises:
+        Refusal: extra_missing, server_unreachable; round_unknown, where it has none.
+    """
+    client = _client(uri)
+    known = list(_experiments(client))
+    found = [Tracked(client, uri, one) for one in known if one.tags.get("acclimate.competition") == competition]
+    if not found:
+        slugs = sorted({str(one.tags.get("acclimate.competition")) for one in known})
+        hint = f"it has rounds of: {', '.join(slugs) or 'none'}"
+        raise Refusal("round_unknown", f"MLflow has no round of competition {competition!r}", hint=hint)
+    return sorted(found, key=lambda one: (one.tags.get("acclimate.round_name", ""), one.tags["acclimate.round"]))
+
+
+def _shaped(found: "_Found", shape: Shape) -> "pd.DataFrame":
+    """The table of this shape, of the rounds found."""
+    pandas = with_pandas()
+    frames = []
+    for one in found.rounds:
+        runs = [run for role in shape.roles for run in one.runs(role)]
+        frames.append(pandas.DataFrame(list(shape.rows(runs, one.tags)), columns=list(shape.columns)))
+    return _frame(found, frames, shape.columns, whole=shape.whole, by=shape.by)
 
 
 def _frame(
     found: "_Found",
-    rows: Callable[[_Round], Iterable[dict[str, Any]]],
+    frames: "Sequence[pd.DataFrame]",
     columns: Sequence[str],
     *,
     whole: Sequence[str],
     by: Sequence[str],
 ) -> "pd.DataFrame":
-    """One table of rows, sorted within each installation; columns named in `whole` are Int64."""
-    pandas = _pandas()
-    frames = []
-    for one in found.rounds:
-        frame = pandas.DataFrame(list(rows(one)), columns=list(columns))
-        frame = frame.astype({name: "Int64" for name in whole})
+    """One table of a frame for each round found, sorted within each installation; columns named in `whole` are Int64."""
+    pandas = with_pandas()
+    done = []
+    for one, frame in zip(found.rounds, frames, strict=True):
+        frame = frame[list(columns)].astype({name: "Int64" for name in whole})
         frame = frame.sort_values(list(by), ignore_index=True, na_position="last")
         if found.several:
             frame.insert(0, "installation", one.tags["acclimate.origin"])
-        frames.append(frame)
-    return pandas.concat(frames, ignore_index=True)
+        done.append(frame)
+    return pandas.concat(done, ignore_index=True)
 
 
 @dataclass(frozen=True)
 class _Found:
     """A round in the stores that have it; several: whether more than one store was asked for."""
 
-    rounds: list[_Round]
+    rounds: list[Tracked]
     several: bool
 
 
@@ -405,7 +395,7 @@ def _find(uri: str | Sequence[str], competition: str, round_name: str) -> _Found
             name, identity = tags.get("acclimate.round_name"), tags["acclimate.round"]
             known.append(f"{tags.get('acclimate.competition')} {name}")
             if tags.get("acclimate.competition") == competition and round_name in (name, identity):
-                found.append(_Round(client, one, experiment))
+                found.append(Tracked(client, one, experiment))
     if not found:
         raise Refusal(
             "round_unknown",
@@ -461,7 +451,12 @@ def _client(uri: str) -> Any:
         return MlflowClient(tracking_places.driver(uri))
 
 
-def _pandas() -> Any:
+def with_pandas() -> Any:
+    """Pandas, where it is installed.
+
+    Raises:
+        Refusal: extra_missing.
+    """
     with _extra("pandas"):
         import pandas
 

@@ -20,6 +20,7 @@ import log_verify
 import makespan
 import on_ray
 import overhead
+import rounds_read
 import seal
 import takeover
 
@@ -49,6 +50,7 @@ def main() -> None:
         verify_rows = log_verify.measure(folder / "verify")
         dispatch_rows = admission.measure(folder / "admission") + takeover.measure(folder / "takeover")
         dispatch_rows += overhead.measure(folder / "overhead") + control_plane.measure(folder / "control")
+        read_rows = rounds_read.measure(folder / "rounds")
         ray_rows, ratios = on_ray.measure(folder / "ray")
     lines = [
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}",
@@ -70,6 +72,10 @@ def main() -> None:
         "| dispatch | seconds |",
         "| --- | --- |",
         *(f"| {name} | {seconds:.2f} |" for name, seconds in [*dispatch_rows, *ray_rows]),
+        "",
+        "| reading rounds from MLflow | seconds |",
+        "| --- | --- |",
+        *(f"| {name} | {seconds:.2f} |" for name, seconds in read_rows),
         "",
         "| simulated makespan over max(total / slots, longest) | |",
         "| --- | --- |",

@@ -1,0 +1,123 @@
+"""What MLflow's runs of a round say, as rows for tables: pure, of whatever has MLflow's attributes, so that it needs no MLflow."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Runs = Iterable[Any]
+"""MLflow's runs, each with .data.tags, .data.metrics and .data.params."""
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a table of a round looks.
+
+    Attributes:
+        roles: whose runs it is made of.
+        columns: in their order.
+        whole: columns of whole numbers, which may be null.
+        by: the order of the rows.
+        rows: makes them, of runs of these roles and the round's tags.
+    """
+
+    roles: tuple[str, ...]
+    columns: tuple[str, ...]
+    whole: tuple[str, ...]
+    by: tuple[str, ...]
+    rows: Callable[[Runs, Mapping[str, str]], Iterator[Row]]
+
+
+def ranking(runs: Runs, tags: Mapping[str, str]) -> Iterator[Row]:
+    """Of entries and baselines, a row each."""
+    metric = tags["acclimate.metric"]
+    for run in runs:
+        value, own = run.data.metrics.get, run.data.tags
+        yield {
+            "entrant": own["acclimate.entrant"],
+            "rank": value("rank/rank"),
+            "rank_low": value("rank/low"),
+            "rank_high": value("rank/high"),
+            "score": value(f"test/{metric}"),
+            "se": value(f"test/{metric}.se"),
+            "direct_rank": value("rank/direct"),
+            "direct_score": value(f"direct/{metric}"),
+            "baseline": own["acclimate.role"] == "baseline",
+        }
+
+
+def scores(runs: Runs, tags: Mapping[str, str]) -> Iterator[Row]:
+    """Of evaluations, a row for each metric."""
+    for run in runs:
+        own, metrics = run.data.tags, run.data.metrics
+        task = own["acclimate.task"]
+        start = f"test/{task}/"
+        for key in metrics:
+            if not (key.startswith(start) and key.endswith(".n")):
+                continue
+            stem = key.removesuffix(".n")
+            yield {
+                "entrant": own["acclimate.entrant"],
+                "baseline": own["acclimate.baseline"] == "true",
+                "task": task,
+                "protocol": own["acclimate.protocol"],
+                "seed": seed(own),
+                "metric": stem.removeprefix(start),
+                "score": metrics.get(stem),
+                "se": metrics.get(f"{stem}.se"),
+                "n": metrics[key],
+                "missing": metrics[f"{stem}.missing"],
+            }
+
+
+def preparations(runs: Runs, tags: Mapping[str, str]) -> Iterator[Row]:
+    """Of preparations, a row each."""
+    for run in runs:
+        own, metrics, params = run.data.tags, run.data.metrics, run.data.params
+        lr = params.get("lr", "none")
+        yield {
+            "entrant": own["acclimate.entrant"],
+            "baseline": own["acclimate.baseline"] == "true",
+            "task": own["acclimate.task"],
+            "seed": int(own["acclimate.seed"]),
+            "outcome": own["acclimate.outcome"],
+            "selected": params.get("selected"),
+            "lr": None if lr == "none" else float(lr),
+            "validation": metrics.get("valid/nll"),
+            **{name: metrics.get(f"cost/{name}") for name in ("tokens", "steps", "seconds", "flops")},
+        }
+
+
+def seed(tags: Mapping[str, str]) -> int | None:
+    """The seed of a run; None for a direct evaluation."""
+    found = tags.get("acclimate.seed")
+    return None if found is None else int(found)
+
+
+RANKING = Shape(
+    roles=("entry", "baseline"),
+    columns=("entrant", "rank", "rank_low", "rank_high", "score", "se", "direct_rank", "direct_score", "baseline"),
+    whole=("rank", "rank_low", "rank_high", "direct_rank"),
+    by=("baseline", "rank", "entrant"),
+    rows=ranking,
+)
+SCORES = Shape(
+    roles=("evaluate",),
+    columns=("entrant", "baseline", "task", "protocol", "seed", "metric", "score", "se", "n", "missing"),
+    whole=("seed", "n", "missing"),
+    by=("entrant", "task", "protocol", "seed", "metric"),
+    rows=scores,
+)
+PREPARATIONS = Shape(
+    roles=("prepare",),
+    columns=(
+        *("entrant", "baseline", "task", "seed", "outcome", "selected", "lr", "validation"),
+        *("tokens", "steps", "seconds", "flops"),
+    ),
+    whole=("seed", "tokens", "steps"),
+    by=("entrant", "task", "seed"),
+    rows=preparations,
+)
+EXAMPLES = ("entrant", "task", "protocol", "seed", "example", "cluster", "metric", "target", "score", "reason")
+"""The columns of the table of single examples."""
+EXAMPLES_BY = ("entrant", "task", "protocol", "seed", "example", "metric")

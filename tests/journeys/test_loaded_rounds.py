@@ -1,0 +1,90 @@
+"""`acclimate.load_rounds`: several rounds of a competition as tables, from MLflow alone."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from projected import made
+
+import acclimate
+from acclimate import tracking
+from acclimate.tracking import RoundData
+from acclimate_competitions.errors import Refusal
+
+SKILL = {"amber-fox": 0.9, "blue-whale": 0.6, "cat": 0.4, "untrained": 0.1}
+NAMES = ("2027-1", "2027-2", "2027-3")
+
+
+def other_recipe(data: RoundData) -> RoundData:
+    preparation = replace(data.competition.preparation, epochs=data.competition.preparation.epochs + 1)
+    return replace(data, competition=replace(data.competition, preparation=preparation))
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Three rounds: the second without one entrant, the third by another recipe."""
+    folder = tmp_path_factory.mktemp("rounds")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    for name in NAMES:
+        skill = {entrant: able for entrant, able in SKILL.items() if (entrant, name) != ("cat", "2027-2")}
+        data = replace(made(entrants=skill, examples=30, losses=5), name=name, round=f"digits-{name}-0123456789ab")
+        tracking.publish_round(uri, folder / "artifacts", other_recipe(data) if name == "2027-3" else data)
+    return uri
+
+
+@pytest.mark.parametrize("read", [tracking.ranking, tracking.scores, tracking.preparations])
+def test_each_table_is_that_of_the_single_rounds_under_each_other(uri: str, read: Callable[..., object]) -> None:
+    import pandas
+
+    found = acclimate.load_rounds(uri, "digits")
+    singles = [read(uri, "digits", name) for name in NAMES]
+    for name, single in zip(NAMES, singles, strict=True):
+        single.insert(0, "round", name)  # type: ignore[attr-defined]
+    pandas.testing.assert_frame_equal(getattr(found, read.__name__), pandas.concat(singles, ignore_index=True))
+
+
+def test_examples_are_those_of_the_single_rounds_and_can_be_narrowed(uri: str) -> None:
+    found = acclimate.load_rounds(uri, "digits")
+    examples = found.examples(protocol="prepared", task="prime")
+    assert list(dict.fromkeys(examples["round"])) == list(NAMES)
+    one = tracking.examples(uri, "digits", "2027-2", protocol="prepared", task="prime")
+    assert examples[examples["round"] == "2027-2"].drop(columns="round").reset_index(drop=True).equals(one)
+    assert list(found.examples(rounds=["2027-3"], entrant="cat")["round"].unique()) == ["2027-3"]
+    with pytest.raises(Refusal, match="no round '1999'"):
+        found.examples(rounds=["1999"])
+
+
+def test_rounds_are_described_and_another_recipe_is_noted(uri: str) -> None:
+    found = acclimate.load_rounds(uri, "digits")
+    assert list(found.rounds["round"]) == list(NAMES)
+    assert list(found.rounds["entries"]) == [3, 2, 3]
+    assert found.rounds["ranked"].all()
+    assert found.rounds["recipe_digest"].nunique() == 2
+    assert found.notes == (
+        "not all rounds have the same recipe, which makes each another question: 2027-1, 2027-2; 2027-3",
+    )
+    some = acclimate.load_rounds(uri, "digits", ["digits-2027-2-0123456789ab", "2027-1"])
+    assert (list(some.rounds["round"]), some.notes) == (["2027-2", "2027-1"], ())
+    assert list(dict.fromkeys(some.ranking["round"])) == ["2027-2", "2027-1"]
+
+
+def test_unknown_rounds_and_competitions_are_refused_with_what_there_is(uri: str) -> None:
+    with pytest.raises(Refusal, match="no round '2028-1' of competition 'digits'") as caught:
+        acclimate.load_rounds(uri, "digits", ["2027-1", "2028-1"])
+    assert (caught.value.code, caught.value.hint) == ("round_unknown", "there are '2027-1', '2027-2', '2027-3'")
+    with pytest.raises(Refusal, match="no round is asked for"):
+        acclimate.load_rounds(uri, "digits", [])
+    with pytest.raises(Refusal, match="no round of competition 'letters'") as caught:
+        acclimate.load_rounds(uri, "letters")
+    assert (caught.value.code, caught.value.hint) == ("round_unknown", "it has rounds of: digits")
+
+
+def test_a_round_without_a_ranking_is_noted(tmp_path: Path) -> None:
+    data = made(entrants={"amber-fox": 0.5}, examples=5, losses=3)
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    tracking.publish_preparations(uri, tmp_path / "artifacts", replace(data, scores=None, ranking=None))
+    found = acclimate.load_rounds(uri, "digits")
+    assert found.notes == ("without a published ranking yet: 2027-1",)
+    assert (len(found.ranking), len(found.scores), len(found.examples())) == (1, 0, 0)
+    assert len(found.preparations) == 6
