@@ -24,7 +24,10 @@ _BATCH = 256 << 20
 _ROWS = 65_536
 _MANY = 100
 _LOOKED_AT = 8 << 20  # writers end a dictionary at 1 MiB or so
+_DEEPEST = 8
 _DICTIONARY_PAGE = 2
+_BYTES, _FIXED = 6, 7  # BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY
+_CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 _BY_DICTIONARY = frozenset({2, 8})  # PLAIN_DICTIONARY, RLE_DICTIONARY
 _WINDOWS = (256, 65_536, 1 << 24)
 _LENGTH = struct.Struct("<I")
@@ -95,12 +98,12 @@ def batch_rows(path: Path, file: pq.ParquetFile, *, most: int) -> int:
     Raises:
         ArrowInvalid: the pages would take more, or their headers are broken.
     """
-    footer = file.metadata
-    count, repeats = int(footer.num_rows), 0
+    groups, count, repeats = _footer(path), int(file.metadata.num_rows), 0
     with path.open("rb", buffering=0) as stream:
-        for group in range(footer.num_row_groups):
-            columns = footer.row_group(group)
-            chunks = [_chunk(stream, columns.column(i), most) for i in range(columns.num_columns)]
+        for columns in groups:
+            if len(columns) != len(file.schema):
+                raise pa.ArrowInvalid(f"a row group has {len(columns)} columns, the schema {len(file.schema)}")
+            chunks = [_chunk(stream, column, most) for column in columns]
             # 1
             needed = sum(chunk.bytes + 8 * chunk.values for chunk in chunks)
             # 3
@@ -113,15 +116,64 @@ def batch_rows(path: Path, file: pq.ParquetFile, *, most: int) -> int:
     return max(1, min(_ROWS, count, _BATCH // max(repeats, 1)))
 
 
-def _chunk(stream: FileIO, column: pq.ColumnChunkMetaData, most: int) -> _Chunk:
-    chunk, longest, numbers = _Chunk(), 0, column.physical_type not in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+@dataclass(frozen=True)
+class _Column:
+    """What the footer says of a column of a row group, by Parquet's own numbers of types and codecs; bytes for sizes and places."""
+
+    type: int
+    codec: int
+    values: int
+    size: int
+    data: int
+    dictionary: int
+
+
+def _footer(path: Path) -> list[list[_Column]]:
+    """The columns of each row group. Arrow's own view of them ends the process where a footer contradicts itself.
+
+    Raises:
+        ArrowInvalid: it is broken.
+    """
+    with path.open("rb") as stream:
+        end = stream.seek(-8, SEEK_END)
+        (length,) = _LENGTH.unpack(stream.read(4))
+        stream.seek(max(0, end - length))
+        data = stream.read(length)
+    try:
+        found, _ = _struct(data, 0, depth=0)
+    except IndexError:
+        raise pa.ArrowInvalid("the footer is cut off") from None
+    return [[_column(chunk) for chunk in _parts(group, 1)] for group in _parts(found, 4)]
+
+
+def _parts(found: dict[int, Any], field: int) -> list[dict[int, Any]]:
+    parts = found.get(field, [])
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise pa.ArrowInvalid(f"field {field} of the footer is no list of structs")
+    return parts
+
+
+def _column(chunk: dict[int, Any]) -> _Column:
+    about = chunk.get(3)
+    if not isinstance(about, dict) or 8 in chunk or 9 in chunk:  # encrypted
+        raise pa.ArrowInvalid("the footer does not say what a column is")
+    type_, codec, values, size, data = (about.get(field) for field in (1, 4, 5, 7, 9))
+    dictionary = about.get(11, 0)
+    for number in (type_, codec, values, size, data, dictionary):
+        if not isinstance(number, int):
+            raise pa.ArrowInvalid("the footer does not say of what type and size a column is, and where")
+    return _Column(type_, codec, values, size, data, dictionary)  # type: ignore[arg-type]
+
+
+def _chunk(stream: FileIO, column: _Column, most: int) -> _Chunk:
+    chunk, longest, numbers = _Chunk(), 0, column.type not in (_BYTES, _FIXED)
     for header, at in _headers(stream, column):
         size = header[2]
         chunk.bytes += size
         check(chunk.bytes, most)
         if header.get(1) == _DICTIONARY_PAGE:
             # Small ones are not worth the look.
-            small = numbers or size * min(_ROWS, column.num_values) <= _BATCH // 16
+            small = numbers or size * min(_ROWS, column.values) <= _BATCH // 16
             longest = max(longest, size if small else _longest(_at(stream, at, header[3]), column, size))
             continue
         # A data page of version 1 has its header in field 5 (encoding: 2), one of version 2 in field 8 (encoding: 4).
@@ -129,7 +181,7 @@ def _chunk(stream: FileIO, column: pq.ColumnChunkMetaData, most: int) -> _Chunk:
         about, encoding = (one, 2) if isinstance(one, dict) else (two, 4)
         if not isinstance(about, dict):
             continue
-        chunk.values += about.get(1, 0)
+        chunk.values += _whole(about.get(1, 0))
         if not numbers and about.get(encoding) in _BY_DICTIONARY:
             chunk.repeats = max(chunk.repeats, longest)
         if not numbers and about.get(encoding) == _BY_PREFIX:
@@ -137,12 +189,19 @@ def _chunk(stream: FileIO, column: pq.ColumnChunkMetaData, most: int) -> _Chunk:
     return chunk
 
 
-def _longest(page: bytes, column: pq.ColumnChunkMetaData, size: int) -> int:
+def _whole(value: Any) -> int:
+    if not isinstance(value, int):
+        raise pa.ArrowInvalid("a page's header does not say how many values it has")
+    return value
+
+
+def _longest(page: bytes, column: _Column, size: int) -> int:
     """Bytes of the longest text of a dictionary page; all of the page's where that can't be told."""
-    if column.physical_type != "BYTE_ARRAY" or size > _LOOKED_AT:
+    if column.type != _BYTES or column.codec not in _CODECS or size > _LOOKED_AT:
         return size
     try:
-        plain = page if column.compression == "UNCOMPRESSED" else _decompressed(page, column.compression, size)
+        codec = _CODECS[column.codec]
+        plain = page if codec is None else _decompressed(page, codec, size)
         at = longest = 0
         while at < len(plain):
             (length,) = _LENGTH.unpack_from(plain, at)
@@ -153,18 +212,16 @@ def _longest(page: bytes, column: pq.ColumnChunkMetaData, size: int) -> int:
 
 
 def _decompressed(page: bytes, codec: str, size: int) -> bytes:
-    plain: bytes = pa.Codec(codec.lower()).decompress(page, decompressed_size=size, asbytes=True)
+    plain: bytes = pa.Codec(codec).decompress(page, decompressed_size=size, asbytes=True)
     return plain
 
 
-def _headers(stream: FileIO, column: pq.ColumnChunkMetaData) -> Iterator[tuple[dict[int, Any], int]]:
+def _headers(stream: FileIO, column: _Column) -> Iterator[tuple[dict[int, Any], int]]:
     """The page headers of a column chunk, in order, and where the pages begin."""
-    if column.num_values <= 0:  # Arrow reads no page then, and some writers point nowhere
+    if column.values <= 0:  # Arrow reads no page then, and some writers point nowhere
         return
-    at = column.data_page_offset
-    if column.has_dictionary_page and 0 < column.dictionary_page_offset < at:
-        at = column.dictionary_page_offset
-    end = at + column.total_compressed_size
+    at = column.dictionary if 0 < column.dictionary < column.data else column.data
+    end = at + column.size
     if not 0 <= at <= end <= stream.seek(0, SEEK_END):
         raise pa.ArrowInvalid("a column's pages lie outside of the file")
     while at < end:
@@ -191,11 +248,11 @@ def _at(stream: FileIO, at: int, length: int) -> bytes:
     return stream.read(length)
 
 
-# ---- Thrift's compact protocol, as far as page headers need it ------------------------------------------------------
+# ---- Thrift's compact protocol, as far as footers and page headers need it ------------------------------------------
 
 
 def _struct(data: bytes, at: int, *, depth: int) -> tuple[dict[int, Any], int]:
-    """Whole numbers and structs by their field, and where the struct ends; IndexError where it does not end in the data."""
+    """Whole numbers, structs and lists of both by their field, and where the struct ends; IndexError where it does not end in the data."""
     found: dict[int, Any] = {}
     field = 0
     while kind := data[at]:
@@ -204,20 +261,40 @@ def _struct(data: bytes, at: int, *, depth: int) -> tuple[dict[int, Any], int]:
             field += delta
         else:
             field, at = _number(data, at)
-        if kind in (4, 5, 6):  # i16, i32, i64
-            found[field], at = _number(data, at)
-        elif kind == 12 and depth < 4:
-            found[field], at = _struct(data, at, depth=depth + 1)
-        elif kind == 8:  # binary: statistics
-            length, at = _varint(data, at)
-            at += length
-        elif kind == 3:  # byte
-            at += 1
-        elif kind == 7:  # double
-            at += 8
-        elif kind not in (1, 2):  # true, false
-            raise pa.ArrowInvalid(f"a page's header has a field of type {kind}")
+        # Readers differ in what they make of a field that comes twice.
+        if field in found:
+            raise pa.ArrowInvalid(f"field {field} of a struct comes twice")
+        # A field that is true or false has no byte of its own.
+        found[field], at = (None, at) if kind in (1, 2) else _value(data, at, kind, depth=depth)
     return found, at + 1
+
+
+def _value(data: bytes, at: int, kind: int, *, depth: int) -> tuple[Any, int]:
+    """A number, a struct or a list of them, None for all else, and where it ends."""
+    if kind in (4, 5, 6):  # i16, i32, i64
+        return _number(data, at)
+    if kind == 12 and depth < _DEEPEST:
+        return _struct(data, at, depth=depth + 1)
+    if kind in (9, 10) and depth < _DEEPEST:  # list, set
+        count, kind, at = data[at] >> 4, data[at] & 15, at + 1
+        if count == 15:
+            count, at = _varint(data, at)
+        values = []
+        for _ in range(count):
+            value, at = _value(data, at, kind, depth=depth + 1)
+            values.append(value)
+        return values, at
+    if kind == 8:  # binary
+        length, at = _varint(data, at)
+        end = at + length
+    else:
+        sizes = {1: 1, 2: 1, 3: 1, 7: 8}  # true and false in a list, byte, double
+        if kind not in sizes:
+            raise pa.ArrowInvalid(f"a value is of type {kind}")
+        end = at + sizes[kind]
+    if end > len(data):
+        raise IndexError
+    return None, end
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
@@ -234,4 +311,4 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
         if shift > 63:
-            raise pa.ArrowInvalid("a number in a page's header is too long")
+            raise pa.ArrowInvalid("a number is too long")

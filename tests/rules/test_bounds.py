@@ -1,5 +1,6 @@
 """Small Parquet files that stand for huge tables are given up before they take the memory; others are read as they are."""
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -161,3 +162,22 @@ def test_rows_are_decoded_by_the_longest_text_of_a_dictionary(long: bool, tmp_pa
     with pq.ParquetFile(tmp_path / "t.parquet") as file:
         rows = bounds.batch_rows(tmp_path / "t.parquet", file, most=bounds.LEAST)
     assert rows == (256 if long else 30_000)
+
+
+@pytest.mark.parametrize("bit", [0, *(pytest.param(bit, marks=pytest.mark.slow) for bit in range(1, 8))])
+def test_a_flipped_bit_ends_no_process(bit: int, tmp_path: Path) -> None:
+    """Arrow's own view of a footer that contradicts itself would: by an abort, which nothing catches."""
+    path, few = tmp_path / "t.parquet", TABLE.select(["text", "number", "lists", "blob"]).slice(0, 12)
+    pq.write_table(few, path, compression="zstd")
+    whole, read = path.read_bytes(), 0
+    for place in range(len(whole)):
+        # All eight of them flip each bit once; any one flips bits of all places.
+        changed = whole[place] ^ 1 << (bit + place) % 8
+        path.write_bytes(bytes((*whole[:place], changed, *whole[place + 1 :])))
+        with contextlib.suppress(OSError, ValueError, pa.ArrowException):
+            bounds.read(path).validate(full=True)
+            read += 1
+        with contextlib.suppress(Refusal):
+            for _ in row_texts.texts(path):
+                pass
+    assert read < len(whole)
