@@ -1,13 +1,15 @@
 """What an analyst asks of anybody's results, without a server: `acclimate.rank`, `acclimate.compare`, `acclimate.stability`.
 
-Each takes tables (a path of CSV or Parquet, a pyarrow Table, a pandas DataFrame) and returns what the command of the same name prints with --json:
+Each takes tables (a path of CSV or Parquet, a pyarrow Table, a pandas DataFrame), and as items also rounds of `acclimate.load_rounds`, the path of a
+round's bundle, or results of lm-evaluation-harness or Every Eval Ever; it returns what the command of the same name prints with --json:
 numbers, names, and under `notes` each thing that was left out or taken for something. Nothing is left out unless it was asked for.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Unpack
 
-from acclimate import item_analysis, table_analysis, task_analysis
+from acclimate import foreign_results, item_analysis, item_sources, table_analysis, task_analysis
 from acclimate.analysis_options import CompareOptions, RankOptions, StabilityOptions, chosen, known
 from acclimate.score_tables import Source
 from acclimate_competitions.errors import Refusal, installing
@@ -19,7 +21,8 @@ def rank(scores: Source = None, *, items: Source = None, **options: Unpack[RankO
     Args:
         scores: a table with one row an entrant, whose first column names it; options score and se name its columns, or with
             method="casp" each other column is a target.
-        items: a long table of scores by example: entrant, example, score, and if there are any set, cluster, seed, protocol, metric.
+        items: a long table of scores by example: entrant, example, score, and if there are any set, cluster, seed, protocol, metric; or rounds
+            of `acclimate.load_rounds`, a bundle's path, or the path of another program's results.
         options: see RankOptions.
 
     Returns:
@@ -31,6 +34,7 @@ def rank(scores: Source = None, *, items: Source = None, **options: Unpack[RankO
     """
     known(options, RankOptions)
     _one_of(scores, items)
+    items, options = item_sources.opened(items, options)
     if chosen("method", options.get("method", "sets"), ("sets", "casp")) == "casp":
         return table_analysis.casp_rank(items if scores is None else scores, options)
     return item_analysis.rank(items, options) if scores is None else table_analysis.rank(scores, options)
@@ -70,12 +74,13 @@ def compare(
     _one_of(scores, items)
     _need_scipy()
     if items is not None:
+        items, options = item_sources.opened(items, options)
         return item_analysis.compare(a, b, items, options)
     if a is not None or b is not None:
         raise Refusal(
             "scores_invalid", "of a table of scores all entrants are compared", hint="give no names, or --items"
         )
-    return task_analysis.compare(scores, options)
+    return task_analysis.compare(_of_tasks(scores, options), options)
 
 
 def stability(
@@ -104,9 +109,17 @@ def stability(
     known(options, StabilityOptions)
     _one_of(scores, items)
     if scores is not None:
-        return table_analysis.stability(scores, options)
+        return table_analysis.stability({name: _of_tasks(one, options) for name, one in scores.items()}, options)
     _need_scipy()
+    items, options = item_sources.opened(items, options, rounds_are_sets=True)
     return item_analysis.stability(items, options)
+
+
+def _of_tasks(source: Source, options: Mapping[str, Any]) -> Source:
+    """A table entrants × tasks; of other programs' results, their means."""
+    if isinstance(source, str | Path) and foreign_results.is_foreign(Path(source)):
+        return foreign_results.scores(Path(source), metric=options.get("metric"))
+    return source
 
 
 def _one_of(scores: Any, items: Any) -> None:
@@ -114,7 +127,7 @@ def _one_of(scores: Any, items: Any) -> None:
         raise Refusal(
             "scores_invalid",
             "no table is given" if scores is None else "two kinds of tables are given",
-            hint="--scores for a table of scores, or --items for scores by example",
+            hint="--scores for a table of scores; --items, --bundle or --tracking-uri for scores by example",
         )
 
 

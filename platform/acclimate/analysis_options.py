@@ -37,8 +37,8 @@ class RankOptions(TypedDict, total=False):
         threshold: of CASP, -2 or 0: lower z-scores count as that.
         baselines: entrants that are left out of CASP's means and deviations, and unranked.
         tasks: the sets or targets that count, all where not given.
-        protocol: whose rows count, in a table that has several.
-        metric: whose rows count, in a table that has several.
+        protocol: whose rows count, where there are several; of rounds prepared, if not given.
+        metric: whose rows count, where there are several; of rounds that of the ranking, if not given.
         draws: of Monte Carlo.
         seed: of Monte Carlo.
     """
@@ -72,8 +72,8 @@ class CompareOptions(TypedDict, total=False):
         missing: fail (the default), or exclude: examples that one of a pair lacks are left out of the pair; of a score table,
             entrants that lack a score are.
         tasks: the sets or tasks that count, all where not given.
-        protocol: whose rows count, in a table that has several.
-        metric: whose rows count, in a table that has several.
+        protocol: whose rows count, where there are several; of rounds prepared, if not given.
+        metric: whose rows count, where there are several; of rounds that of the ranking, if not given.
         draws: of the signs.
         seed: of the signs.
     """
@@ -103,8 +103,8 @@ class StabilityOptions(TypedDict, total=False):
         common: whether two tables are compared by what both have; else they must have the same entrants and tasks.
         level: of the intervals by items, 0.95.
         rank_sets: marginal (the default) or simultaneous; of items.
-        protocol: whose rows count, in a table of items that has several.
-        metric: whose rows count, in a table of items that has several.
+        protocol: whose rows count, in items that have several; of rounds prepared, if not given.
+        metric: whose rows count, where there are several; of rounds that of the ranking, if not given.
         draws: of the bootstrap.
         seed: of all draws.
     """

@@ -6,6 +6,7 @@ column of numbers that is no finite number (or of a size that can't be squared) 
 """
 
 import csv
+import dataclasses
 import io
 import math
 import re
@@ -22,7 +23,7 @@ from acclimate_competitions import bounds, reading
 from acclimate_competitions.errors import Refusal
 
 Source = Any
-"""A path, a pyarrow Table, or a pandas DataFrame."""
+"""A path, a pyarrow Table, a pandas DataFrame, or a Named."""
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-", "–"})
 """Cells that stand for nothing known, in small letters."""
@@ -119,6 +120,15 @@ class Columns:
 
 
 @dataclass(frozen=True)
+class Named:
+    """A table that comes from somewhere else than one file, with what was taken for what on the way."""
+
+    table: pa.Table
+    name: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Wide:
     """A table entrants × tasks, as the file has it.
 
@@ -148,6 +158,8 @@ def read(source: Source, *, name: str | None = None) -> Columns:
         return _file(path, name or str(path))
     if isinstance(source, pa.Table):
         return _arrow(source, name or "the table")
+    if isinstance(source, Named):
+        return dataclasses.replace(_arrow(source.table, source.name), notes=source.notes)
     if hasattr(source, "iloc"):  # pandas, which need not be installed
         # An index without a name that counts rows says nothing; any other is a column.
         counts = source.index.nlevels == 1 and source.index.name is None and source.index.dtype.kind in "iu"

@@ -12,17 +12,42 @@ Items = Annotated[
     Path | None,
     typer.Option(
         "--items",
-        help="CSV or Parquet, a row a score: entrant, example, score, and if there are any set, cluster, seed, protocol, metric.",
-        metavar="FILE",
+        help="CSV or Parquet, a row a score: entrant, example, score, and if there are any set, cluster, seed, protocol, metric. "
+        "Or a folder of lm-evaluation-harness or Every Eval Ever.",
+        metavar="PATH",
     ),
+]
+TrackingUri = Annotated[
+    str | None,
+    typer.Option("--tracking-uri", help="Instead: MLflow's address or database, for published rounds.", metavar="URI"),
+]
+OneCompetition = Annotated[
+    str | None, typer.Option("--competition", help="With --tracking-uri: whose rounds.", metavar="SLUG")
+]
+RoundNames = Annotated[
+    list[str] | None,
+    typer.Option("--round", help="With --tracking-uri: which round; may be repeated; else all.", metavar="NAME"),
+]
+OneBundle = Annotated[
+    Path | None, typer.Option("--bundle", help="Instead: a round's bundle, its folder or ZIP.", metavar="PATH")
 ]
 Level = Annotated[float, typer.Option("--level", help="The confidence of each statement.")]
 Lower = Annotated[bool, typer.Option("--lower-is-better", help="A lower score is a better one.")]
 OneProtocol = Annotated[
-    str | None, typer.Option("--protocol", help="Whose rows count, where --items has several.", metavar="NAME")
+    str | None,
+    typer.Option(
+        "--protocol",
+        help="Whose rows count, where there are several; of rounds prepared, if none is named.",
+        metavar="NAME",
+    ),
 ]
 OneMetric = Annotated[
-    str | None, typer.Option("--metric", help="Whose rows count, where --items has several.", metavar="NAME")
+    str | None,
+    typer.Option(
+        "--metric",
+        help="Whose rows count, where there are several; of rounds that of the ranking, if none is named.",
+        metavar="NAME",
+    ),
 ]
 _FAIL = "fail: refuse the table; exclude: leave out, and say so; worst: count as the worst (--items only)"
 
@@ -35,6 +60,10 @@ def rank(
     score: Annotated[str | None, typer.Option("--score", help="The column of scores.", metavar="COLUMN")] = None,
     se: Annotated[str | None, typer.Option("--se", help="The column of standard errors.", metavar="COLUMN")] = None,
     items: Items = None,
+    tracking_uri: TrackingUri = None,
+    competition: OneCompetition = None,
+    rounds: RoundNames = None,
+    bundle: OneBundle = None,
     top: Annotated[int, typer.Option("--top", help="Also say who can be among the best K.", metavar="K")] = 1,
     level: Level = 0.95,
     sets: Annotated[
@@ -75,7 +104,8 @@ def rank(
         score=score, se=se, top=top, level=level, sets=sets, lower_is_better=lower_is_better, missing=missing,
         method=method, threshold=threshold, baselines=baselines, tasks=tasks, protocol=protocol, metric=metric,
     )  # fmt: skip
-    found = analysis.rank(scores, items=items, **options)
+    source = item_source(items, bundle, tracking_uri=tracking_uri, competition=competition, rounds=rounds)
+    found = analysis.rank(scores, items=source, **options)
     emit(found, as_json=as_json, text=analysis_texts.ranking(found))
 
 
@@ -83,6 +113,10 @@ def compare(
     a: Annotated[str | None, typer.Argument(help="An entrant.", metavar="A")] = None,
     b: Annotated[str | None, typer.Argument(help="Another one; none for all pairs.", metavar="B")] = None,
     items: Items = None,
+    tracking_uri: TrackingUri = None,
+    competition: OneCompetition = None,
+    rounds: RoundNames = None,
+    bundle: OneBundle = None,
     scores: Annotated[
         Path | None,
         typer.Option(
@@ -120,7 +154,8 @@ def compare(
         all=every, alternative=alternative, level=level, lower_is_better=lower_is_better, lower=lower, missing=missing,
         tasks=tasks, protocol=protocol, metric=metric,
     )  # fmt: skip
-    found = analysis.compare(a, b, items=items, scores=scores, **options)
+    source = item_source(items, bundle, tracking_uri=tracking_uri, competition=competition, rounds=rounds)
+    found = analysis.compare(a, b, items=source, scores=scores, **options)
     text = analysis_texts.comparison(found) if scores is None else analysis_texts.several_tasks(found)
     emit(found, as_json=as_json, text=text)
 
@@ -135,6 +170,10 @@ def stability(
         ),
     ] = None,
     items: Items = None,
+    tracking_uri: TrackingUri = None,
+    competition: OneCompetition = None,
+    rounds: RoundNames = None,
+    bundle: OneBundle = None,
     tasks: Annotated[
         str | None, typer.Option("--tasks", help="Only these columns or sets count.", metavar="A,B,…")
     ] = None,
@@ -177,9 +216,47 @@ def stability(
         tasks=tasks, lower=lower, against=against, models=models, missing=missing, common=common,
         level=level, rank_sets=sets, protocol=protocol, metric=metric,
     )  # fmt: skip
-    found = analysis.stability(named, items=items, **options)
+    source = item_source(items, bundle, tracking_uri=tracking_uri, competition=competition, rounds=rounds)
+    found = analysis.stability(named, items=source, **options)
     text = analysis_texts.agreement(found, list(named)) if named else analysis_texts.sets(found)
     emit(found, as_json=as_json, text=text)
+
+
+def item_source(
+    items: Path | None,
+    bundle: Path | None,
+    *,
+    tracking_uri: str | None,
+    competition: str | None,
+    rounds: list[str] | None,
+) -> Any:
+    """Where scores by example come from, by the options; None where none names any.
+
+    Raises:
+        Refusal: scores_invalid, where several do, or one lacks another; as `acclimate.load_rounds`.
+    """
+    from acclimate_competitions.errors import Refusal
+
+    given = {"--items": items, "--bundle": bundle, "--tracking-uri": tracking_uri}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise Refusal("scores_invalid", f"{' and '.join(named)} are both given", hint="name one source of scores")
+    if tracking_uri is None and (competition or rounds):
+        option = "--competition" if competition else "--round"
+        raise Refusal(
+            "scores_invalid", f"{option} without --tracking-uri", hint="--tracking-uri URI says where rounds are"
+        )
+    if tracking_uri is not None:
+        if competition is None:
+            raise Refusal("scores_invalid", "whose rounds?", hint="--competition SLUG")
+        from acclimate.loaded_rounds import load_rounds
+
+        return load_rounds(tracking_uri, competition, rounds or None)
+    if bundle is not None:
+        from acclimate.item_sources import Bundle
+
+        return Bundle(bundle)
+    return items
 
 
 def _given(**options: Any) -> Any:

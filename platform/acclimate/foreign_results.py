@@ -1,0 +1,313 @@
+"""Results of other programs, as the tables that `rank`, `compare` and `stability` read.
+
+- lm-evaluation-harness (0.4): a folder with `results_*.json` and `samples_*.jsonl`, at any depth, as `--output_path` with `--log_samples` leaves them.
+- Every Eval Ever (schema 0.2): a file `*.json` of one evaluation, or a folder of such files, with the `*.jsonl` of single samples that they name.
+
+What can't be told apart is refused, not guessed: two results of one model and task, or samples of one number that are not the same example.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from acclimate.score_tables import Named, listed, refuse
+from acclimate_competitions import reading
+from acclimate_competitions.errors import Refusal
+
+_RESULTS, _SAMPLES = "results_*.json", "samples_*.jsonl"
+_EEE = "evaluation_results"
+_MOST = 1 << 30
+
+
+@dataclass
+class _Found:
+    """What was read: a row a score, where it stands, and what was taken for what."""
+
+    name: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    files: dict[tuple[str, ...], str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    hashes: dict[tuple[str, str], str] = field(default_factory=dict)
+    lower: set[str] = field(default_factory=set)
+    odd: set[str] = field(default_factory=set)
+
+    def claim(self, file: Path, *key: str) -> bool:
+        """Whether a key comes first from this file; else it is a problem."""
+        first = self.files.setdefault(key, str(file))
+        if first != str(file):
+            self.problems.append(f"{' / '.join(key)}: {first} and {file}")
+        return first == str(file)
+
+    def same(self, task: str, example: str, digest: str) -> None:
+        """Note what an example is; another one of its name is a problem."""
+        if self.hashes.setdefault((task, example), digest) != digest:
+            self.problems.append(f"{task}, example {example}: not the same for all models")
+
+    def named(self, columns: tuple[str, ...]) -> Named:
+        """The table.
+
+        Raises:
+            Refusal: scores_invalid.
+        """
+        refuse(
+            f"{self.name}: results that can't be told apart",
+            sorted(set(self.problems)),
+            hint="take out the older files, or give each run a folder of its own",
+        )
+        notes = []
+        if self.odd:
+            notes.append(f"{self.name}: not looked at, as no numbers: {listed(sorted(self.odd))}")
+        if self.lower:
+            notes.append(
+                f"{self.name}: lower is better in {listed(sorted(self.lower))}; say so with --lower-is-better or --lower"
+            )
+        types = {"score": pa.float64(), "se": pa.float64()}
+        arrays = {
+            column: pa.array([row.get(column) for row in self.rows], types.get(column, pa.string()))
+            for column in columns
+        }
+        return Named(pa.table(arrays), self.name, tuple(notes))
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a path holds another program's results, by its form."""
+    return path.is_dir() or path.suffix.lower() in (".json", ".jsonl")
+
+
+def items(path: Path) -> Named:
+    """Scores by example: entrant, task, example, metric, score.
+
+    Raises:
+        Refusal: file_unreadable, where there are none or they can't be read; scores_invalid, where they contradict each other.
+    """
+    found = _Found(str(path))
+    harness, ever = _forms(path)
+    for file in harness:
+        _samples(found, file)
+    for file, document in ever:
+        _instances(found, file, document)
+    if not found.rows and not found.problems:
+        hint = "lm_eval --log_samples writes samples_*.jsonl; without, --scores reads the means"
+        raise Refusal("file_unreadable", f"{path}: no scores of single examples", hint=hint)
+    return found.named(("entrant", "task", "example", "metric", "score"))
+
+
+def scores(path: Path, *, metric: str | None = None) -> Named:
+    """Means, as a long table: entrant, task, score.
+
+    Args:
+        path: folder or file.
+        metric: which, where the tasks have several.
+
+    Raises:
+        Refusal: as items; scores_invalid, where several metrics stand for a task and none is chosen.
+    """
+    whole = means(path)
+    table = whole.table
+    if metric is not None:
+        table = table.filter(pa.array([_is(name, metric) for name in table["metric"].to_pylist()]))
+    by_cell: dict[tuple[str, str], set[str]] = {}
+    for row in table.select(["entrant", "task", "metric"]).to_pylist():
+        by_cell.setdefault((row["entrant"], row["task"]), set()).add(row["metric"])
+    known = sorted(set(whole.table["metric"].to_pylist()))
+    if not len(table) or any(len(metrics) > 1 for metrics in by_cell.values()):
+        what = f"no metric {metric!r}" if metric is not None else "tasks have several metrics"
+        raise Refusal("scores_invalid", f"{path}: {what}", hint=f"choose one with --metric: {listed(known, most=20)}")
+    return Named(table.select(["entrant", "task", "score"]), whole.name, whole.notes)
+
+
+def means(path: Path) -> Named:
+    """All means: entrant, task, metric, score, se.
+
+    Raises:
+        Refusal: as items.
+    """
+    found = _Found(str(path))
+    harness, ever = _forms(path)
+    for file in harness:
+        _results(found, file)
+    for file, document in ever:
+        _aggregates(found, file, document)
+    return found.named(("entrant", "task", "metric", "score", "se"))
+
+
+def _is(name: str, wanted: str) -> bool:
+    return name == wanted or name.removesuffix(",none") == wanted or f"{name},none" == wanted
+
+
+def _forms(path: Path) -> tuple[list[Path], list[tuple[Path, dict[str, Any]]]]:
+    """The files of results that there are, of each form.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    if path.is_dir():
+        files = sorted(path.rglob("*.json"))
+    else:
+        reading.regular(path)
+        files = [path]
+    harness: list[Path] = []
+    ever: list[tuple[Path, dict[str, Any]]] = []
+    for file in files:
+        document = _json(file)
+        if isinstance(document, dict) and "results" in document and "configs" in document:
+            harness.append(file)
+        elif isinstance(document, dict) and _EEE in document and "schema_version" in document:
+            if not str(document["schema_version"]).startswith("0.2."):
+                what = f"{file}: schema {document['schema_version']!r} of Every Eval Ever"
+                raise Refusal("file_unreadable", what, hint="this version reads 0.2")
+            ever.append((file, document))
+    if not harness and not ever:
+        raise Refusal(
+            "file_unreadable",
+            f"{path}: no results of lm-evaluation-harness ({_RESULTS}), none of Every Eval Ever, and no bundle",
+            hint="a table is CSV or Parquet; a bundle has MANIFEST",
+        )
+    return harness, ever
+
+
+def _json(file: Path) -> Any:
+    try:
+        if file.stat().st_size > _MOST:
+            raise Refusal("file_unreadable", f"{file}: more than {_MOST} bytes", hint="is it results?")
+        return json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise Refusal("file_unreadable", f"{file}: {error}", hint="is it whole?") from error
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with file.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise Refusal("file_unreadable", f"{file}, line {number}: {error}", hint="is it whole?") from error
+                if not isinstance(row, dict):
+                    raise Refusal("file_unreadable", f"{file}, line {number}: no JSON object")
+                yield row
+    except OSError as error:
+        raise Refusal("file_unreadable", f"{file}: {error.strerror}") from error
+
+
+# ---- lm-evaluation-harness -----------------------------------------------------------------------------------------
+
+
+def _tasks(found: _Found, file: Path) -> tuple[str, list[str], dict[str, Any]]:
+    """The model, its tasks without groups, and the document."""
+    document = _json(file)
+    model = document.get("model_name") or file.parent.name
+    results, better = document["results"], document.get("higher_is_better") or {}
+    tasks = [task for task in results if task in (document.get("n-samples") or results)]
+    for task in tasks:
+        for metric, higher in (better.get(task) or {}).items():
+            if higher is False:
+                found.lower.add(f"{task} {metric}")
+    return str(model), tasks, document
+
+
+def _results(found: _Found, file: Path) -> None:
+    model, tasks, document = _tasks(found, file)
+    for task in tasks:
+        if not found.claim(file, model, task):
+            continue
+        for key, value in document["results"][task].items():
+            metric, comma, chosen = key.partition(",")
+            if not comma or metric.endswith("_stderr"):
+                continue
+            name = metric if chosen == "none" else key
+            if not _numeric(value):
+                found.odd.add(f"{task} {name}")
+                continue
+            error = document["results"][task].get(f"{metric}_stderr,{chosen}")
+            row = {"entrant": model, "task": task, "metric": name, "score": float(value)}
+            found.rows.append({**row, "se": _float(error)})
+
+
+def _samples(found: _Found, file: Path) -> None:
+    model, tasks, _ = _tasks(found, file)
+    moment = file.stem.removeprefix("results_")
+    for task in tasks:
+        samples = file.with_name(f"samples_{task}_{moment}.jsonl")
+        if not samples.is_file() or not found.claim(file, model, task):
+            continue
+        for row in _lines(samples):
+            if "doc_id" not in row:
+                raise Refusal("file_unreadable", f"{samples}: a sample without doc_id", hint="lm_eval 0.4 writes it")
+            example, chosen = str(row["doc_id"]), row.get("filter", "none")
+            found.same(task, example, str(row.get("doc_hash", "")))
+            for metric in row.get("metrics", ()):
+                name = metric if chosen == "none" else f"{metric},{chosen}"
+                value = row.get(metric)
+                if not _numeric(value):
+                    found.odd.add(f"{task} {name}")
+                    continue
+                one = {"entrant": model, "task": task, "example": example, "metric": name, "score": float(value)}
+                found.rows.append(one)
+
+
+def _numeric(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if _numeric(value) else None
+
+
+# ---- Every Eval Ever -----------------------------------------------------------------------------------------------
+
+
+def _metric(result: dict[str, Any]) -> str:
+    config = result.get("metric_config") or {}
+    return str(config.get("metric_id") or config.get("metric_name") or config.get("evaluation_description") or "score")
+
+
+def _aggregates(found: _Found, file: Path, document: dict[str, Any]) -> None:
+    model = _model(file, document)
+    for result in document[_EEE]:
+        task, metric = str(result.get("evaluation_name")), _metric(result)
+        details = result.get("score_details") or {}
+        if not found.claim(file, model, task, metric):
+            continue
+        if (result.get("metric_config") or {}).get("lower_is_better"):
+            found.lower.add(f"{task} {metric}")
+        if not _numeric(details.get("score")):
+            found.odd.add(f"{task} {metric}")
+            continue
+        error = ((details.get("uncertainty") or {}).get("standard_error") or {}).get("value")
+        row = {"entrant": model, "task": task, "metric": metric, "score": float(details["score"])}
+        found.rows.append({**row, "se": _float(error)})
+
+
+def _instances(found: _Found, file: Path, document: dict[str, Any]) -> None:
+    detailed = document.get("detailed_evaluation_results") or {}
+    if not detailed.get("file_path"):
+        return
+    # Never a path that the file names: the file of that name that lies beside it.
+    samples = file.with_name(Path(str(detailed["file_path"])).name)
+    model = _model(file, document)
+    by_id = {str(result.get("evaluation_result_id")): result for result in document[_EEE]}
+    by_name = {str(result.get("evaluation_name")): result for result in document[_EEE]}
+    if not found.claim(file, model, str(document.get("evaluation_id"))):
+        return
+    for row in _lines(samples):
+        task, example = str(row.get("evaluation_name")), str(row.get("sample_id"))
+        result = by_id.get(str(row.get("evaluation_result_id"))) or by_name.get(task) or {}
+        if row.get("sample_hash"):
+            found.same(task, example, str(row["sample_hash"]))
+        value = (row.get("evaluation") or {}).get("score")
+        one = {"entrant": model, "task": task, "example": example, "metric": _metric(result)}
+        # A sample with an error has a score that stands for nothing.
+        score = None if row.get("error") else value
+        found.rows.append({**one, "score": _float(score)})
+
+
+def _model(file: Path, document: dict[str, Any]) -> str:
+    model = (document.get("model_info") or {}).get("id")
+    if not model:
+        raise Refusal("file_unreadable", f"{file}: no model_info.id", hint="Every Eval Ever asks for it")
+    return str(model)

@@ -1,0 +1,188 @@
+"""`rank`, `compare` and `stability` of rounds in MLflow, of bundles, and of other programs' results."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import foreign
+import pytest
+import rounds_made
+from projected import made
+from typer.testing import CliRunner
+
+import acclimate
+from acclimate import tracking
+from acclimate.cli.main import app
+from acclimate.tracking import RoundData
+from acclimate_competitions.errors import Refusal
+
+SKILL = {"amber-fox": 0.9, "blue-whale": 0.6, "cat": 0.4, "untrained": 0.1}
+NAMES = ("2027-1", "2027-2")
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RoundData]:
+    folder = tmp_path_factory.mktemp("rounds")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    for name in NAMES:
+        data = replace(
+            made(entrants=SKILL, examples=40, losses=2), name=name, round=f"digits-{name}-0123456789ab", stages=()
+        )
+        tracking.publish_round(uri, folder / "artifacts", data)
+    return uri, data
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle")
+    rounds_made.make(folder / "made").write(folder / "bundle")
+    return folder / "bundle"
+
+
+def command(*words: object) -> tuple[int, dict[str, object], str]:
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    if isinstance(done.exception, Refusal):
+        return 1, {}, f"{done.exception.code}: {done.exception.sentence} ({done.exception.hint})"
+    return done.exit_code, json.loads(done.stdout) if done.exit_code == 0 else {}, done.output
+
+
+def test_a_round_in_mlflow_is_ranked_as_its_published_ranking(rounds: tuple[str, RoundData]) -> None:
+    uri, data = rounds
+    found = acclimate.rank(items=acclimate.load_rounds(uri, "digits", ["2027-2"]))
+    assert data.ranking is not None
+    assert [(row["entrant"], row["rank"]) for row in found["ranking"]] == [
+        (row["entrant"], row["rank"]) for row in data.ranking["ranking"]
+    ]
+    for row, published in zip(found["ranking"], data.ranking["ranking"], strict=True):
+        assert row["score"] == pytest.approx(published["score"], abs=1e-12)
+        assert row["se"] == pytest.approx(published["se"], rel=1e-6)
+    assert "MLflow: the protocol is prepared, as none was chosen" in found["notes"]
+    assert "MLflow: left out, as baselines: 'majority', 'untrained'" in found["notes"]
+    code, same, _ = command("rank", "--tracking-uri", uri, "--competition", "digits", "--round", "2027-2", "--json")
+    assert (code, same) == (0, found)
+
+
+def test_direct_scores_of_a_round_are_never_pooled_with_prepared_ones(rounds: tuple[str, RoundData]) -> None:
+    uri, data = rounds
+    source = acclimate.load_rounds(uri, "digits", "2027-1")
+    found = acclimate.rank(items=source, protocol="direct")
+    assert data.ranking is not None
+    direct = {row["entrant"]: row["direct_score"] for row in data.ranking["ranking"]}
+    assert {row["entrant"]: row["score"] for row in found["ranking"]} == pytest.approx(direct)
+    for wrong in ({"protocol": "both"}, {"metric": "bleu"}):
+        with pytest.raises(Refusal) as caught:
+            acclimate.rank(items=source, **wrong)  # type: ignore[arg-type]
+        assert caught.value.code == "scores_invalid"
+
+
+def test_rounds_are_the_sets_of_stability(rounds: tuple[str, RoundData]) -> None:
+    uri, _ = rounds
+    found = acclimate.stability(items=acclimate.load_rounds(uri, "digits"))
+    assert list(found["sets"]) == list(NAMES)
+    assert found["sets"]["2027-1"]["n"] == 80
+    assert [pair["sets"] for pair in found["pairs"]] == [list(NAMES)]
+    assert found["pairs"][0]["tau_b"] == pytest.approx(1.0)
+    assert any("its tasks count alike" in note for note in found["notes"])
+    one = acclimate.stability(items=acclimate.load_rounds(uri, "digits"), tasks=["prime"])
+    assert {name: one["sets"][name]["n"] for name in one["sets"]} == dict.fromkeys(NAMES, 40)
+    several = acclimate.rank(items=acclimate.load_rounds(uri, "digits"))
+    assert any("4 sets" in note for note in several["notes"])
+
+
+def test_a_bundle_is_ranked_as_its_published_ranking(bundle: Path) -> None:
+    found = acclimate.rank(items=bundle, missing="worst")
+    published = json.loads((bundle / "ranking.json").read_text())["ranking"]
+    assert {row["entrant"]: row["rank"] for row in found["ranking"]} == {
+        row["entrant"]: row["rank"] for row in published
+    }
+    code, same, _ = command("rank", "--bundle", bundle, "--missing", "worst", "--json")
+    assert (code, same) == (0, found)
+    assert command("stability", "--bundle", bundle, "--missing", "worst", "--json")[0] == 0
+
+
+def test_a_bundle_that_was_changed_or_is_none_is_refused(bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in bundle.rglob("*"):
+        if path.is_file():
+            (copy / path.relative_to(bundle)).parent.mkdir(parents=True, exist_ok=True)
+            (copy / path.relative_to(bundle)).write_bytes(path.read_bytes())
+    scores = copy / "scores" / "ada.parquet"
+    scores.write_bytes((copy / "scores" / "bea.parquet").read_bytes())
+    assert "bundle_invalid" in command("rank", "--bundle", copy)[2]
+    assert "bundle_invalid" in command("rank", "--bundle", tmp_path / "none")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--tracking-uri", "sqlite:///x.db"], "whose rounds?"),
+        (["--competition", "digits"], "--competition without --tracking-uri"),
+        (["--round", "2027-1"], "--round without --tracking-uri"),
+        (["--items", "a.csv", "--bundle", "b"], "--items and --bundle are both given"),
+        ([], "no table is given"),
+    ],
+)
+def test_sources_that_do_not_go_together_are_refused(words: list[str], says: str) -> None:
+    for name in ("rank", "compare", "stability"):
+        code, _, output = command(name, *words)
+        assert code == 1
+        assert says in output
+
+
+# ---- other programs' results ---------------------------------------------------------------------------------------
+
+
+def harness(folder: Path) -> dict[str, dict[str, list[int]]]:
+    draw = Random(3)
+    answers = {
+        f"org/model-{number}": {
+            task: [int(draw.random() < 0.2 + 0.2 * number) for _ in range(50)] for task in ("arc", "boolq")
+        }
+        for number in range(4)
+    }
+    for model, right in answers.items():
+        foreign.lm_eval(folder, model, right)
+    return answers
+
+
+def test_a_folder_of_lm_eval_is_ranked_by_its_samples_and_its_means_agree(tmp_path: Path) -> None:
+    answers = harness(tmp_path)
+    found = acclimate.rank(items=tmp_path, metric="acc")
+    expected = {model: sum(sum(right) / 50 for right in tasks.values()) / 2 for model, tasks in answers.items()}
+    assert {row["entrant"]: row["score"] for row in found["ranking"]} == pytest.approx(expected)
+    table = acclimate.stability({"a": tmp_path}, metric="acc")
+    assert (table["a"]["models"], table["a"]["tasks"]) == (4, 2)
+    sets = acclimate.stability(items=tmp_path, metric="acc")
+    assert sets["pairs"][0]["tau_b"] == pytest.approx(table["a"]["mean_tau_b"])
+    assert command("compare", "org/model-3", "org/model-0", "--items", tmp_path, "--metric", "acc", "--json")[0] == 0
+
+
+def test_what_can_not_be_told_apart_in_a_folder_of_lm_eval_is_refused(tmp_path: Path) -> None:
+    harness(tmp_path / "a")
+    with pytest.raises(Refusal, match="mixes 2 metrics"):
+        acclimate.rank(items=tmp_path / "a")
+    with pytest.raises(Refusal, match="tasks have several metrics"):
+        acclimate.stability({"a": tmp_path / "a"})
+    foreign.lm_eval(tmp_path / "a", "org/model-0", {"arc": [1, 0]}, moment="2026-12-01T00-00-00.0")
+    with pytest.raises(Refusal, match="can't be told apart") as caught:
+        acclimate.rank(items=tmp_path / "a", metric="acc")
+    assert (caught.value.code, len(caught.value.problems)) == ("scores_invalid", 1)
+    own = foreign.lm_eval(tmp_path / "b", "org/x", {"arc": [1, 0]})
+    foreign.lm_eval(tmp_path / "b", "org/y", {"arc": [1, 0]})
+    samples = next(own.glob("samples_*"))
+    samples.write_text(samples.read_text().replace('"arc-1"', '"other"'))
+    with pytest.raises(Refusal) as caught:
+        acclimate.rank(items=tmp_path / "b", metric="acc")
+    assert caught.value.problems == ("arc, example 1: not the same for all models",)
+    samples.write_text('{"doc_id": 0')
+    with pytest.raises(Refusal, match="line 1") as caught:
+        acclimate.rank(items=tmp_path / "b", metric="acc")
+    assert caught.value.code == "file_unreadable"
+    foreign.lm_eval(tmp_path / "c", "org/x", {"arc": [1, 0]}, samples=False)
+    with pytest.raises(Refusal, match="no scores of single examples"):
+        acclimate.rank(items=tmp_path / "c", metric="acc")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(Refusal, match="no results of lm-evaluation-harness"):
+        acclimate.rank(items=tmp_path / "empty")
