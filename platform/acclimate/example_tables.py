@@ -42,6 +42,12 @@ def read(source: Source, options: Mapping[str, Any]) -> tuple[Items, list[str]]:
     Raises:
         Refusal: file_unreadable; scores_invalid: a column missing, several protocols or metrics and none chosen, two rows of one key.
     """
+    found, notes = rows(source, options)
+    return items.arrange(found), notes
+
+
+def rows(source: Source, options: Mapping[str, Any]) -> tuple[items.Rows, list[str]]:
+    """The rows that count, before they are arranged; arguments and refusals as read."""
     table = score_tables.read(source)
     roles = _roles(table)
     notes = list(table.notes)
@@ -64,7 +70,7 @@ def read(source: Source, options: Mapping[str, Any]) -> tuple[Items, list[str]]:
     if beside:
         notes.append(f"{table.name}: columns that are not looked at: {listed(beside, most=20)}")
     places = np.flatnonzero(kept).tolist()
-    return items.arrange(_rows(table, roles, places, sets)), notes
+    return _rows(table, roles, places, sets), notes
 
 
 def answered(found: Items, options: Mapping[str, Any], notes: list[str]) -> Items:

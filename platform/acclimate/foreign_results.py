@@ -242,11 +242,11 @@ def _samples(found: _Found, file: Path) -> None:
             found.same(task, example, str(row.get("doc_hash", "")))
             for metric in row.get("metrics", ()):
                 name = metric if chosen == "none" else f"{metric},{chosen}"
-                value = row.get(metric)
-                if not _numeric(value):
+                value = _float(row.get(metric))
+                if value is None:
                     found.odd.add(f"{task} {name}")
                     continue
-                one = {"entrant": model, "task": task, "example": example, "metric": name, "score": float(value)}
+                one = {"entrant": model, "task": task, "example": example, "metric": name, "score": value}
                 found.rows.append(one)
 
 

@@ -70,6 +70,15 @@ def opened(source: Source, options: Any, *, rounds_are_sets: bool = False) -> tu
     return source, options
 
 
+def is_rounds(source: Source) -> bool:
+    """Whether a source is of rounds, so that it knows protocols."""
+    return (
+        isinstance(source, Bundle)
+        or hasattr(source, "example_table")
+        or (isinstance(source, str | Path) and is_bundle(Path(source)))
+    )
+
+
 def is_bundle(path: Path) -> bool:
     """Whether there is a round's bundle at a path, by its form."""
     return (path / "MANIFEST").is_file() or (path.suffix.lower() == ".zip" and path.is_file())

@@ -186,3 +186,64 @@ def test_what_can_not_be_told_apart_in_a_folder_of_lm_eval_is_refused(tmp_path: 
     (tmp_path / "empty").mkdir()
     with pytest.raises(Refusal, match="no results of lm-evaluation-harness"):
         acclimate.rank(items=tmp_path / "empty")
+
+
+# ---- exports -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_exported_tables_read_back_give_the_same_ranking(
+    rounds: tuple[str, RoundData], tmp_path: Path, form: str
+) -> None:
+    uri, _ = rounds
+    words = ["--tracking-uri", uri, "--competition", "digits", "--round", "2027-2"]
+    code, found, output = command("export", *words, "--format", form, "--out", tmp_path / "out", "--json")
+    assert code == 0, output
+    assert found["files"] == [f"{name}.{form}" for name in ("examples", "scores", "table-direct", "table-prepared")]
+    for protocol in ("direct", "prepared"):
+        before = acclimate.rank(items=acclimate.load_rounds(uri, "digits", "2027-2"), protocol=protocol)
+        after = acclimate.rank(items=tmp_path / "out" / f"examples.{form}", protocol=protocol)
+        assert after["ranking"] == before["ranking"]
+    wide = acclimate.stability({"wide": tmp_path / "out" / f"table-prepared.{form}"})
+    assert (wide["wide"]["models"], wide["wide"]["tasks"]) == (3, 2)
+    refused = command("export", *words, "--out", tmp_path / "out")
+    assert refused[0] == 1
+    assert "is there and not empty" in refused[2]
+
+
+def test_every_eval_ever_read_back_gives_the_same_scores_and_ranks(tmp_path: Path) -> None:
+    harness(tmp_path / "lm")
+    before = acclimate.rank(items=tmp_path / "lm", metric="acc")
+    out = tmp_path / "eee"
+    code, _, output = command(
+        "export", "--items", tmp_path / "lm", "--metric", "acc", "--format", "every-eval-ever", "--out", out, "--json"
+    )
+    assert code == 0, output
+    assert acclimate.rank(items=out)["ranking"] == before["ranking"]
+    document = json.loads((out / "000-org-model-0.json").read_text())
+    assert document["model_info"]["id"] == "org/model-0"
+    assert document["schema_version"] == "0.2.2"
+    line = json.loads((out / "000-org-model-0.jsonl").read_text().splitlines()[0])
+    assert (line["sample_id"], line["evaluation_name"], line["evaluation"].keys()) == (
+        "0", "arc", {"score", "is_correct"},
+    )  # fmt: skip
+    assert acclimate.stability({"a": out})["a"]["tasks"] == 2
+    (out / "000-org-model-0.json").write_text(json.dumps(document | {"schema_version": "0.1.0"}))
+    with pytest.raises(Refusal, match="schema '0.1.0'"):
+        acclimate.rank(items=out)
+
+
+def test_a_bundle_and_its_unscored_examples_survive_an_export(bundle: Path, tmp_path: Path) -> None:
+    before = acclimate.rank(items=bundle, missing="worst")
+    for form in ("csv", "every-eval-ever"):
+        code, _, output = command("export", "--bundle", bundle, "--format", form, "--out", tmp_path / form, "--json")
+        assert code == 0, output
+    after = acclimate.rank(items=tmp_path / "csv" / "examples.csv", protocol="prepared", missing="worst")
+    assert after["ranking"] == before["ranking"]
+    files = sorted((tmp_path / "every-eval-ever").glob("*.jsonl"))
+    assert len(files) == 2
+
+
+def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    assert "no format 'xml'" in command("export", "--items", "a.csv", "--format", "xml", "--out", tmp_path / "x")[2]
+    assert "no scores are given" in command("export", "--out", tmp_path / "x")[2]

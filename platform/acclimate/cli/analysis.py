@@ -222,6 +222,43 @@ def stability(
     emit(found, as_json=as_json, text=text)
 
 
+def export(
+    out: Annotated[Path, typer.Option("--out", help="The folder to write, not there yet.", metavar="DIR")],
+    items: Items = None,
+    tracking_uri: TrackingUri = None,
+    competition: OneCompetition = None,
+    rounds: RoundNames = None,
+    bundle: OneBundle = None,
+    form: Annotated[
+        str, typer.Option("--format", help="csv, parquet, or every-eval-ever (JSON, schema 0.2.2).", metavar="FORMAT")
+    ] = "csv",
+    tasks: Annotated[str | None, typer.Option("--tasks", help="Only these sets.", metavar="A,B,…")] = None,
+    protocol: OneProtocol = None,
+    metric: OneMetric = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write scores as tables for any tool, or as Every Eval Ever.
+
+    Tables: examples (a row a score), scores (a row an entrant and set), and a table entrants × sets for each protocol. What is read may be
+    rounds in MLflow, a bundle, a table, or results of lm-evaluation-harness or Every Eval Ever: so this converts them, too.
+
+    Example: acclimate export --items lm_eval_results --metric acc --format parquet --out tables
+    """
+    from datetime import UTC, datetime
+
+    from acclimate import exporting
+    from acclimate_competitions.errors import Refusal
+
+    source = item_source(items, bundle, tracking_uri=tracking_uri, competition=competition, rounds=rounds)
+    if source is None:
+        raise Refusal("scores_invalid", "no scores are given", hint="--items, --bundle or --tracking-uri")
+    words = [word.strip() for word in tasks.split(",") if word.strip()] if tasks else None
+    options = {"tasks": words, "protocol": protocol, "metric": metric}
+    found = exporting.export(source, out, form=form, options=options, at=datetime.now(UTC))
+    lines = [f"{found['out']}: {', '.join(found['files'][:8])}{' …' if len(found['files']) > 8 else ''}"]
+    emit(found, as_json=as_json, text=[*lines, *(f"note: {note}" for note in found["notes"])])
+
+
 def item_source(
     items: Path | None,
     bundle: Path | None,
