@@ -1,0 +1,254 @@
+"""Submissions that are odd but fair, and that are not: each is prepared, or refused with a reason of its own."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+import acclimate
+from acclimate.cli.main import app
+from acclimate_competitions.errors import Refusal
+
+Spoil = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A competition whose entrants bring their own tokenizers."""
+    folder = tmp_path_factory.mktemp("own") / "competition"
+    tiny.competition(folder)
+    (folder / "tokenizer.json").unlink()
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    tiny.model(tmp_path / "model", seed=1)
+    return tmp_path / "model"
+
+
+def config(folder: Path, **changes: Any) -> dict[str, Any]:
+    path = folder / "config.json"
+    found = {**json.loads(path.read_text("utf-8")), **changes}
+    path.write_text(json.dumps(found), "utf-8")
+    return found
+
+
+def weights(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+
+
+def tokenizer(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "tokenizer.json"
+    value = json.loads(path.read_text("utf-8"))
+    change(value)
+    path.write_text(json.dumps(value), "utf-8")
+
+
+def resized(folder: Path, size: int) -> None:
+    """Give the embedding so many rows, those that are new being zero."""
+    config(folder, vocab_size=size)
+
+    def change(found: dict[str, Any]) -> dict[str, Any]:
+        before = found["model.embed_tokens.weight"]
+        after = np.zeros((size, before.shape[1]), dtype=np.float32)
+        after[: min(size, len(before))] = before[:size]
+        return {**found, "model.embed_tokens.weight": after}
+
+    weights(folder, change)
+
+
+def untied(folder: Path) -> None:
+    config(folder, tie_word_embeddings=False)
+    weights(folder, lambda found: {**found, "lm_head.weight": found["model.embed_tokens.weight"] * 2})
+
+
+def untied_in_words_alone(folder: Path) -> None:
+    config(folder, tie_word_embeddings=False)
+
+
+def tied_in_words_alone(folder: Path) -> None:
+    weights(folder, lambda found: {**found, "lm_head.weight": found["model.embed_tokens.weight"] * 2})
+
+
+def no_padding_token(folder: Path) -> None:
+    config(folder, pad_token_id=None, bos_token_id=None, eos_token_id=None)
+
+    def change(value: dict[str, Any]) -> None:
+        # The words keep their numbers; what padded is a word like any other.
+        value["added_tokens"] = [token for token in value["added_tokens"] if token["content"] != "<pad>"]
+        value["model"]["vocab"] = {"unpadded" if w == "<pad>" else w: n for w, n in value["model"]["vocab"].items()}
+
+    tokenizer(folder, change)
+
+
+def no_special_token(folder: Path) -> None:
+    def change(value: dict[str, Any]) -> None:
+        value["added_tokens"] = []
+        value["model"]["vocab"] = {w.replace("<bos>", "begin"): n for w, n in value["model"]["vocab"].items()}
+
+    tokenizer(folder, change)
+
+
+def odd_vocabulary(folder: Path) -> None:
+    resized(folder, len(tiny.WORDS) + 7)
+
+
+def small_vocabulary(folder: Path) -> None:
+    resized(folder, len(tiny.WORDS) - 1)
+
+
+def other_words(folder: Path) -> None:
+    """A tokenizer of another model: the same number of tokens, in another order; it works, badly."""
+
+    def change(value: dict[str, Any]) -> None:
+        size = len(value["model"]["vocab"])
+        value["model"]["vocab"] = {w: n if n < 3 else size + 2 - n for w, n in value["model"]["vocab"].items()}
+
+    tokenizer(folder, change)
+
+
+def foreign_tokenizer(folder: Path) -> None:
+    """One whose numbers the model's embedding lacks."""
+
+    def change(value: dict[str, Any]) -> None:
+        value["model"]["vocab"] |= {f"more-{number}": number for number in range(len(tiny.WORDS), 5000)}
+
+    tokenizer(folder, change)
+
+
+def gap_in_the_vocabulary(folder: Path) -> None:
+    def change(value: dict[str, Any]) -> None:
+        value["model"]["vocab"]["blue"] = len(tiny.WORDS) + 40
+
+    tokenizer(folder, change)
+
+
+def swallowing(folder: Path) -> None:
+    def change(value: dict[str, Any]) -> None:
+        value["normalizer"] = {"type": "Replace", "pattern": {"String": "red"}, "content": ""}
+
+    tokenizer(folder, change)
+
+
+def no_unknown_word(folder: Path) -> None:
+    def change(value: dict[str, Any]) -> None:
+        value["added_tokens"] = []
+        value["model"] |= {"vocab": {w: n for w, n in value["model"]["vocab"].items() if w != "<unk>"}}
+
+    tokenizer(folder, change)
+
+
+def not_a_number(folder: Path) -> None:
+    def change(found: dict[str, Any]) -> dict[str, Any]:
+        found["model.norm.weight"][0] = np.nan
+        return found
+
+    weights(folder, change)
+
+
+def without_end(folder: Path) -> None:
+    def change(found: dict[str, Any]) -> dict[str, Any]:
+        found["model.norm.weight"][0] = np.inf
+        return found
+
+    weights(folder, change)
+
+
+def huge(folder: Path) -> None:
+    """Finite, but what it computes is not."""
+    weights(folder, lambda found: {name: tensor * 1e30 for name, tensor in found.items()})
+
+
+def short(folder: Path) -> None:
+    config(folder, max_position_embeddings=6)
+
+
+def just_long_enough(folder: Path) -> None:
+    config(folder, max_position_embeddings=7)
+
+
+def half(folder: Path) -> None:
+    weights(folder, lambda found: {name: tensor.astype(np.float16) for name, tensor in found.items()})
+
+
+def double(folder: Path) -> None:
+    weights(folder, lambda found: {name: tensor.astype(np.float64) for name, tensor in found.items()})
+
+
+WORK = [
+    untied,
+    no_padding_token,
+    no_special_token,
+    odd_vocabulary,
+    other_words,
+    just_long_enough,
+    half,
+    no_unknown_word,
+]
+REFUSED = [
+    (untied_in_words_alone, "tensor 'lm_head.weight' is missing"),
+    (tied_in_words_alone, "is tied to 'model.embed_tokens.weight' by config.json, but differs from it"),
+    (small_vocabulary, f"token {len(tiny.WORDS) - 1} is outside the model's vocabulary of {len(tiny.WORDS) - 1}"),
+    (foreign_tokenizer, "token 4999 is outside the model's vocabulary of"),
+    (gap_in_the_vocabulary, f"token {len(tiny.WORDS) + 40} is outside the model's vocabulary of"),
+    (swallowing, "gives no token for the answer 'red' of task tint"),
+    (not_a_number, "'model.norm.weight' holds NaN or infinity"),
+    (without_end, "'model.norm.weight' holds NaN or infinity"),
+    (short, "the model reads at most 6 tokens, the recipe has sequences of 7"),
+    (double, "has dtype 'F64', allowed are F32, F16, BF16"),
+]
+
+
+@pytest.mark.parametrize("change", WORK, ids=lambda change: change.__name__)
+def test_what_is_odd_but_fair_is_checked_and_prepared(own: Path, model: Path, tmp_path: Path, change: Spoil) -> None:
+    change(model)
+    assert acclimate.check(model, own)["fits"]
+    made = acclimate.prepare(model, own, out=tmp_path / "out", task="tint", lr=0.01, seed=5, max_steps=2)
+    prepared = made["tasks"]["tint"]["seeds"]["5"]
+    assert prepared["steps"] == 2 and prepared["note"] == ""
+    found = acclimate.evaluate(tmp_path / "out" / prepared["folder"], own, task="tint")
+    assert found["tasks"]["tint"]["unscored"] == 0
+
+
+@pytest.mark.parametrize(("change", "part"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
+def test_what_is_not_is_refused_by_check_and_by_prepare(
+    own: Path, model: Path, tmp_path: Path, change: Spoil, part: str
+) -> None:
+    change(model)
+    checks: tuple[tuple[Callable[..., Any], dict[str, Any]], ...] = (
+        (acclimate.check, {}),
+        (acclimate.prepare, {"out": tmp_path / "out", "task": "tint", "lr": 0.01, "seed": 5, "max_steps": 2}),
+    )
+    for call, how in checks:
+        with pytest.raises(Refusal) as caught:
+            call(model, own, **how)
+        assert caught.value.code == "model_invalid"
+        assert part in "\n".join((caught.value.sentence, *caught.value.problems))
+    assert not (tmp_path / "out").exists()
+
+
+def test_finite_weights_that_overflow_fail_the_check_and_fall_back_by_rule(
+    own: Path, model: Path, tmp_path: Path
+) -> None:
+    huge(model)
+    with pytest.raises(Refusal, match="preparation steps on public data fail: the loss at step . is nan") as caught:
+        acclimate.check(model, own)
+    assert caught.value.code == "model_invalid"
+    made = acclimate.prepare(model, own, out=tmp_path / "out", task="tint", lr=0.01, seed=5)
+    assert "the preparation diverged" in made["tasks"]["tint"]["seeds"]["5"]["note"]
+
+
+def test_the_command_says_the_reason_and_exits_1(own: Path, model: Path) -> None:
+    shutil.rmtree(model)
+    tiny.model(model, seed=1, poisoned=True)
+    done = CliRunner().invoke(app, ["check", str(model), "--competition", str(own)])
+    assert isinstance(done.exception, Refusal) and done.exception.code == "model_invalid"
