@@ -1,12 +1,14 @@
 """`acclimate export`: scores of rounds, bundles, tables or other programs' results, as tables for any tool, or as Every Eval Ever.
 
 As CSV or Parquet a folder gets `examples` (long: a row a score), `scores` (a row an entrant and set, with error and counts) and for each protocol
-`table-PROTOCOL` (entrants × sets): `rank`, `compare` and `stability` read the first and the last. As Every Eval Ever (schema 0.2.2) it gets for
+`table-PROTOCOL` (entrants × sets): `rank`, `compare` and `stability` read the first and the last. As Every Eval Ever (schema 0.3.0) it gets for
 each entrant one evaluation of one protocol, and beside it the single samples, whose scores are means over seeds.
 """
 
+import hashlib
 import json
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +25,7 @@ from acclimate_competitions.items import Items, arrange
 from acclimate_competitions.tables import PROTOCOLS
 
 FORMATS = ("csv", "parquet", "every-eval-ever")
-SCHEMA = "0.2.2"
+SCHEMA = "0.3.0"
 """Of Every Eval Ever, as written."""
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -171,13 +173,17 @@ def _every_eval_ever(
     summaries = {(row["entrant"], row["set"]): row for row in _summaries(items)}
     files = []
     for number, entrant in enumerate(items.entrants):
-        stem = f"{number:03d}-{_PLAIN.sub('-', entrant)[:80]}"
         identity = f"acclimate/{entrant}/{moment}"
         samples = [
             row for place in range(len(items.sets)) for row in _instances(items, (number, place), labels, identity)
         ]
         data = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in samples)
-        (out / f"{stem}.jsonl").write_bytes(data)
+        developer, _, model = entrant.rpartition("/")
+        folder = f"data/acclimate/{_word(developer or 'unknown')}/{_word(model)}"
+        # The schema asks for a random UUID's form; from the content, the same scores have the same name.
+        stem = f"{folder}/{uuid.UUID(bytes=hashlib.sha256(identity.encode() + data).digest()[:16], version=4)}"
+        (out / folder).mkdir(parents=True, exist_ok=True)
+        (out / f"{stem}_samples.jsonl").write_bytes(data)
         own = [summaries[entrant, one] for one in items.sets]
         document = {
             "schema_version": SCHEMA,
@@ -191,19 +197,28 @@ def _every_eval_ever(
                 "additional_details": {"protocol": protocol} if protocol else {},
             },
             "eval_library": {"name": "acclimate", "version": __version__},
-            "model_info": {"name": entrant, "id": entrant},
+            "model_info": {
+                "name": entrant,
+                "id": entrant,
+                "additional_details": {"deployment_type": "unknown", "model_availability": "unknown"},
+            },
             "evaluation_results": [_result(row, binary=items.binary) for row in own if row["score"] is not None],
             "detailed_evaluation_results": {
                 "format": "jsonl",
-                "file_path": f"{stem}.jsonl",
+                "file_path": f"{stem}_samples.jsonl",
                 "hash_algorithm": "sha256",
                 "checksum": digests.of_bytes(data).removeprefix("sha256:"),
                 "total_rows": len(samples),
             },
         }
         (out / f"{stem}.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        files += [f"{stem}.json", f"{stem}.jsonl"]
+        files += [f"{stem}.json", f"{stem}_samples.jsonl"]
     return files
+
+
+def _word(name: str) -> str:
+    """A name as a folder's."""
+    return _PLAIN.sub("-", name).strip(".")[:80] or "unnamed"
 
 
 def _result(row: Mapping[str, Any], *, binary: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Results of other programs, as the tables that `rank`, `compare` and `stability` read.
 
 - lm-evaluation-harness (0.4): a folder with `results_*.json` and `samples_*.jsonl`, at any depth, as `--output_path` with `--log_samples` leaves them.
-- Every Eval Ever (schema 0.2): a file `*.json` of one evaluation, or a folder of such files, with the `*.jsonl` of single samples that they name.
+- Every Eval Ever (schema 0.2 and 0.3): a file `*.json` of one evaluation, or a folder of such files, with the `*.jsonl` of single samples that they name.
 
 What can't be told apart is refused, not guessed: two results of one model and task, or samples of one number that are not the same example.
 """
@@ -157,9 +157,9 @@ def _forms(path: Path) -> tuple[list[Path], list[tuple[Path, dict[str, Any]]]]:
         if isinstance(document, dict) and "results" in document and "configs" in document:
             harness.append(file)
         elif isinstance(document, dict) and _EEE in document and "schema_version" in document:
-            if not str(document["schema_version"]).startswith("0.2."):
+            if not str(document["schema_version"]).startswith(("0.2.", "0.3.")):
                 what = f"{file}: schema {document['schema_version']!r} of Every Eval Ever"
-                raise Refusal("file_unreadable", what, hint="this version reads 0.2")
+                raise Refusal("file_unreadable", what, hint="this version reads 0.2 and 0.3")
             ever.append((file, document))
     if not harness and not ever:
         raise Refusal(

@@ -220,15 +220,16 @@ def test_every_eval_ever_read_back_gives_the_same_scores_and_ranks(tmp_path: Pat
     )
     assert code == 0, output
     assert acclimate.rank(items=out)["ranking"] == before["ranking"]
-    document = json.loads((out / "000-org-model-0.json").read_text())
+    (file,) = out.glob("data/acclimate/org/model-0/*.json")
+    document = json.loads(file.read_text())
     assert document["model_info"]["id"] == "org/model-0"
-    assert document["schema_version"] == "0.2.2"
-    line = json.loads((out / "000-org-model-0.jsonl").read_text().splitlines()[0])
+    assert document["schema_version"] == "0.3.0"
+    line = json.loads((out / document["detailed_evaluation_results"]["file_path"]).read_text().splitlines()[0])
     assert (line["sample_id"], line["evaluation_name"], line["evaluation"].keys()) == (
         "0", "arc", {"score", "is_correct"},
     )  # fmt: skip
     assert acclimate.stability({"a": out})["a"]["tasks"] == 2
-    (out / "000-org-model-0.json").write_text(json.dumps(document | {"schema_version": "0.1.0"}))
+    file.write_text(json.dumps(document | {"schema_version": "0.1.0"}))
     with pytest.raises(Refusal, match="schema '0.1.0'"):
         acclimate.rank(items=out)
 
@@ -240,7 +241,7 @@ def test_a_bundle_and_its_unscored_examples_survive_an_export(bundle: Path, tmp_
         assert code == 0, output
     after = acclimate.rank(items=tmp_path / "csv" / "examples.csv", protocol="prepared", missing="worst")
     assert after["ranking"] == before["ranking"]
-    files = sorted((tmp_path / "every-eval-ever").glob("*.jsonl"))
+    files = sorted((tmp_path / "every-eval-ever").rglob("*_samples.jsonl"))
     assert len(files) == 2
 
 

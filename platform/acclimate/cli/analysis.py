@@ -230,7 +230,7 @@ def export(
     rounds: RoundNames = None,
     bundle: OneBundle = None,
     form: Annotated[
-        str, typer.Option("--format", help="csv, parquet, or every-eval-ever (JSON, schema 0.2.2).", metavar="FORMAT")
+        str, typer.Option("--format", help="csv, parquet, or every-eval-ever (JSON, schema 0.3.0).", metavar="FORMAT")
     ] = "csv",
     tasks: Annotated[str | None, typer.Option("--tasks", help="Only these sets.", metavar="A,B,…")] = None,
     protocol: OneProtocol = None,
