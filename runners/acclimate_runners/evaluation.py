@@ -15,7 +15,7 @@ import pyarrow as pa
 from acclimate_competitions import digests, tables
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
-from acclimate_runners import network, packing
+from acclimate_runners import layouts, network, packing
 from acclimate_runners.jobs import EvaluateJob, Outcome
 from acclimate_runners.network import Network
 from acclimate_runners.packing import Packed
@@ -75,7 +75,9 @@ def evaluate(job: EvaluateJob, folder: Path, progress: Callable[[int, int, str],
 class Questions:
     """A task's inputs with its choices, packed once for all seeds and protocols of an entry.
 
-    Where each choice is one token, one forward pass over the prompts serves all of them; else each choice is a sequence of its own.
+    A prompt is read once for all of its choices: where each is one token, by what is predicted behind it; else with all of them in one
+    row (layouts.py). Where that can't be, as a choice's length has the prompt cut, each choice is a sequence of its own. In which batch a row
+    is read follows from the rows' tokens alone, not from their order.
     """
 
     def __init__(
@@ -83,21 +85,51 @@ class Questions:
     ) -> None:
         prompts, answers = packing.asked(tokenizer, task, rows)
         single = all(len(answer) == 1 for row in answers for answer in row)
-        self._count = len(task.choices)
-        self._singles = np.array([[answer[0] for answer in row] for row in answers]) if single else None
+        self._count, self._rows = len(task.choices), len(rows)
+        ordered = sorted(range(len(rows)), key=lambda row: (prompts[row], answers[row]))
+        fits = [row for row in ordered if not single and _shares(prompts[row], answers[row], model, max_length)]
+        self._shared = [
+            (part, layouts.answered(*_of(prompts, answers, part))) for part in _parts(fits, prompts, answers)
+        ]
+        self._alone = [row for row in ordered if row not in set(fits)]
+        own_prompts, own = _of(prompts, answers, self._alone)
+        self._singles = np.array([[answer[0] for answer in row] for row in own]) if single else None
         # Single tokens: any one of them makes the same inputs, which end where the choice would begin.
-        taken = [row[:1] for row in answers] if single else answers
-        pairs = [(prompt, answer) for prompt, row in zip(prompts, taken, strict=True) for answer in row]
+        taken = [row[:1] for row in own] if single else own
+        pairs = [(prompt, answer) for prompt, row in zip(own_prompts, taken, strict=True) for answer in row]
         packed = packing.pack([p for p, _ in pairs], [a for _, a in pairs], max_length=max_length)
         self._packed: Packed = readable(packed, model, task)
+        for _, part in self._shared:
+            readable(Packed(part.laid.inputs, part.tokens, part.laid.positions.max(axis=1) + 1), model, task)
 
     def loglikelihoods(self, model: Network) -> list[list[float] | None]:
         """For each row one number a choice, in the order of the choices; None where one of them is no number."""
+        found = np.zeros((self._rows, self._count))
         if self._singles is not None:
-            found = network.last_logprobs(model, self._packed, self._singles)
-        else:
-            found = network.answer_loglikelihoods(model, self._packed).reshape(-1, self._count)
+            found[self._alone] = network.last_logprobs(model, self._packed, self._singles).numpy()
+        elif self._alone:
+            alone = network.answer_loglikelihoods(model, self._packed)
+            found[self._alone] = alone.reshape(-1, self._count).numpy()
+        for rows, answers in self._shared:
+            found[rows] = network.shared_loglikelihoods(model, answers).reshape(-1, self._count).numpy()
         return [row if all(map(math.isfinite, row)) else None for row in found.tolist()]
+
+
+def _shares(prompt: list[int], answers: list[list[int]], model: Network, max_length: int) -> bool:
+    """Whether a prompt can be read once for all of its answers."""
+    longest = len(prompt) + max(map(len, answers))
+    return bool(prompt) and longest <= max_length and model.can_lay(longest - 1)
+
+
+def _parts(rows: list[int], prompts: list[list[int]], answers: list[list[list[int]]]) -> list[list[int]]:
+    lengths = np.array([layouts.read_tokens(prompts[row], answers[row]) for row in rows], dtype=np.int64)
+    return [[rows[place] for place in part.tolist()] for part in packing.batches(lengths)]
+
+
+def _of(
+    prompts: list[list[int]], answers: list[list[list[int]]], rows: list[int]
+) -> tuple[list[list[int]], list[list[list[int]]]]:
+    return [prompts[row] for row in rows], [answers[row] for row in rows]
 
 
 def _table(

@@ -13,6 +13,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -21,6 +22,7 @@ from torch.nn import functional
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import architectures, packing, reading, shards
+from acclimate_runners.layouts import Answers, Laid
 from acclimate_runners.packing import Packed
 from acclimate_runners.reading import ModelFacts, Rules
 
@@ -78,11 +80,23 @@ class Network:
         length = inputs.shape[1]
         if length not in self._masks:
             self._masks[length] = _mask(length) if self._is_plain(length) else None
+        return self._logits(inputs, at, positions=torch.arange(length)[None], mask=self._masks[length])
+
+    def laid_logits(self, rows: Laid, at: Tensor) -> Tensor:
+        """As logits, of rows that hold several sequences each; only of those that `can_lay`."""
+        seen = torch.from_numpy(rows.sees())[:, None]
+        if self.model.config._attn_implementation == "eager":
+            seen = torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)
+        return self._logits(torch.from_numpy(rows.inputs), at, positions=torch.from_numpy(rows.positions), mask=seen)
+
+    def can_lay(self, length: int) -> bool:
+        """Whether sequences of so many tokens may stand beside others in a row: each token sees all before it in its own."""
+        window = getattr(self.model.config, "sliding_window", None)
+        return window is None or length <= window
+
+    def _logits(self, inputs: Tensor, at: Tensor, *, positions: Tensor, mask: Tensor | None) -> Tensor:
         hidden = self.model.base_model(
-            input_ids=inputs,
-            position_ids=torch.arange(length)[None],
-            attention_mask=self._masks[length],
-            use_cache=False,
+            input_ids=inputs, position_ids=positions, attention_mask=mask, use_cache=False
         ).last_hidden_state
         chosen = hidden.flatten(0, 1).index_select(0, at)
         result: Tensor = self.model.get_output_embeddings()(chosen)
@@ -93,8 +107,7 @@ class Network:
 
     def _is_plain(self, length: int) -> bool:
         """Whether the attention is the plain one, and each token sees all before it; else the library makes its own mask."""
-        window = getattr(self.model.config, "sliding_window", None)
-        return self.model.config._attn_implementation == "eager" and (window is None or length <= window)
+        return self.model.config._attn_implementation == "eager" and self.can_lay(length)
 
     def copy_weights(self) -> dict[str, Tensor]:
         """The weights as they are now, in memory of their own."""
@@ -224,6 +237,18 @@ def answer_loglikelihoods(network: Network, packed: Packed) -> Tensor:
         sums = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, at // longest, picked)
         result[torch.from_numpy(rows)] = sums
     return result
+
+
+def shared_loglikelihoods(network: Network, answers: Answers) -> Tensor:
+    """As answer_loglikelihoods, [answers], of prompts that are read once for all of their answers."""
+    network.model.eval()
+    needed, place = np.unique(answers.at[answers.real], return_inverse=True)
+    with torch.no_grad():
+        logits = network.laid_logits(answers.laid, torch.from_numpy(needed))
+        chances = functional.log_softmax(logits.float(), dim=-1)
+    picked = chances[torch.from_numpy(place), torch.from_numpy(answers.tokens[answers.real])].double()
+    of = torch.from_numpy(answers.real.nonzero()[0])
+    return torch.zeros(len(answers.at), dtype=torch.float64).index_add_(0, of, picked)
 
 
 def last_logprobs(network: Network, packed: Packed, choices: packing.Integers) -> Tensor:
