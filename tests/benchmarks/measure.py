@@ -15,6 +15,7 @@ from pathlib import Path
 
 import admission
 import control_plane
+import evaluating
 import log_appends
 import log_verify
 import makespan
@@ -52,6 +53,7 @@ def main() -> None:
         dispatch_rows += overhead.measure(folder / "overhead") + control_plane.measure(folder / "control")
         read_rows = rounds_read.measure(folder / "rounds")
         ray_rows, ratios = on_ray.measure(folder / "ray")
+        evaluation_rows = evaluating.measure(folder / "evaluating")
     lines = [
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}",
         "",
@@ -76,6 +78,10 @@ def main() -> None:
         "| reading rounds from MLflow | seconds |",
         "| --- | --- |",
         *(f"| {name} | {seconds:.2f} |" for name, seconds in read_rows),
+        "",
+        "| multiple choice, examples a second of one thread's processor time | |",
+        "| --- | --- |",
+        *(f"| {name} | {rate:.0f} |" for name, rate in evaluation_rows),
         "",
         "| simulated makespan over max(total / slots, longest) | |",
         "| --- | --- |",

@@ -1,0 +1,63 @@
+"""Several sequences in one row have the numbers of sequences read apart, on every accepted architecture."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from acclimate_runners import layouts, packing
+
+PROMPTS = [[1, 3, 4], [1, 5, 6, 7, 3, 4], [1, 3]]
+ANSWERS = [[[9], [10, 11, 11], [3, 4]], [[9, 9], [10], [4, 5, 6]], [[9], [10], [11]]]
+
+
+def loaded(tiny: Any, folder: Path, architecture: str) -> Any:
+    from acclimate_runners import network
+
+    network.be_deterministic(1)
+    model = tiny.model(folder / architecture, architecture)
+    return network.load({path.name: path for path in model.iterdir()}, tiny.limits, max_length=16)
+
+
+def test_who_sees_whom() -> None:
+    made = layouts.answered([[1, 2]], [[[3, 4], [5, 6, 7]]])
+    assert made.laid.inputs.tolist() == [[1, 2, 3, 5, 6]]
+    assert made.laid.positions.tolist() == [[0, 1, 2, 2, 3]]
+    assert made.laid.sees()[0].astype(int).tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 0, 1, 0],
+        [1, 1, 0, 1, 1],
+    ]
+    assert made.at.tolist() == [[1, 2, 0], [1, 3, 4]]
+    assert made.real.tolist() == [[True, True, False], [True, True, True]]
+
+
+def test_a_prompt_read_once_has_the_numbers_of_each_answer_apart(tiny: Any, tmp_path: Path) -> None:
+    from acclimate_runners import network
+
+    pairs = [(p, a) for p, row in zip(PROMPTS, ANSWERS, strict=True) for a in row]
+    packed = packing.pack([p for p, _ in pairs], [a for _, a in pairs], max_length=16)
+    for architecture in tiny.configs:
+        model = loaded(tiny, tmp_path, architecture)
+        apart = network.answer_loglikelihoods(model, packed)
+        shared = network.shared_loglikelihoods(model, layouts.answered(PROMPTS, ANSWERS))
+        np.testing.assert_allclose(shared, apart, atol=1e-5, err_msg=architecture)
+
+
+def test_the_order_of_the_rows_changes_no_bit(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from acclimate_competitions import tables
+    from acclimate_runners import evaluation
+
+    monkeypatch.setattr(packing.batches, "__kwdefaults__", {"budget": 60})
+    model = loaded(tiny, tmp_path, "llama")
+    tokenizer = packing.load_tokenizer(tiny.tokenizer)
+    for task in tiny.tasks:
+        rows = tables.read(tiny.data / "splits" / task.name / "holdout.parquet").to_pylist()
+        numbers = [
+            evaluation.Questions(tokenizer, task, given, model=model, max_length=16).loglikelihoods(model)
+            for given in (rows, rows[::-1])
+        ]
+        assert numbers[0] == numbers[1][::-1]
