@@ -182,7 +182,7 @@ def of_round(
     for protocol in PROTOCOLS:
         random = np.random.Generator(np.random.PCG64(seed))
         halves = Halves.of(book, protocol, places, missing=policy.missing)
-        effects[protocol] = _effect(matrices[protocol], halves, draws=draws, random=random)
+        effects[protocol] = effect(matrices[protocol], halves, draws=draws, random=random)
     overall = {row.entrant: row for row in ranked.rows}
     totals = _matrix([[overall[name].direct_score, overall[name].score] for name in used], 2)
     protocols = {"": _known(tau(totals[:, :1], totals[:, 1:])[0, 0])}
@@ -260,7 +260,8 @@ def tied_pairs(scores: Floats) -> int:
     return int((count * m * m - np.abs(_signs(scores)).sum() - count * m) / 2)
 
 
-def _effect(scores: Floats, halves: "Halves", *, draws: int, random: np.random.Generator) -> Effect:
+def effect(scores: Floats, halves: "Halves", *, draws: int, random: np.random.Generator) -> Effect:
+    """Agreement between the tasks of scores [m, tasks], larger is better, none missing; halves are of the same entrants and tasks."""
     pairs = tau(scores, scores)
     ceilings, half = halves.agreement(draws=draws, random=random)
     known = [value for value in ceilings if value is not None]

@@ -116,7 +116,8 @@ def rank_intervals(ranking: Mapping[str, Any]) -> str:
         told = f"{plain(row['entrant'])}: rank {row['rank']}, set {row['rank_low']} to {row['rank_high']}"
         dashed = {"stroke_dasharray": "4 3", "fill": "none"} if row["score"] is None else {"fill": BAR}
         svg.add("rect", x=low, y=y - 6.5, width=high - low, height=13, rx=6.5, stroke=EDGE, **dashed, title=told)
-        svg.add("path", d=_diamond(x(row["direct_rank"]), y, 8), fill="#ffffff", stroke=FALL, stroke_width=1.6)
+        if row["direct_rank"] is not None:
+            svg.add("path", d=_diamond(x(row["direct_rank"]), y, 8), fill="#ffffff", stroke=FALL, stroke_width=1.6)
         svg.add("circle", cx=x(row["rank"]), cy=y, r=4.2, fill=DARK)
         _score_cells(svg, row, y, right)
     for place, row in enumerate(baselines):
@@ -204,7 +205,7 @@ def agreement(stability: Mapping[str, Any]) -> str:
     side, top = cell * len(tasks), 58.0 + (0 if cell > 40 else 70)
     width = max(560.0, label + 2 * side + 64 + (20 if cell > 40 else 70))
     svg = Svg(width, top + side + 186, title="Agreement between tasks (Kendall tau-b), direct and prepared")
-    for panel, protocol in enumerate(("direct", "prepared")):
+    for panel, protocol in enumerate(name for name in ("direct", "prepared") if name in stability["effects"]):
         left = label + panel * (side + 64)
         svg.text((left, 22), "direct evaluation" if protocol == "direct" else "after preparation", font_weight=600)
         _heat_map(svg, stability, protocol, at=(left, top), cell=cell)

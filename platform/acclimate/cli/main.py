@@ -22,6 +22,7 @@ from acclimate.cli import (
     plan,
     receipts,
     register,
+    report,
     rounds,
     seal,
     server,
@@ -61,7 +62,7 @@ def acclimate(
 
     A word a person: entrants `check`, `register`, `enter`, `submit`; custodians `custodian ack`, `custodian release`; organizers
     `round create`, `round seal`, `round publish`; a round's auditor `audit run`, `audit report`; operators `up`, `doctor`, `invite`;
-    partners `witness run`, `log mirror`; analysts `rank`, `compare`, `stability`, `export`; everybody `status`, `ranking`, `verify`.
+    partners `witness run`, `log mirror`; analysts `rank`, `compare`, `stability`, `export`, `report`; everybody `status`, `ranking`, `verify`.
     """
 
 
@@ -100,6 +101,7 @@ app.command("rank", short_help="Rank entrants of any score table, with rank inte
 app.command("compare", short_help="Tell whether one entrant is better than another.")(analysis.compare)
 app.command("stability", short_help="Tell how far the tasks of any score tables agree.")(analysis.stability)
 app.command("export", short_help="Write scores as tables for any tool, or as Every Eval Ever.")(analysis.export)
+app.command("report", short_help="Make one page of plots and numbers from rounds or tables.")(report.report)
 app.command("demo", short_help="Play a whole blind round on this machine.")(demo.demo)
 
 

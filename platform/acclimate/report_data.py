@@ -1,0 +1,198 @@
+"""What a report is made of: scores by example of one or more rounds, whatever they came from.
+
+`of_items` is the seam: whoever has scores by example under one or both protocols can make a report of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from acclimate import example_tables, item_analysis, item_sources, score_tables
+from acclimate.analysis_options import RankOptions
+from acclimate.score_tables import Source
+from acclimate_competitions import definition, metrics
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.items import Items
+
+PROTOCOLS = ("direct", "prepared")
+
+
+@dataclass(frozen=True)
+class RoundScores:
+    """One round, or one table of scores.
+
+    Attributes:
+        name: of the round, or of the file.
+        items: protocol -> scores by example, nothing missing; none where the holdout stays private. The same entrants and sets under both.
+        ranking: as Ranking.document() of ranking.json; direct_rank and direct_score are None where there is no direct evaluation.
+        lower: whether a lower score is a better one.
+        private: whether the holdout stays private.
+        public_data: whether the definition says that the data were public before; None where nothing says so.
+        notes: what was left out, or taken for what.
+    """
+
+    name: str
+    items: Mapping[str, Items]
+    ranking: Mapping[str, Any]
+    lower: bool
+    private: bool = False
+    public_data: bool | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def main(self) -> Items | None:
+        """The scores that the ranking is of: prepared, where there are any."""
+        return self.items.get("prepared", self.items.get("direct"))
+
+
+def read(source: Source, *, options: Mapping[str, Any], name: str | None = None) -> list[RoundScores]:
+    """The rounds of a source: a bundle (folder or ZIP), or a table of scores by example, with a column `round` or without.
+
+    Args:
+        source: a path, a pyarrow Table or a pandas DataFrame.
+        options: missing (exclude, worst, fail), lower_is_better, metric, tasks.
+        name: of the round, where the source does not tell it.
+
+    Raises:
+        Refusal: bundle_invalid, file_unreadable, scores_invalid.
+    """
+    if isinstance(source, str | Path) and item_sources.is_bundle(Path(source)):
+        return [_bundle(Path(source), options)]
+    table = score_tables.read(source)
+    column = next((column for column in table.cells if column.lower() == "round"), None)
+    called = name or (Path(source).stem if isinstance(source, str | Path) else "scores")
+    if column is None:
+        return [_table(source, called, options)]
+    names = table.names(column)
+    rounds = []
+    for one in dict.fromkeys(names):
+        kept = [place for place, word in enumerate(names) if word == one]
+        cells = {key: [values[place] for place in kept] for key, values in table.cells.items() if key != column}
+        rounds.append(_table(pa.table(cells), one, options))
+    return rounds
+
+
+def of_items(
+    name: str, found: Mapping[str, Items], *, options: Mapping[str, Any], notes: Sequence[str] = ()
+) -> RoundScores:
+    """A round of scores by example by protocol: missing ones are treated, those who lack a protocol left out, a ranking made.
+
+    Raises:
+        Refusal: scores_invalid.
+    """
+    said, lower = list(notes), bool(options.get("lower_is_better", False))
+    chosen = {"missing": "exclude", **options}
+    whole = {protocol: _complete(items, chosen, said) for protocol, items in found.items()}
+    common = sorted(set.intersection(*(set(items.entrants) for items in whole.values())))
+    sets = sorted(set.intersection(*(set(items.sets) for items in whole.values())))
+    for protocol, items in whole.items():
+        gone = [one for one in items.entrants if one not in common]
+        if gone:
+            said.append(f"{protocol}: left out, as scored under one protocol only: {score_tables.listed(gone)}")
+        whole[protocol] = _of_sets(items.of([items.entrants.index(one) for one in common]), sets)
+    return RoundScores(name, whole, _ranking(whole, lower=lower), lower, notes=tuple(dict.fromkeys(said)))
+
+
+def _table(source: Source, name: str, options: Mapping[str, Any]) -> RoundScores:
+    table = score_tables.read(source)
+    column = next((column for column in table.cells if column.lower() == "protocol"), None)
+    known = sorted(set(table.names(column))) if column is not None else []
+    unknown = [word for word in known if word not in PROTOCOLS]
+    if unknown:
+        hint = "a column protocol holds direct and prepared"
+        raise Refusal("scores_invalid", f"{name}: unknown protocol {score_tables.listed(unknown)}", hint=hint)
+    chosen = {key: options[key] for key in ("metric", "tasks") if options.get(key) is not None}
+    found, notes = {}, []
+    for protocol in known or ["prepared"]:
+        asked = {**chosen, "protocol": protocol} if known else chosen
+        found[protocol], told = example_tables.read(source, asked)
+        notes += [note for note in told if "rows are of what was chosen" not in note]
+    if not known:
+        notes.append(f"{name}: no column says under which protocol scores were got; they are shown as prepared")
+    return of_items(name, found, options=options, notes=notes)
+
+
+def _bundle(path: Path, options: Mapping[str, Any]) -> RoundScores:
+    from acclimate.verify import files
+    from acclimate.verify.report import Failed
+
+    try:
+        with files.opened(path) as bundle:
+            ranking = cast(dict[str, Any], bundle.json("ranking.json"))
+            competition = definition.parse(bundle.read("definition.toml"))
+    except Failed as failed:
+        hint = "acclimate verify tells all that is wrong with it"
+        raise Refusal("bundle_invalid", f"the bundle {path}: {failed}", hint=hint) from failed
+    lower = metrics.metric_of(competition.tasks[0]).direction == "min"
+    name, public = competition.round.name, competition.data_is_public
+    chosen = {key: options[key] for key in ("metric", "tasks") if options.get(key) is not None}
+    try:
+        found, notes = {}, []
+        for protocol in PROTOCOLS:
+            table, left = item_sources.opened(path, {**chosen, "protocol": protocol})
+            found[protocol], told = example_tables.read(table, left)
+            notes += told
+    except Refusal as refusal:
+        if refusal.code != "holdout_private":
+            raise
+        return RoundScores(name, {}, ranking, lower, private=True, public_data=public)
+    rule = {"missing": options.get("missing") or competition.ranking.missing, "lower_is_better": lower}
+    made = of_items(name, found, options={**options, **rule}, notes=notes)
+    notes = [*made.notes, "the bundle was read, not verified: acclimate verify does that"]
+    return RoundScores(name, made.items, ranking, lower, public_data=public, notes=tuple(notes))
+
+
+def _complete(found: Items, options: Mapping[str, Any], notes: list[str]) -> Items:
+    """Items without missing cells: where they are left out, each entrant's own mean of the set and seed stands for them."""
+    held = example_tables.answered(found, options, notes)
+    values = []
+    for value in held.values:
+        known = ~np.isnan(value)
+        count = known.sum(axis=2, keepdims=True)
+        mean = np.divide(np.where(known, value, 0.0).sum(axis=2, keepdims=True), np.maximum(count, 1))
+        whole = known.sum(axis=(1, 2), keepdims=True)
+        overall = np.where(known, value, 0.0).sum(axis=(1, 2), keepdims=True) / np.maximum(whole, 1)
+        values.append(np.where(known, value, np.where(count > 0, mean, overall)))
+    if int(held.missing().sum()):
+        notes.append(
+            "where scores are missing, an entrant's mean of the others stands for them: errors look smaller than they are"
+        )
+    return Items(held.entrants, held.sets, held.seeds, held.clusters, tuple(values), held.places)
+
+
+def _of_sets(items: Items, sets: Sequence[str]) -> Items:
+    places = [items.sets.index(name) for name in sets]
+    return Items(
+        items.entrants,
+        tuple(sets),
+        items.seeds,
+        items.clusters,
+        tuple(items.values[place] for place in places),
+        tuple(items.places[place] for place in places),
+    )
+
+
+def _ranking(found: Mapping[str, Items], *, lower: bool) -> dict[str, Any]:
+    """A ranking document of scores by example: that of `acclimate.rank`, with the direct evaluation's ranks beside it."""
+    main = found["prepared"] if "prepared" in found else found["direct"]
+    options = RankOptions(lower_is_better=lower, sets="marginal")
+    made = item_analysis.ranked(main, options)
+    direct = item_analysis.ranked(found["direct"], options)["ranking"] if set(found) == set(PROTOCOLS) else []
+    before = {row["entrant"]: row for row in direct}
+    rows = [
+        {
+            **row,
+            "tier": 0,
+            "n": sum(value.shape[2] for value in main.values),
+            "seeds": len(main.seeds),
+            "direct_rank": before[row["entrant"]]["rank"] if before else None,
+            "direct_score": before[row["entrant"]]["score"] if before else None,
+        }
+        for row in made["ranking"]
+    ]
+    interval = {"kind": made["sets"], "level": made["level"], "draws": made["draws"]}
+    return {"policy": {"interval": interval}, "ranking": rows, "baselines": [], "tasks": {}}
