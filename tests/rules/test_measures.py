@@ -1,0 +1,115 @@
+"""An analyst's metrics: scikit-learn's and scipy's values, published examples, invariances."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn import metrics as reference
+
+from acclimate_competitions import measures
+from acclimate_competitions.errors import Refusal
+
+LABELS = ["a", "b", "c"]
+
+
+def drawn(n=150):
+    random = np.random.default_rng(7)
+    table = random.dirichlet([1, 1, 1], size=n)
+    targets = [LABELS[place] for place in random.integers(0, 3, n)]
+    return (
+        table,
+        targets,
+        [LABELS[place] for place in table.argmax(axis=1)],
+        random.normal(size=n),
+        random.normal(size=n),
+    )
+
+
+def test_values_are_those_of_the_libraries():
+    table, targets, labels, numbers, others = drawn()
+    places = [LABELS.index(target) for target in targets]
+    found = {
+        "accuracy": (labels, targets, reference.accuracy_score(targets, labels)),
+        "macro_f1": (labels, targets, reference.f1_score(targets, labels, average="macro")),
+        "mcc": (labels, targets, reference.matthews_corrcoef(targets, labels)),
+        "log_loss": (table, targets, reference.log_loss(targets, table, labels=LABELS)),
+        "brier": (table, targets, float(((table - np.eye(3)[places]) ** 2).sum(axis=1).mean())),
+        "rmse": (numbers, others, math.sqrt(reference.mean_squared_error(others, numbers))),
+        "mae": (numbers, others, reference.mean_absolute_error(others, numbers)),
+        "spearman": (numbers, others, stats.spearmanr(numbers, others).statistic),
+    }
+    for name, (predictions, right, value) in found.items():
+        made = measures.score(name, predictions, right, labels=LABELS)
+        assert made.value == pytest.approx(value, abs=1e-12), name
+        assert made.se is not None and made.se > 0
+        assert (made.per_example is not None) == measures.MEASURES[name].mean
+        assert (made.n, made.missing, made.direction) == (150, 0, measures.MEASURES[name].direction)
+
+
+def test_published_and_hand_made_examples():
+    assert measures.score("token_f1", ["The cat sat."], ["a cat sat down"]).value == pytest.approx(0.8)
+    assert measures.score("exact_match", [" 42 ", "x"], ["42", "y"]).value == 0.5
+    # Two examples of 8 and 4 bytes at ln 2 nats a byte have one bit a byte.
+    assert measures.score("bits_per_byte", [8 * math.log(2), 4 * math.log(2)], [8, 4]).value == pytest.approx(1.0)
+    # Ten answers at confidence 0.8, of which eight are right, are calibrated; of which five are, 0.3 off.
+    for right, off in ((8, 0.0), (5, 0.3)):
+        targets = ["a"] * right + ["b"] * (10 - right)
+        assert measures.score("ece", [[0.8, 0.2]] * 10, targets, labels=["a", "b"]).value == pytest.approx(
+            off, abs=1e-9
+        )
+    # Brier 1950: a certain and wrong forecast costs 2.
+    assert measures.score("brier", [[1.0, 0.0]], ["b"], labels=["a", "b"]).value == 2.0
+
+
+def test_a_jackknife_of_a_mean_is_its_standard_error():
+    _, _, _, numbers, others = drawn(90)
+    whole = measures._jackknife(lambda a, b: float(np.abs(a - b).mean()), (numbers, others), np.arange(90), 90)
+    assert whole == pytest.approx(measures.score("mae", numbers, others).se, rel=1e-9)
+
+
+def test_missing_predictions_are_counted_and_missing_targets_refused():
+    made = measures.score("mae", [1.0, None, math.nan, 2.0], [1.0, 1.0, 1.0, 4.0])
+    assert (made.value, made.n, made.missing) == (1.0, 2, 2)
+    assert np.isnan(made.per_example[1:3]).all()
+    assert measures.score("mcc", [None], ["a"]).value is None
+    assert measures.score("spearman", [1.0, 1.0, 1.0], [1.0, 2.0, 3.0]).value is None
+    for call in (
+        lambda: measures.score("mae", [1.0], [math.nan]),
+        lambda: measures.score("bleu", ["a"], ["a"]),
+        lambda: measures.score("brier", [[0.5, 0.6]], ["a"], labels=["a", "b"]),
+        lambda: measures.score("brier", [[0.5, 0.5]], ["z"], labels=["a", "b"]),
+        lambda: measures.score("mae", [math.inf], [1.0]),
+        lambda: measures.score("mae", [1.0], [1.0, 2.0]),
+    ):
+        with pytest.raises(Refusal) as refused:
+            call()
+        assert refused.value.code == "scores_invalid"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(24)), st.sampled_from(sorted(measures.MEASURES)))
+def test_the_order_of_examples_changes_no_value(order, name):
+    table, targets, labels, numbers, others = drawn(24)
+    kinds = {
+        "label": (labels, targets), "text": (labels, targets), "probabilities": (table.tolist(), targets),
+        "number": (numbers.tolist(), others.tolist()), "nats": (np.abs(numbers).tolist(), (1 + np.abs(others)).tolist()),
+    }  # fmt: skip
+    predictions, right = kinds[measures.MEASURES[name].takes]
+    one = measures.score(name, predictions, right, labels=LABELS)
+    other = measures.score(name, [predictions[p] for p in order], [right[p] for p in order], labels=LABELS)
+    assert other.value == pytest.approx(one.value, abs=1e-12)
+    assert other.se == pytest.approx(one.se, abs=1e-9)
+    low, high = measures.MEASURES[name].low, measures.MEASURES[name].high
+    assert (low is None or one.value >= low) and (high is None or one.value <= high)
+
+
+def test_the_page_has_each_metric_with_its_direction_and_error():
+    page = (Path(__file__).parents[2] / "docs/analysts.md").read_text("utf-8")
+    for one in measures.MEASURES.values():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{one.name}` |")]
+        better, error = ("more" if one.direction == "max" else "less"), ("by cluster" if one.mean else "jackknife")
+        assert row.split(" | ")[1] == better and row.endswith(f"| {error} |")
