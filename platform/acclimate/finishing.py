@@ -23,7 +23,8 @@ PATIENCE = 15.0
 Finish = Callable[[str, Callable[[], None]], None]
 """Called with a round's id, and with what refuses once another dispatcher leads."""
 _AGAIN_AFTER = 30.0
-_DUE = frozenset({Phase.PREPARED, Phase.RELEASED, Phase.OPENED, Phase.EVALUATED, Phase.PUBLISHED})
+DUE = frozenset({Phase.PREPARED, Phase.RELEASED, Phase.OPENED, Phase.EVALUATED, Phase.PUBLISHED})
+"""Phases in which MLflow has something of a round."""
 # What says nothing of the round that was looked at.
 _WHOLE = frozenset({"busy", "database_unreachable", "lease_lost"})
 
@@ -101,7 +102,7 @@ class Finisher:
         self._changed.discard(name)
         self._unread.pop(name, None)
         self._due.pop(name, None)
-        if state.phase in _DUE and not done:
+        if state.phase in DUE and not done:
             self._due[name] = (mark, state)
 
     def _may_begin(self, name: str) -> bool:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from acclimate_competitions.errors import Refusal
+
 Runs = Iterable[Any]
 """MLflow's runs, each with .data.tags, .data.metrics and .data.params."""
 Row = dict[str, Any]
@@ -121,3 +123,39 @@ PREPARATIONS = Shape(
 EXAMPLES = ("entrant", "task", "protocol", "seed", "example", "cluster", "metric", "target", "score", "reason")
 """The columns of the table of single examples."""
 EXAMPLES_BY = ("entrant", "task", "protocol", "seed", "example", "metric")
+
+
+# ---- through MLflow's client ----------------------------------------------------------------------------------------
+
+
+def experiments(client: Any) -> Iterator[Any]:
+    """All experiments that are rounds."""
+    for experiment in _pages(lambda token: client.search_experiments(max_results=1000, page_token=token)):
+        if "acclimate.round" in experiment.tags:
+            yield experiment
+
+
+def search(client: Any, experiment: str, condition: str) -> Iterator[Any]:
+    """The runs of an experiment that a condition holds for, through MLflow's client."""
+    return _pages(lambda token: client.search_runs([experiment], condition, max_results=1000, page_token=token))
+
+
+def _pages(fetch: Callable[[str | None], Any]) -> Iterator[Any]:
+    token = None
+    while True:
+        page = fetch(token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def quoted(value: str) -> str:
+    """A value between quotes of a search.
+
+    Raises:
+        Refusal: name_invalid.
+    """
+    if "'" in value or "\\" in value:
+        raise Refusal("name_invalid", f"{value!r} is not a name that a run can have")
+    return value

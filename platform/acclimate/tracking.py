@@ -7,7 +7,7 @@ makes no second run. What analysts read here comes from MLflow alone; it needs n
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from acclimate import projection, tracked_rows, tracking_places, tracking_tables
+from acclimate import projection, tracked_rows, tracking_check, tracking_places, tracking_tables
 from acclimate.projection import Planned
 from acclimate.round_data import EntryData as EntryData
 from acclimate.round_data import RoundData as RoundData
 from acclimate.round_data import StageData as StageData
 from acclimate.tracked_rows import Shape
+from acclimate.tracking_check import Difference
 from acclimate_competitions.errors import Refusal, installing
 
 if TYPE_CHECKING:
@@ -119,10 +120,43 @@ def rounds(uri: str | Sequence[str]) -> "pd.DataFrame":
     names = ("origin", "competition", "round_name", "round", "metric", "recipe_digest")
     rows = []
     for one in [uri] if isinstance(uri, str) else uri:
-        for experiment in _experiments(_client(one)):
+        for experiment in tracked_rows.experiments(_client(one)):
             rows.append({name: experiment.tags.get(f"acclimate.{name}") for name in names} | {"uri": one})
     frame = pandas.DataFrame(rows, columns=[*names, "uri"]).rename(columns={"origin": "installation"})
     return frame.sort_values(["competition", "round_name", "installation"], ignore_index=True)
+
+
+def check(uri: str, data: RoundData, *, progress: Progress = lambda *_: None) -> list[Difference]:
+    """In what MLflow differs from the record of a round; nothing is written. Runs that are none of ours are not looked at."""
+    client = _client(uri)
+    experiment = client.get_experiment_by_name(projection.experiment_name(data.competition.slug, data.name))
+    planned = list(projection.preparations(data) if data.ranking is None else projection.whole(data))
+    if experiment is None or experiment.lifecycle_stage == "deleted":
+        return [Difference("missing", plan.name) for plan in planned]
+
+    def history(run_id: str, name: str) -> list[tuple[int, float]]:
+        return sorted((point.step, point.value) for point in client.get_metric_history(run_id, name))
+
+    tracked = Tracked(client, uri, experiment)
+    found = tracking_check.experiment(experiment.tags, projection.experiment_tags(data))
+    return found + tracking_check.runs(
+        planned, tracked.runs(), history=history, artifact=tracked.artifact, progress=progress
+    )
+
+
+def engine(uri: str, data: RoundData) -> str | None:
+    """On what MLflow says that a round ran; None where it has no run of it."""
+    client = _client(uri)
+    experiment = client.get_experiment_by_name(projection.experiment_name(data.competition.slug, data.name))
+    runs = client.search_runs([experiment.experiment_id], max_results=1) if experiment is not None else []
+    return next((run.data.tags.get("acclimate.engine") for run in runs), None)
+
+
+def remove(uri: str, run_ids: Iterable[str]) -> None:
+    """Delete runs, so that publishing writes them anew."""
+    client = _client(uri)
+    for run_id in run_ids:
+        client.delete_run(run_id)
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------
@@ -175,7 +209,7 @@ def _claim(client: Any, artifacts: Path | str | None, data: RoundData) -> str:
 def _by_key(client: Any, experiment: str) -> dict[str, Any]:
     """The runs of an experiment by stage key; where a race made two of one key, all but the first are deleted."""
     found: dict[str, Any] = {}
-    for run in sorted(_search(client, experiment, ""), key=lambda run: str(run.info.run_id)):
+    for run in sorted(tracked_rows.search(client, experiment, ""), key=lambda run: str(run.info.run_id)):
         key = run.data.tags.get("acclimate.stage_key")
         if key is None:
             continue
@@ -284,8 +318,8 @@ class Tracked:
             Refusal: name_invalid.
         """
         wanted = {**({"role": role} if role else {}), **tags}
-        conditions = [f"tags.`acclimate.{name}` = '{_quoted(value)}'" for name, value in wanted.items()]
-        return list(_search(self._client, self._experiment.experiment_id, " and ".join(conditions)))
+        conditions = [f"tags.`acclimate.{name}` = '{tracked_rows.quoted(value)}'" for name, value in wanted.items()]
+        return list(tracked_rows.search(self._client, self._experiment.experiment_id, " and ".join(conditions)))
 
     def examples(self, **tags: str | None) -> "pa.Table":
         """Every score of every example of evaluations with these tags, with the columns tracked_rows.EXAMPLES.
@@ -315,6 +349,21 @@ class Tracked:
             parts.append(pa.table(columns, names=list(names)).cast(schema))
         return pa.concat_tables(parts)
 
+    def artifact(self, run: Any, name: str) -> bytes | None:
+        """An artifact's bytes; None where it is not there."""
+        import mlflow.artifacts
+        from mlflow.exceptions import MlflowException
+
+        place = f"{run.info.artifact_uri}/{name}"
+        try:
+            if place.startswith("file:"):
+                return Path(url2pathname(urlsplit(place).path)).read_bytes()
+            with tempfile.TemporaryDirectory() as temporary:
+                options = {"dst_path": temporary, "tracking_uri": tracking_places.driver(self._uri)}
+                return Path(mlflow.artifacts.download_artifacts(artifact_uri=place, **options)).read_bytes()
+        except (OSError, MlflowException):
+            return None
+
     def parquet(self, run: Any, name: str) -> "pa.Table":
         """A table that is an artifact of a run."""
         import mlflow.artifacts
@@ -338,7 +387,7 @@ def tracked(uri: str, competition: str) -> list[Tracked]:
         Refusal: extra_missing, server_unreachable; round_unknown, where it has none.
     """
     client = _client(uri)
-    known = list(_experiments(client))
+    known = list(tracked_rows.experiments(client))
     found = [Tracked(client, uri, one) for one in known if one.tags.get("acclimate.competition") == competition]
     if not found:
         slugs = sorted({str(one.tags.get("acclimate.competition")) for one in known})
@@ -390,7 +439,7 @@ def _find(uri: str | Sequence[str], competition: str, round_name: str) -> _Found
     found, known = [], []
     for one in [uri] if isinstance(uri, str) else uri:
         client = _client(one)
-        for experiment in _experiments(client):
+        for experiment in tracked_rows.experiments(client):
             tags = experiment.tags
             name, identity = tags.get("acclimate.round_name"), tags["acclimate.round"]
             known.append(f"{tags.get('acclimate.competition')} {name}")
@@ -405,33 +454,6 @@ def _find(uri: str | Sequence[str], competition: str, round_name: str) -> _Found
     return _Found(found, not isinstance(uri, str))
 
 
-def _experiments(client: Any) -> Iterator[Any]:
-    """All experiments that are rounds."""
-    for experiment in _pages(lambda token: client.search_experiments(max_results=1000, page_token=token)):
-        if "acclimate.round" in experiment.tags:
-            yield experiment
-
-
-def _search(client: Any, experiment: str, condition: str) -> Iterator[Any]:
-    return _pages(lambda token: client.search_runs([experiment], condition, max_results=1000, page_token=token))
-
-
-def _pages(fetch: Callable[[str | None], Any]) -> Iterator[Any]:
-    token = None
-    while True:
-        page = fetch(token)
-        yield from page
-        token = page.token
-        if not token:
-            return
-
-
-def _quoted(value: str) -> str:
-    if "'" in value or "\\" in value:
-        raise Refusal("name_invalid", f"{value!r} is not a name that a run can have")
-    return value
-
-
 def _client(uri: str) -> Any:
     """An MLflow client that sends no telemetry and starts no jobs.
 
@@ -440,6 +462,7 @@ def _client(uri: str) -> Any:
     """
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"  # a bar for each file
     # MLflow's own seven tries take minutes; who calls here comes again.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     with _extra("mlflow"):

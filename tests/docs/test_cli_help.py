@@ -25,7 +25,7 @@ def commands() -> Iterator[tuple[str, Any]]:
         if hasattr(command, "commands"):
             for name, inner in command.commands.items():
                 yield from walk((*path, name), inner)
-        else:
+        if not hasattr(command, "commands") or (path and command.invoke_without_command):
             yield " ".join(path), command
 
     yield from walk((), typer.main.get_command(app))

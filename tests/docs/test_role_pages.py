@@ -127,7 +127,7 @@ def commands() -> dict[str, object]:
         if inner := getattr(command, "commands", None):
             for name, item in inner.items():
                 walk((*path, name), item)
-        else:
+        if not inner or getattr(command, "invoke_without_command", False) and path:
             found[" ".join(path)] = command
 
     walk((), typer.main.get_command(app))

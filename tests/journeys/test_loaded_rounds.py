@@ -1,5 +1,7 @@
 """`acclimate.load_rounds`: several rounds of a competition as tables, from MLflow alone."""
 
+import contextlib
+import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -88,3 +90,15 @@ def test_a_round_without_a_ranking_is_noted(tmp_path: Path) -> None:
     assert found.notes == ("without a published ranking yet: 2027-1",)
     assert (len(found.ranking), len(found.scores), len(found.examples())) == (1, 0, 0)
     assert len(found.preparations) == 6
+
+
+def test_a_changed_point_of_a_curve_is_named(tmp_path: Path) -> None:
+    data = made(entrants={"amber-fox": 0.5}, examples=5, losses=3)
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    tracking.publish_round(uri, tmp_path / "artifacts", data)
+    assert tracking.check(uri, data) == []
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection:
+        connection.execute("UPDATE metrics SET value = 9 WHERE key = 'train/loss' AND step = 1")
+        connection.commit()
+    found = tracking.check(uri, data)
+    assert [(one.kind, one.what) for one in found] == [("changed", ("curve train/loss",))] * 6

@@ -23,6 +23,7 @@ from acclimate.cli import (
     receipts,
     register,
     report,
+    results,
     rounds,
     seal,
     server,
@@ -86,7 +87,7 @@ app.command("up", short_help="Run a whole installation on this machine.")(up.up)
 app.command("invite")(server.invite)
 app.command("api")(server.api)
 app.command("dispatch")(server.dispatch)
-app.command("mlflow", short_help="Run MLflow's own pages on the results.")(server.mlflow)
+app.add_typer(results.app, name="mlflow", short_help="Run MLflow's own pages on the results; check and rebuild them.")
 app.command("doctor", short_help="Say what this machine has and lacks for a server.")(doctor.doctor)
 app.command("config")(settings.config)
 app.command("backup", short_help="Back up an installation while it runs.")(backup.backup)

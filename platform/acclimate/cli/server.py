@@ -123,6 +123,7 @@ def dispatch(
 
 
 def mlflow(
+    context: typer.Context,
     data: DataFolder = None,
     file: ConfigFile = None,
     host: Annotated[
@@ -151,6 +152,10 @@ def mlflow(
     Examples: acclimate mlflow --data /srv/acclimate --port 5000, or for a whole network:
     ACCLIMATE_TRACKING=postgresql://mlflow:PASSWORD@db/mlflow acclimate mlflow --data /srv/mlflow --host 0.0.0.0 --allowed-hosts mlflow:5000
     """
+    if context.invoked_subcommand is not None:
+        if (data, file, port, allowed_hosts) != (None,) * 4:
+            raise typer.BadParameter(f"options stand after `acclimate mlflow {context.invoked_subcommand}`")
+        return
     need("server", "mlflow")
     if stop_with_stdin:
         _stop_with_stdin()
@@ -189,6 +194,17 @@ def mlflow(
             f"MLflow ended with status {status}",
             hint="what it said stands above; does the database of the setting tracking answer?",
         )
+
+
+def made(data: Path | None, file: Path | None, given: Mapping[str, Any]) -> "Settings":
+    """The settings of an installation that is there, with what MLflow must know in the environment.
+
+    Raises:
+        Refusal: config_invalid, data_version, no_space.
+    """
+    settings = _made(_settings(data, file, given))
+    os.environ.update(_endpoint(settings))
+    return settings
 
 
 def _settings(data: Path | None, file: Path | None, given: Mapping[str, Any]) -> "Settings":
