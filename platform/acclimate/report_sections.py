@@ -20,6 +20,8 @@ COMPARED = 20
 """Entrants whose pairs are tested, the best ones: with more, no p of so many draws could pass Holm's adjustment."""
 SHOWN = 12
 """Entrants that a plot by round can show apart."""
+PLOTTED = 30
+"""Entrants and ranks that the plot of bootstrap ranks shows, the best ones: more can't be read on paper."""
 SAMPLES = 2_000
 """Of the bootstrap of examples."""
 SPLITS = 400
@@ -294,8 +296,13 @@ def _podium(found: RoundScores, items: Items, *, seed: int) -> Section:
     caveats = [
         "the bootstrap repeats the noise of the examples that were drawn: these shares are no confidence sets, which stand above"
     ]
+    if len(names) > PLOTTED:
+        caveats.append(
+            f"the plot shows the best {PLOTTED} of {len(names)} entrants and ranks 1 to {PLOTTED}; the table has all"
+        )
+    picture = report_plots.podium(names[:PLOTTED], [row[:PLOTTED] for row in held[:PLOTTED]])
     numbers = {"samples": SAMPLES, "ranks": dict(zip(names, held, strict=True))}
-    return Section("podium", title, sentence, tuple(caveats), report_plots.podium(names, held), (table,), numbers)
+    return Section("podium", title, sentence, tuple(caveats), picture, (table,), numbers)
 
 
 def _span(row: Sequence[float]) -> str:
