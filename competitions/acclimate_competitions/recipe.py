@@ -53,6 +53,7 @@ class Recipe:
         seeds: reporting seeds, at the chosen learning rate; disjoint from the selection seed.
         threads: CPU threads of the child process; part of the determinism class D1.
         diverged: what counts for an entry whose preparation diverged.
+        packing: whether several sequences stand in one row that the model reads, each seeing itself only.
     """
 
     method: Literal["full"]
@@ -70,10 +71,11 @@ class Recipe:
     determinism: Literal["D1"]
     threads: int
     diverged: Literal["base", "missing", "fail"]
+    packing: bool = False
 
     def document(self) -> dict[str, Any]:
-        """The recipe as JSON-ready data."""
-        return dataclasses.asdict(self)
+        """The recipe as JSON-ready data; without what an earlier version did not know, where it is as it was then."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "packing" or value}
 
     @cached_property
     def digest(self) -> str:
@@ -135,6 +137,7 @@ def read(table: Table) -> Recipe:
         determinism=table.word("determinism", ("D1",), default="D1"),
         threads=table.integer("threads", 1, least=1, most=1024),
         diverged=table.word("diverged", ("base", "missing", "fail"), default="base"),
+        packing=table.boolean("packing", False),
     )
     if schedule.good("final") and recipe.schedule.final > 1:
         schedule.problem("final", f"= {recipe.schedule.final}: must be at most 1")

@@ -56,7 +56,7 @@ def _read_longest(model: Network, rows: Packed, recipe: Recipe, *, micro_batch: 
     if rows.lengths.min() < rows.lengths.max():
         longest = np.argsort(rows.lengths, kind="stable")[-recipe.global_batch :]
         model.model.train()
-        learn(model, rows, packing.micro_batches(longest, size=micro_batch))
+        learn(model, rows, packing.micro_batches(longest, size=micro_batch), recipe=recipe)
 
 
 def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:

@@ -22,7 +22,7 @@ from acclimate_competitions import tables
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Recipe, Schedule
-from acclimate_runners import jobs, network, packing
+from acclimate_runners import jobs, layouts, network, packing
 from acclimate_runners.checkpoints import Checkpoints, Fitting, Standing
 from acclimate_runners.jobs import CheckJob, EvaluateJob, Outcome, PrepareJob, TaskData
 from acclimate_runners.network import Network
@@ -99,7 +99,7 @@ def fit(
         torch.default_generator.manual_seed(seed * 1_000_003 + step)
         # 2. Loss on the answers' tokens, and its gradient.
         optimizer.zero_grad()
-        loss = learn(model, rows, packing.micro_batches(batch, size=micro_batch))
+        loss = learn(model, rows, packing.micro_batches(batch, size=micro_batch), recipe=recipe)
         # 3. Clip, and step at the schedule's learning rate.
         torch.nn.utils.clip_grad_norm_(weights, recipe.clip)
         optimizer.param_groups[0]["lr"] = learning_rate(step, total=total, peak=lr, schedule=recipe.schedule)
@@ -122,23 +122,33 @@ def fit(
     )
 
 
-def learn(model: Network, rows: Packed, parts: list[packing.Integers]) -> float:
+def learn(model: Network, rows: Packed, parts: list[packing.Integers], *, recipe: Recipe) -> float:
     """Mean NLL over the answers' tokens of a batch that is read in parts; its gradient is added to the weights' own."""
-    inputs, labels = torch.from_numpy(rows.inputs), torch.from_numpy(rows.labels)
     scored = sum(int((rows.labels[part] != packing.NOT_SCORED).sum()) for part in parts) if len(parts) > 1 else 0
     found = 0.0
     for part in parts:
-        longest, chosen = int(rows.lengths[part].max()), torch.from_numpy(part)
-        wanted = labels[chosen, :longest].flatten()
-        at = (wanted != packing.NOT_SCORED).nonzero()[:, 0]
-        loss = functional.cross_entropy(
-            model.logits(inputs[chosen, :longest], at), wanted[at], reduction="sum" if scored else "mean"
-        )
+        logits, wanted = _read(model, rows, part, packed=recipe.packing)
+        loss = functional.cross_entropy(logits, wanted, reduction="sum" if scored else "mean")
         # Of the whole batch's tokens, as parts may have different numbers of them.
         loss = loss / scored if scored else loss
         loss.backward()
         found += loss.item()
     return found
+
+
+def _read(model: Network, rows: Packed, part: packing.Integers, *, packed: bool) -> tuple[Tensor, Tensor]:
+    """Logits [tokens, vocabulary] and the tokens that were wanted, of the answers of some rows."""
+    longest = int(rows.lengths[part].max())
+    chosen = Packed(rows.inputs[part, :longest], rows.labels[part, :longest], rows.lengths[part])
+    # A window that is shorter than a sequence has the library make its own mask, which knows of no neighbours.
+    if packed and model.can_lay(longest):
+        laid, labels = layouts.side_by_side(chosen)
+        wanted = torch.from_numpy(labels).flatten()
+        at = (wanted != packing.NOT_SCORED).nonzero()[:, 0]
+        return model.laid_logits(laid, at), wanted[at]
+    wanted = torch.from_numpy(chosen.labels).flatten()
+    at = (wanted != packing.NOT_SCORED).nonzero()[:, 0]
+    return model.logits(torch.from_numpy(chosen.inputs), at), wanted[at]
 
 
 def _standing(losses: list[float], tokens: int, began: float) -> Standing:

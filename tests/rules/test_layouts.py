@@ -1,11 +1,13 @@
 """Several sequences in one row have the numbers of sequences read apart, on every accepted architecture."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from acclimate_competitions import recipe as recipes
 from acclimate_runners import layouts, packing
 
 PROMPTS = [[1, 3, 4], [1, 5, 6, 7, 3, 4], [1, 3]]
@@ -61,3 +63,36 @@ def test_the_order_of_the_rows_changes_no_bit(tiny: Any, tmp_path: Path, monkeyp
             for given in (rows, rows[::-1])
         ]
         assert numbers[0] == numbers[1][::-1]
+
+
+def test_side_by_side_is_dense_and_keeps_each_label() -> None:
+    rows = packing.pack([[1] * n for n in (3, 9, 2, 5)], [[4], [5], [6], [7]], max_length=16)
+    made, labels = layouts.side_by_side(rows)
+    assert made.groups.tolist() == [[1] * 9, [1] * 5 + [2] * 3 + [-1], [1] * 2 + [-1] * 7]
+    assert sorted(labels[labels >= 0].tolist()) == [4, 5, 6, 7]
+    assert int((made.groups > 0).sum()) == int(rows.lengths.sum())
+
+
+def test_packed_losses_are_the_unpacked_ones(tiny: Any, tmp_path: Path) -> None:
+    from acclimate_runners import preparation
+
+    still = {"gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}
+    recipe = tiny.recipe(epochs=1)
+    for architecture in tiny.configs:
+        losses = []
+        for packed in (False, True):
+            folder = tmp_path / f"{architecture}-{packed}"
+            job = tiny.job(folder, tiny.model(folder / "model", architecture, **still.get(architecture, {})), "check")
+            model, tokenizer = preparation.open_model(job, folder)
+            # Of any length.
+            data = preparation.pack_splits(job, folder, job.tasks[1], model, tokenizer)
+            wanted = dataclasses.replace(recipe, packing=packed)
+            losses.append(preparation.fit(model, data, wanted, lr=3e-3, seed=11).losses)
+        np.testing.assert_allclose(losses[0], losses[1], atol=1e-5, err_msg=architecture)
+
+
+def test_a_recipe_without_packing_has_the_digest_it_always_had(tiny: Any) -> None:
+    assert "packing" not in tiny.recipe().document()
+    assert tiny.recipe(packing=True).digest != tiny.recipe().digest
+    for recipe in (tiny.recipe(), tiny.recipe(packing=True)):
+        assert recipes.from_document(recipe.document()) == recipe
