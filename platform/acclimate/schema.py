@@ -163,7 +163,7 @@ stages = Table(
     Column("seed", _whole),
     Column("protocol", _text(16)),
     Column("state", _text(16), nullable=False),  # see stages.STATES
-    Column("attempt", _text(71)),
+    Column("attempt", _text(71), index=True),
     Column("attempts", _whole, nullable=False, default=0),  # tries that count against a budget
     Column("progress", Float, nullable=False, default=0.0),
     Column("reason", _text(), nullable=False, default=""),

@@ -210,6 +210,7 @@ def test_postgresql_at_the_first_revision_is_upgraded_in_place(on_postgresql):
         "0003: Cosignatures of witnesses",
         "0004: Challenges of registrations",
         "0005: Attempts, their fences and their history",
+        "0006: Stages are found by their attempt",
     ]
     assert migrations.upgrade(engine) == migrations.problems(engine, metadata) == []
     Store.open(on_postgresql).close()

@@ -126,3 +126,7 @@ def test_what_is_open_is_found_by_an_index(beginning: Beginning, tmp_path: Path)
             query = f"EXPLAIN QUERY PLAN SELECT * FROM attempts WHERE state IN ({states}) AND attempt NOT IN ('a')"
             plan = tx.connection.exec_driver_sql(query).all()
             assert "USING INDEX ix_attempts_state" in plan[0][3], plan
+        # And what each heartbeat and each end of a try writes down, over all stages.
+        query = "UPDATE stages SET progress = 0 WHERE attempt = 'a' AND fence = 1 AND state IN ('running', 'verifying')"
+        plan = tx.connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}").all()
+        assert "USING INDEX ix_stages_attempt" in plan[0][3], plan
