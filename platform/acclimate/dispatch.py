@@ -211,7 +211,8 @@ class Dispatcher:
             self._show()
             return
         self._asked, self._led_by, self._worked = None, "", time.monotonic()
-        term = _Term(self._store, lease=lease, host=Host(self._factory), vitals=self.vitals)
+        host = Host(self._factory, pause=self._moments.pause)
+        term = _Term(self._store, lease=lease, host=host, vitals=self.vitals)
         try:
             term.begin(partial(self._leader, host=term.host))
         except BaseException:

@@ -23,8 +23,17 @@ NO_MACHINES = f"{UNMET}joined the pool, or none that is fit for work is left in 
 """The problem of a pool that is there and empty."""
 
 
+def wait(event: threading.Event, seconds: float) -> None:
+    """Wait for an event, for so many seconds at most."""
+    event.wait(seconds)
+
+
 class Host:
     """Makes a runner in a thread of its own, again and again until it succeeds and whenever it is lost, and closes it there.
+
+    Args:
+        factory: makes it.
+        pause: waits, as `wait` does; a simulation's goes by its own clock.
 
     Attributes:
         runner: None while it isn't there; another object once it was made anew.
@@ -33,11 +42,13 @@ class Host:
         since: since when it is, or was last, without a runner that has machines, by the monotonic clock.
     """
 
-    def __init__(self, factory: Callable[[], Runner]) -> None:
+    def __init__(
+        self, factory: Callable[[], Runner], *, pause: Callable[[threading.Event, float], None] = wait
+    ) -> None:
         self.runner: Runner | None = None
         self.machines: tuple[Machine, ...] = ()
         self.problem, self.since = "", 0.0
-        self._factory, self._keep = factory, False
+        self._factory, self._pause, self._keep = factory, pause, False
         self._stop, self._wake = threading.Event(), threading.Event()
         self._cut, self._well = 0, False
         self._thread = threading.Thread(target=self._hold, name="runner", daemon=True)
@@ -93,14 +104,14 @@ class Host:
                     say("error", traceback=traceback.format_exc())
                 if time.monotonic() - ready > _PATIENCE:
                     pause = _PAUSES[0]
-            self._stop.wait(pause)
+            self._pause(self._stop, pause)
             pause = min(pause * 2, _PAUSES[1])
 
     def _watch(self, runner: Runner) -> str:
         """Look after a runner until the end, or until it is lost; says why, if it is."""
         missed, why = 0, ""
         while not self._stop.is_set():
-            self._wake.wait(_LOOK_EVERY)
+            self._pause(self._wake, _LOOK_EVERY)
             self._wake.clear()
             if self._stop.is_set():
                 break

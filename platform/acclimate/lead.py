@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from acclimate.assignments import Assignment, Held
 from acclimate.config import Settings
 from acclimate.console import say
 from acclimate.dispatch_health import Vitals
-from acclimate.hosting import Host
+from acclimate.hosting import Host, wait
 from acclimate.service.identity import Identity
 from acclimate.store import Store
 from acclimate_runners.blobs import Blobs
@@ -28,10 +29,12 @@ class Moments:
     Attributes:
         monotonic: seconds since some moment; never goes back.
         uniform: a number drawn evenly between two.
+        pause: waits for an event, for so many seconds at most.
     """
 
     monotonic: Callable[[], float] = time.monotonic
     uniform: Callable[[float, float], float] = random.uniform
+    pause: Callable[[threading.Event, float], None] = wait
 
 
 @dataclass(frozen=True)

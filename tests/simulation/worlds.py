@@ -9,7 +9,9 @@ database or the cluster.
 import contextlib
 import hashlib
 import json
+import math
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -195,6 +197,29 @@ class Actor:
             one.ended = Status("failed", reason="it was cancelled", code="cancelled")
 
 
+class Pauses:
+    """How the thread that looks after a process's runner waits: by the imagined clock.
+
+    Attributes:
+        until: the moment until which it waits; before all moments while it does not.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now, self.until = now, -math.inf
+        self._for: threading.Event | None = None
+
+    def __call__(self, event: threading.Event, seconds: float) -> None:
+        self._for, self.until = event, self._now() + seconds
+        while self._now() < self.until and not event.wait(0.002):
+            pass
+        self.until = -math.inf
+
+    @property
+    def resting(self) -> bool:
+        """Whether that thread has done all that there is to do at this moment."""
+        return self._now() < self.until and self._for is not None and not self._for.is_set()
+
+
 class ImaginedRunner:
     """A process's way to the cluster."""
 
@@ -293,7 +318,8 @@ class Process:
         store = Cut.open(settings, clock=world.clock)
         assert isinstance(store, Cut)
         store.gate, self._store = self.gate, store
-        moments = Moments(monotonic=world.now, uniform=lambda low, high: (low + high) / 2)
+        self._pauses = Pauses(world.now)
+        moments = Moments(monotonic=world.now, uniform=lambda low, high: (low + high) / 2, pause=self._pauses)
         runner = ImaginedRunner(world.cluster, self.gate)
         self.dispatcher = Dispatcher(store, store.blobs, settings, lambda: runner, lease_seconds=LEASE, moments=moments)
         with contextlib.suppress(Refusal):
@@ -312,7 +338,7 @@ class Process:
             return
         until = time.monotonic() + 20
         aside, scorer = term._leader._aside, term._leader._settling.scorer
-        while (term.host.runner is None or not aside.idle or not scorer.idle) and time.monotonic() < until:
+        while not (self._pauses.resting and aside.idle and scorer.idle) and time.monotonic() < until:
             time.sleep(0.001)
 
     def die(self) -> None:
