@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,13 @@ def holding(mark: str) -> Iterator[set[int]]:
     finally:
         over.set()
         thread.join()
+
+
+def let_go(held: Iterable[int]) -> None:
+    """Have those that are held, and still there, go on."""
+    for pid in list(held):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def beside(live: Live, folder: Path, **given: Any) -> config.Settings:
