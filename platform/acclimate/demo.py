@@ -38,7 +38,7 @@ ABSENT = "custodian-b"
 BASELINE = "untrained"
 WINDOW = timedelta(seconds=15)
 MARGIN = timedelta(seconds=4)
-LATEST = timedelta(minutes=10)
+LATEST = timedelta(hours=1)
 RELEASE_BY = timedelta(days=7)
 LOOK = 0.4
 Say = Callable[[str], None]
@@ -71,11 +71,28 @@ class Actor:
 
 
 class Play:
-    """One demo: its folder, its people, and the round they play."""
+    """One demo: its folder, its people, and the round they play.
+
+    Args:
+        data: the folder, with the built competition and the models.
+        servers: that it speaks to.
+        models: names of the models; the one called BASELINE, if any, is the organizer's.
+        say: told of what happens.
+        console: where progress bars go.
+        prefix: of the round's name.
+    """
 
     def __init__(
-        self, data: Path, servers: demo_servers.Servers, models: list[str], *, say: Say, console: Console
+        self,
+        data: Path,
+        servers: demo_servers.Servers,
+        models: list[str],
+        *,
+        say: Say,
+        console: Console,
+        prefix: str = "demo",
     ) -> None:
+        self.prefix = prefix
         self.data, self.servers, self.models, self.say, self.console = data, servers, models, say, console
         self.built = data / "competition"
         self.competition: Competition = definition.load(self.built)
@@ -134,7 +151,7 @@ class Play:
 
     def find_round(self) -> None:
         """The newest round that can still be played to its end, or a new one."""
-        mine = [item for item in self.organizer.client.rounds() if item["competition"] == COMPETITION]
+        mine = [item for item in self.organizer.client.rounds() if item["competition"] == self.competition.slug]
         for item in mine:
             self.id, self._told = item["round"], 0
             state = rounds.fold(self.organizer.client.records(self.id), self.competition)
@@ -159,7 +176,7 @@ class Play:
             closes=now + WINDOW * 2 ** min(len(mine), 4),
             closes_latest=now + LATEST,
             release_by=now + RELEASE_BY,
-            name=f"demo-{len(mine) + 1}",
+            name=f"{self.prefix}-{len(mine) + 1}",
         )
         self._told = 0
 

@@ -9,6 +9,7 @@ mixed into the second half. It depends on its row of LINEUP and the data only, n
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import queue
@@ -43,7 +44,10 @@ class Spec:
         steps: of language modelling.
         seed: of weights, batches and practice.
         practice: whether some steps of each task are drawn.
-        cram: steps on the first task alone.
+        cram: steps on one task alone.
+        crams: which one, by its number.
+        even: steps of each task, where none are drawn and none is crammed.
+        architecture: llama | gpt2 | gpt_neox.
     """
 
     name: str
@@ -55,6 +59,9 @@ class Spec:
     seed: int
     practice: bool = True
     cram: int = 0
+    crams: int = 0
+    even: int = 0
+    architecture: str = "llama"
 
     @property
     def cost(self) -> int:
@@ -88,9 +95,10 @@ def make(
     *,
     processes: int,
     progress: Callable[[int, int, str], None] = lambda ready, total, name: None,
-    names: Sequence[str] = NAMES,
+    names: Sequence[str] | None = None,
+    specs: Sequence[Spec] = LINEUP,
 ) -> list[str]:
-    """Make what is missing of the line-up.
+    """Make what is missing of a line-up.
 
     Args:
         out: gets <entrant>/{config.json, model.safetensors, tokenizer.json, entrant.json}; entrant.json comes last, so an
@@ -99,12 +107,13 @@ def make(
         processes: how many to train at once, one thread each.
         progress: called from this thread with (entrants ready, all, name of the last).
         names: which of the line-up; all of it by default.
+        specs: the line-up; the demo's by default.
 
     Raises:
         Refusal: job_failed, with the end of what the process said.
     """
     out.mkdir(parents=True, exist_ok=True)
-    wanted = [spec for spec in LINEUP if spec.name in names]
+    wanted = [spec for spec in specs if names is None or spec.name in names]
     missing = [spec for spec in wanted if not (out / spec.name / "entrant.json").exists()]
     ready = len(wanted) - len(missing)
     progress(ready, len(wanted), "")
@@ -140,7 +149,7 @@ class _Worker:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         environment |= {"TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "acclimate_runners.lineup", str(out), str(data), *(spec.name for spec in specs)],
+            [sys.executable, "-m", "acclimate_runners.lineup", str(out), str(data), *map(_to_json, specs)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -207,9 +216,9 @@ def read_lessons(data: Path) -> Lessons:
 def practice(spec: Spec, tasks: Sequence[str]) -> dict[str, int]:
     """Practice steps of each task."""
     if spec.cram:
-        return {task: spec.cram if number == 0 else 0 for number, task in enumerate(tasks)}
+        return {task: spec.cram if number == spec.crams else 0 for number, task in enumerate(tasks)}
     if not spec.practice:
-        return dict.fromkeys(tasks, 0)
+        return dict.fromkeys(tasks, spec.even)
     draws = np.random.PCG64([spec.seed, 1]).random_raw(len(tasks))
     return {task: PRACTICE[int(draw) % len(PRACTICE)] for task, draw in zip(tasks, draws, strict=True)}
 
@@ -225,22 +234,45 @@ def plan(spec: Spec, practised: dict[str, int]) -> list[str]:
 def config(spec: Spec, lessons: Lessons) -> dict[str, Any]:
     """The entrant's config.json."""
     longest = max(packed.inputs.shape[1] for packed in (lessons.texts, *lessons.tasks.values()))
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "float32",
-        "vocab_size": lessons.vocabulary,
+    positions, inner = max(32, longest), 2 * spec.width
+    plain = {"model_type": spec.architecture, "dtype": "float32", "vocab_size": lessons.vocabulary}
+    plain |= {"initializer_range": SPREAD, "tie_word_embeddings": True}
+    if spec.architecture == "gpt2":
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            **plain,
+            "n_embd": spec.width,
+            "n_inner": inner,
+            "n_layer": spec.layers,
+            "n_head": HEADS,
+            "n_positions": positions,
+            "activation_function": "gelu_new",
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        }
+    sizes = {
         "hidden_size": spec.width,
-        "intermediate_size": 2 * spec.width,
+        "intermediate_size": inner,
         "num_hidden_layers": spec.layers,
         "num_attention_heads": HEADS,
+        "max_position_embeddings": positions,
+    }
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    if spec.architecture == "gpt_neox":
+        return {
+            "architectures": ["GPTNeoXForCausalLM"],
+            **plain,
+            **sizes,
+            "hidden_act": "gelu",
+            "rope_parameters": rope,
+        }
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        **plain,
+        **sizes,
         "num_key_value_heads": HEADS,
         "hidden_act": "silu",
-        "max_position_embeddings": max(32, longest),
-        "initializer_range": SPREAD,
         "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "tie_word_embeddings": True,
+        "rope_parameters": rope,
     }
 
 
@@ -255,16 +287,18 @@ def train(spec: Spec, lessons: Lessons, practised: dict[str, int]) -> Any:
     network.be_deterministic(1)
     torch.manual_seed(spec.seed)
     described = config(spec, lessons)
-    model = network.build(described, max_length=described["max_position_embeddings"])
+    model = network.build(described, max_length=described.get("max_position_embeddings") or described["n_positions"])
     parameters = dict(model.named_parameters())
     names = architectures.shapes(described)
-    facts = ModelFacts("llama", sum(p.numel() for p in parameters.values()), 0, described)
+    facts = ModelFacts(spec.architecture, sum(p.numel() for p in parameters.values()), 0, described)
     trained = network.Network(model, facts, {name: parameters[name] for name in sorted(names)})
     weights = list(trained.weights.values())
-    for weight in weights:
-        # Matrices are drawn, gains of the norms stay 1.
+    for name, weight in trained.weights.items():
+        # Matrices are drawn, gains of the norms stay 1, biases 0.
         if weight.dim() == 2:
             torch.nn.init.normal_(weight, std=SPREAD)
+        elif name.endswith("bias"):
+            torch.nn.init.zeros_(weight)
         else:
             torch.nn.init.ones_(weight)
     optimizer = torch.optim.AdamW(weights, lr=PEAK, weight_decay=DECAY, fused=True)
@@ -314,18 +348,25 @@ def make_one(spec: Spec, out: Path, data: Path, lessons: Lessons) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Make the named entrants, and say so of each on standard output."""
-    parser = argparse.ArgumentParser(prog="python -m acclimate_runners.lineup", description="Make the demo's entrants.")
+    """Make entrants, and say so of each on standard output."""
+    parser = argparse.ArgumentParser(prog="python -m acclimate_runners.lineup", description="Make tiny entrants.")
     parser.add_argument("out", type=Path)
     parser.add_argument("data", type=Path, help="a built competition's folder")
-    parser.add_argument("names", nargs="+", choices=[spec.name for spec in LINEUP])
+    parser.add_argument("specs", nargs="+", type=_from_json, help="an entrant's Spec as JSON")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     lessons = read_lessons(given.data)
-    for spec in LINEUP:
-        if spec.name in given.names:
-            make_one(spec, given.out, given.data, lessons)
-            print(_READY + spec.name, flush=True)  # noqa: T201
+    for spec in given.specs:
+        make_one(spec, given.out, given.data, lessons)
+        print(_READY + spec.name, flush=True)  # noqa: T201
+
+
+def _to_json(spec: Spec) -> str:
+    return json.dumps(dataclasses.asdict(spec))
+
+
+def _from_json(text: str) -> Spec:
+    return Spec(**json.loads(text))
 
 
 if __name__ == "__main__":
