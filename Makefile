@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # uv takes the same local wheels that pip would (PIP_FIND_LINKS is pip's own variable).
 UV := UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/uv pip install --quiet --compile-bytecode
 
-.PHONY: demo test test-all check bench install format lock clean
+.PHONY: demo test test-all check bench study install format lock clean
 
 install: $(VENV)/.installed
 
@@ -32,6 +32,11 @@ test-all: install
 
 bench: install
 	PYTHONPATH=tests/journeys:tests/simulation $(BIN)/python tests/benchmarks/measure.py
+
+# Hours; what is there is not made again (docs/studies/preparation).
+study: install
+	$(BIN)/python docs/studies/preparation/play.py --data study-data
+	$(BIN)/python docs/studies/preparation/analyse.py
 
 check: install
 	$(BIN)/ruff format --check .
