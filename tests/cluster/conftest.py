@@ -1,9 +1,11 @@
 """Real Ray clusters, each held by a process of its own, so that this one never imports ray and each has its own authentication."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,12 @@ from typing import Any
 import pytest
 
 TOKEN = "0123456789abcdef" * 4
+OWN = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Seconds: by itself Ray gives a node thirty to come up, which a machine with much else to do may not keep.
+    "RAY_raylet_start_wait_time_s": "150",
+}
 
 HOLDER = '''
 import json, os, signal, subprocess, sys, time
@@ -19,7 +27,7 @@ from ray.cluster_utils import Cluster
 SMALL = {"object_store_memory": 80 << 20, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
 
 def persistent(make):
-    # Ray gives a node thirty seconds to come up, which a machine with much else to do may not keep.
+    # On a busy machine a node may not come up at the first try.
     for turn in range(4):
         try:
             return make()
@@ -101,12 +109,14 @@ class RayCluster:
 
     def __init__(self, environment: dict[str, str]) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        # To a file, for whoever looks for why it ended.
+        self._said = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", HOLDER],
-            env={**kept, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **environment},
+            env={**kept, **OWN, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._said,
             text=True,
             cwd="/",
         )
@@ -136,6 +146,10 @@ class RayCluster:
         """Change what the cluster says of its versions; what it said before."""
         return self._ask("metadata", changes)
 
+    def workers(self) -> list[int]:
+        """The processes of its nodes in which an attempt is looked after."""
+        return [pid for pid in _descendants(self._process.pid) if _words(pid).startswith("ray::Attendant")]
+
     def behead(self) -> None:
         """Kill the head's server."""
         self._ask("behead", None)
@@ -149,6 +163,7 @@ class RayCluster:
             self._process.kill()
             self._process.wait()
             self._process.stdout.close()
+            self._said.close()
 
     def _ask(self, kind: str, value: Any) -> Any:
         assert self._process.stdin is not None
@@ -159,8 +174,28 @@ class RayCluster:
     def _answer(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, "the process that holds the cluster ended"
+        if not line:
+            self._said.seek(0)
+            raise AssertionError(f"the process that holds the cluster ended: {self._said.read()[-3000:]}")
         return json.loads(line)
+
+
+def _descendants(root: int) -> list[int]:
+    found, left = list[int](), [root]
+    while left:
+        with contextlib.suppress(OSError):
+            for path in Path(f"/proc/{left.pop()}/task").glob("*/children"):
+                begun = [int(word) for word in path.read_text().split()]
+                left += begun
+                found += begun
+    return found
+
+
+def _words(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 @pytest.fixture(scope="session")

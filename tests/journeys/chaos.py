@@ -76,22 +76,31 @@ class Clock(staging.Clock):
 
 @dataclass
 class Play:
-    """A round, moved on by what people do, and the dispatchers that work on it."""
+    """A round, moved on by what people do, and the dispatchers that work on it.
+
+    Attributes:
+        folder: of all that belongs to it.
+        environment: of its dispatchers.
+        sent: entrant -> submission.
+    """
 
     live: Live
     staged: Staged
     folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
     sent: dict[str, str] = field(default_factory=dict)
     processes: list[Process] = field(default_factory=list)
 
     @classmethod
     @contextlib.contextmanager
-    def begun(cls, folder: Path, *, entrants: int, **given: Any) -> "Iterator[Play]":
-        """An open round with so many submissions."""
+    def begun(
+        cls, folder: Path, *, entrants: int, compute: str = "", environment: dict[str, str] | None = None, **given: Any
+    ) -> "Iterator[Play]":
+        """An open round with so many submissions, that asks for these lines of machines."""
         folder.mkdir(parents=True, exist_ok=True)
         with staging.serve(folder, clock=Clock(folder / "ahead"), **given) as live:
-            staged = staging.open_round(live, folder)
-            play = cls(live, staged, folder)
+            staged = staging.open_round(live, folder, compute=compute)
+            play = cls(live, staged, folder, environment or {})
             play.submit(entrants)
             try:
                 yield play
@@ -123,7 +132,7 @@ class Play:
         clock = self.live.clock
         assert isinstance(clock, Clock) and at.partition(":")[0] in ("", *failpoints.POINTS)
         script = (DISPATCHER, str(clock.file), str(lease), "tracked" if tracked else "untracked", str(SHARED))
-        process = Process(self.live, self.folder / name, script=script, forked=True, **given)
+        process = Process(self.live, self.folder / name, script=script, forked=True, **{**self.environment, **given})
         self.processes.append(process)
         return process
 

@@ -210,12 +210,16 @@ class Staged:
         return found
 
 
-def defined(live: Live, folder: Path, *, name: str = "tiny", **changes: Any) -> tuple[Staged, dict[str, Any]]:
-    """A built competition with its files uploaded, and the signed RoundDefined, not sent yet."""
+def defined(
+    live: Live, folder: Path, *, name: str = "tiny", compute: str = "", **changes: Any
+) -> tuple[Staged, dict[str, Any]]:
+    """A built competition, with these lines in its [compute], with its files uploaded, and the signed RoundDefined, not sent yet."""
     built = folder / f"competition-{name}"
     tiny.competition(built)
     toml = built / "competition.toml"
-    text = toml.read_text("utf-8").replace('grace = "0s"', 'grace = "60s"')
+    text = (
+        toml.read_text("utf-8").replace('grace = "0s"', 'grace = "60s"').replace("[compute]\n", f"[compute]\n{compute}")
+    )
     toml.write_text(text.replace('baselines = ["majority"]', 'baselines = ["majority", "untrained"]'), "utf-8")
     staged = Staged(live, built)
     competition = definition.load(built)
