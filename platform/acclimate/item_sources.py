@@ -96,7 +96,7 @@ def _of_rounds(found: Any, protocol: str) -> list[_Round]:
 
 
 def _of_bundle(path: Path) -> _Round:
-    from acclimate.verify import files
+    from acclimate.verify import files, order
     from acclimate.verify.report import Failed
     from acclimate_competitions import definition, tables
     from acclimate_competitions.metrics import MAJORITY
@@ -104,6 +104,7 @@ def _of_bundle(path: Path) -> _Round:
     try:
         with files.opened(path) as bundle:
             files.manifest(bundle)
+            called = order.round_name(bundle)
             competition = definition.parse(bundle.read("definition.toml"))
             names = bundle.under("scores")
             if not names:
@@ -118,9 +119,7 @@ def _of_bundle(path: Path) -> _Round:
             "bundle_invalid", f"the bundle {path}: {failed}", hint="acclimate verify tells all that is wrong with it"
         ) from failed
     metrics = {task.name: task.metric for task in competition.tasks}
-    return _Round(
-        competition.round.name, pa.concat_tables(parts), metrics, frozenset({*competition.ranking.baselines, MAJORITY})
-    )
+    return _Round(called, pa.concat_tables(parts), metrics, frozenset({*competition.ranking.baselines, MAJORITY}))
 
 
 def _chosen(

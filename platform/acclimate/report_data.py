@@ -117,18 +117,19 @@ def _table(source: Source, name: str, options: Mapping[str, Any]) -> RoundScores
 
 
 def _bundle(path: Path, options: Mapping[str, Any]) -> RoundScores:
-    from acclimate.verify import files
+    from acclimate.verify import files, order
     from acclimate.verify.report import Failed
 
     try:
         with files.opened(path) as bundle:
+            name = order.round_name(bundle)
             ranking = cast(dict[str, Any], bundle.json("ranking.json"))
             competition = definition.parse(bundle.read("definition.toml"))
     except Failed as failed:
         hint = "acclimate verify tells all that is wrong with it"
         raise Refusal("bundle_invalid", f"the bundle {path}: {failed}", hint=hint) from failed
     lower = metrics.metric_of(competition.tasks[0]).direction == "min"
-    name, public = competition.round.name, competition.data_is_public
+    public = competition.data_is_public
     chosen = {key: options[key] for key in ("metric", "tasks") if options.get(key) is not None}
     try:
         found, notes = {}, []

@@ -12,7 +12,7 @@ from projected import made
 from typer.testing import CliRunner
 
 import acclimate
-from acclimate import tracking
+from acclimate import item_sources, tracking
 from acclimate.cli.main import app
 from acclimate.tracking import RoundData
 from acclimate_competitions.errors import Refusal
@@ -99,6 +99,15 @@ def test_a_bundle_is_ranked_as_its_published_ranking(bundle: Path) -> None:
     code, same, _ = command("rank", "--bundle", bundle, "--missing", "worst", "--json")
     assert (code, same) == (0, found)
     assert command("stability", "--bundle", bundle, "--missing", "worst", "--json")[0] == 0
+
+
+def test_two_rounds_of_one_definition_keep_their_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields, found = rounds_made.defined_fields, []
+    for name in ("spring", "autumn"):
+        monkeypatch.setattr(rounds_made, "defined_fields", lambda made, name=name: {**fields(made), "name": name})
+        path = rounds_made.make(tmp_path / f"{name}-round").write(tmp_path / name)
+        found.append(item_sources._of_bundle(path).name)
+    assert found == ["spring", "autumn"]
 
 
 def test_a_bundle_that_was_changed_or_is_none_is_refused(bundle: Path, tmp_path: Path) -> None:

@@ -185,6 +185,8 @@ def test_lower_is_better_turns_the_order():
 
 
 def test_a_bundle_shows_its_published_ranking_and_a_notebook_runs(tmp_path, monkeypatch):
+    fields = rounds_made.defined_fields
+    monkeypatch.setattr(rounds_made, "defined_fields", lambda made: {**fields(made), "name": "autumn"})
     bundle = rounds_made.make(tmp_path / "round").write(tmp_path / "bundle")
     out, book = tmp_path / "report.html", tmp_path / "report.ipynb"
     done = CliRunner().invoke(
@@ -192,6 +194,8 @@ def test_a_bundle_shows_its_published_ranking_and_a_notebook_runs(tmp_path, monk
     )
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
+    # The definition, which several rounds may have, calls it otherwise.
+    assert document["rounds"][0]["round"] == "autumn"
     published = json.loads((bundle / "ranking.json").read_text("utf-8"))
     assert document["rounds"][0]["sections"]["ranks"]["numbers"]["ranking"] == published["ranking"]
     Page(out.read_text("utf-8"))

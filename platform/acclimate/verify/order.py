@@ -6,9 +6,9 @@ from typing import Any
 
 from acclimate import hand_overs
 from acclimate.verify.audit import Audit
-from acclimate.verify.files import parse
+from acclimate.verify.files import Bundle, parse
 from acclimate.verify.report import Failed
-from acclimate_competitions import definition, digests, rounds
+from acclimate_competitions import definition, digests, records, rounds
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Submission
 from acclimate_competitions.records import Record
@@ -18,15 +18,31 @@ _SHOWN = 20
 
 
 def find(audit: Audit) -> str:
-    """Which of the log's rounds the bundle is about: the one that most of definition, ciphertext and manifests point to.
+    """Which of the log's rounds the bundle is about: see first_of. Whether its files really are this round's, later checks tell.
 
-    The log may hold other rounds; their entries are there because the tree needs them, and are not judged. Whether all three
-    really are this round's, later checks tell.
+    The log may hold other rounds; their entries are there because the tree needs them, and are not judged.
     """
     defined = {index: r for index, r in enumerate(audit.records) if r.type == "RoundDefined"}
-    definition_file, ciphertext = (_digest_of(audit, name) for name in ("definition.toml", "holdout.sealed"))
-    sealed = {r.round for r in audit.records if r.type == "HoldoutSealed" and r["ciphertext"] == ciphertext}
-    named = audit.bundle.read("submissions.jsonl") if "submissions.jsonl" in audit.bundle else b""
+    audit.first = first_of(audit.records, audit.bundle)
+    round_id = defined[audit.first].round
+    audit.last = max(index for index, record in enumerate(audit.records) if record.round == round_id)
+    others = _others(audit, defined)
+    said = f"; besides, of the same competition and organizer: {', '.join(others)}" if others else ""
+    return f"{round_id}, from log entry {audit.first}{said}"
+
+
+def first_of(log: Sequence[Record], bundle: Bundle) -> int:
+    """The RoundDefined that most of definition, ciphertext and manifests point to, by its place in the log.
+
+    Raises:
+        Failed: none or several.
+    """
+    defined = {index: r for index, r in enumerate(log) if r.type == "RoundDefined"}
+    definition_file, ciphertext = (
+        bundle.digest(name) if name in bundle else "" for name in ("definition.toml", "holdout.sealed")
+    )
+    sealed = {r.round for r in log if r.type == "HoldoutSealed" and r["ciphertext"] == ciphertext}
+    named = bundle.read("submissions.jsonl") if "submissions.jsonl" in bundle else b""
     fit = {
         index: (r["definition"] == definition_file) + (r.round in sealed) + (f'"round":"{r.round}"'.encode() in named)
         for index, r in defined.items()
@@ -36,12 +52,18 @@ def find(audit: Audit) -> str:
         raise Failed(
             "entries.jsonl", f"{len(best)} of the log's {len(defined)} rounds fit this definition and ciphertext"
         )
-    audit.first = best[0]
-    round_id = defined[audit.first].round
-    audit.last = max(index for index, record in enumerate(audit.records) if record.round == round_id)
-    others = _others(audit, defined)
-    said = f"; besides, of the same competition and organizer: {', '.join(others)}" if others else ""
-    return f"{round_id}, from log entry {audit.first}{said}"
+    return best[0]
+
+
+def round_name(bundle: Bundle) -> str:
+    """What the organizer called the round; the definition may be that of several. Nothing else of the log is looked at.
+
+    Raises:
+        Failed: as first_of.
+        Refusal: record_invalid.
+    """
+    log = [records.parse(line) for line in bundle.read("entries.jsonl").splitlines()]
+    return str(log[first_of(log, bundle)]["name"])
 
 
 def _others(audit: Audit, defined: Mapping[int, Record]) -> list[str]:
@@ -65,10 +87,6 @@ def _others(audit: Audit, defined: Mapping[int, Record]) -> list[str]:
         for name in same
     ]
     return [*said[:_SHOWN], f"and {len(said) - _SHOWN} more"] if len(said) > _SHOWN else said
-
-
-def _digest_of(audit: Audit, name: str) -> str:
-    return audit.bundle.digest(name) if name in audit.bundle else ""
 
 
 def read_definition(audit: Audit) -> str:
