@@ -264,8 +264,14 @@ def _struct(data: bytes, at: int, *, depth: int) -> tuple[dict[int, Any], int]:
         # Readers differ in what they make of a field that comes twice.
         if field in found:
             raise pa.ArrowInvalid(f"field {field} of a struct comes twice")
-        # A field that is true or false has no byte of its own.
-        found[field], at = (None, at) if kind in (1, 2) else _value(data, at, kind, depth=depth)
+        if 4 <= kind <= 6:
+            # As _value; most fields are numbers, and reading a table's headers takes as long as reading the table.
+            found[field], at = _number(data, at)
+        elif kind in (1, 2):
+            # A field that is true or false has no byte of its own.
+            found[field] = None
+        else:
+            found[field], at = _value(data, at, kind, depth=depth)
     return found, at + 1
 
 
@@ -279,7 +285,7 @@ def _value(data: bytes, at: int, kind: int, *, depth: int) -> tuple[Any, int]:
         count, kind, at = data[at] >> 4, data[at] & 15, at + 1
         if count == 15:
             count, at = _varint(data, at)
-        values = []
+        values: list[Any] = []
         for _ in range(count):
             value, at = _value(data, at, kind, depth=depth + 1)
             values.append(value)
@@ -298,6 +304,9 @@ def _value(data: bytes, at: int, kind: int, *, depth: int) -> tuple[Any, int]:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
+    value = data[at]
+    if value < 128:
+        return (value >> 1) ^ -(value & 1), at + 1
     value, at = _varint(data, at)
     return (value >> 1) ^ -(value & 1), at
 

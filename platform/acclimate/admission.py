@@ -2,15 +2,16 @@
 
 import traceback
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import select
 
-from acclimate import assignments, schedule, stages
+from acclimate import assignments, schedule, stages, stale_checks
 from acclimate.assignments import Assignment, Held
 from acclimate.console import say
 from acclimate.hosting import NO_MACHINES
-from acclimate.lead import OUTAGES, Lead, Running, ids
+from acclimate.lead import OUTAGES, TOGETHER, Lead, Running, ids, passes
 from acclimate.schedule import HandedOut
 from acclimate.service import clockwork
 from acclimate.settling import Settling
@@ -77,7 +78,7 @@ class Admission:
             mine = {stage.key for stage in running.held.assignment.stages}
             if not mine <= keys and running.held.assignment.round not in waiting:
                 running.handle.cancel()
-        stages.end_stale_checks(self._lead.store)
+        stale_checks.end(self._lead.store)
         self._let_go_of_strays()
         stages.end_lost(self._lead.store, epoch=self._lead.watch.epoch)
         known = stages.register(self._lead.store, wanted)
@@ -143,8 +144,8 @@ class Admission:
             overtaken=self._overtaken,
             may=lambda one: one.round not in unmet and self._may_begin(one, now),
         )
-        for assignment in given:
-            self._start(runner, assignment)
+        while group := list(islice(given, TOGETHER)):
+            self._start(runner, self._claim([one for one in group if self._settled.inputs.there(one)]))
             if now < self._lead.paused:
                 return
 
@@ -226,26 +227,53 @@ class Admission:
         self._lead.say_once("other code", round=assignment.round, reason=reason, hint=hint)
         return False
 
-    def _start(self, runner: Runner, assignment: Assignment) -> None:
-        if not self._settled.inputs.there(assignment):
-            return
-        # Committed before the runner hears of it: whatever happens next, the row says that someone may be at it.
-        with self._lead.store.transaction() as tx:
-            held = stages.claim(tx, assignment, epoch=self._lead.watch.epoch)
-        if held is None:
-            return
-        failpoints.reach("claimed")
-        name = f"{assignment.attempt}/{held.fence}"
+    def _claim(self, wanted: list[Assignment]) -> list[Held]:
+        """New tries of these, in one transaction; where that fails, each by itself, so that what is wrong with one stops no other."""
+        if not wanted:
+            return []
         try:
-            handle = runner.start(name, held.assignment.job, self._lead.blobs, demand=assignment.demand)
+            with self._lead.store.transaction() as tx:
+                found = stages.claim(tx, wanted, epoch=self._lead.watch.epoch)
         except Exception as error:
-            self._not_started(held, error)
-            return
-        failpoints.reach("started")
-        self._lead.host.trust()
-        self._lead.running[assignment.attempt] = Running(held, handle, runner)
-        self._lead.vitals.started[assignment.kind] += 1
-        say("attempt started", **ids(held), stages=len(assignment.stages))
+            if passes(error):
+                raise
+            if len(wanted) > 1:
+                return [held for one in wanted for held in self._claim([one])]
+            (one,) = wanted
+            self._lead.say_once("not claimed", round=one.round, attempt=one.attempt, traceback=traceback.format_exc())
+            return []
+        return [held for held in found if held is not None]
+
+    def _start(self, runner: Runner, claimed: list[Held]) -> None:
+        """Have these begun, of which the runner has not heard.
+
+        They are committed before: whatever happens next, their rows say that someone may be at them.
+        """
+        for number, held in enumerate(claimed):
+            failpoints.reach("claimed")
+            assignment = held.assignment
+            name = f"{assignment.attempt}/{held.fence}"
+            try:
+                handle = runner.start(name, assignment.job, self._lead.blobs, demand=assignment.demand)
+            except Exception as error:
+                self._not_started(held, error)
+                self._let_go(claimed[number + 1 :])
+                return
+            failpoints.reach("started")
+            self._lead.host.trust()
+            self._lead.running[assignment.attempt] = Running(held, handle, runner)
+            self._lead.vitals.started[assignment.kind] += 1
+            say("attempt started", **ids(held), stages=len(assignment.stages))
+
+    def _let_go(self, claimed: list[Held]) -> None:
+        """Give back what was claimed with one that the runner did not take, and that it was not asked to take."""
+        if claimed:
+            reason = "the runner takes nothing now: it was not asked to take this one"
+            with self._lead.store.transaction() as tx:
+                for held in claimed:
+                    if (row := stages.row_of(tx, held)) is not None:
+                        # Of the codes that say nothing of the next try: it waits no longer for it.
+                        stages.lost(tx, row, epoch=held.epoch, reason=reason, adoptable=False, code="dispatcher_lost")
 
     def _not_started(self, held: Held, error: Exception, *, looked_for: bool = False) -> None:
         """The runner takes nothing now, which says nothing of the job: no try is counted, and everything waits a little."""

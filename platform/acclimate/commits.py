@@ -24,8 +24,6 @@ from acclimate_runners import failpoints
 from acclimate_runners.jobs import Outcome
 from acclimate_runners.runner import Status
 
-TOGETHER = 16
-"""Attempts that are committed in one transaction; other writers wait for its end, a fraction of a second."""
 _LONGEST_REASON = 2000
 _Ended = tuple[Stage, Mapping[str, Any], str]
 """A stage, the document of its result, and its public reason where it failed."""
@@ -66,7 +64,8 @@ def commit(store: Store, identity: Identity, done: Sequence[Done]) -> None:
             for one in done:
                 ended = (_prepared if one.held.assignment.kind == "prepare" else _evaluated)(tx, identity, one)
                 _close(tx, one.held, ended)
-                stages.committed(tx, one.held)
+            stages.committed(tx, [one.held for one in done])
+            for _ in done:
                 failpoints.reach("committing")
     for _ in done:
         failpoints.reach("committed")
@@ -94,7 +93,7 @@ def _check(store: Store, identity: Identity, held: Held, status: Status) -> None
     with store.transaction() as tx:
         document = {**finite(outcome.results), **circumstances(status)}
         _close(tx, held, [(assignment.stages[0], document, outcome.reason)])
-        stages.committed(tx, held)
+        stages.committed(tx, [held])
         failpoints.reach("committing")
 
 

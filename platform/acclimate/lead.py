@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from acclimate import retries
 from acclimate.assignments import Assignment, Held
 from acclimate.config import Settings
 from acclimate.console import say
@@ -15,11 +16,14 @@ from acclimate.dispatch_health import Vitals
 from acclimate.hosting import Host, wait
 from acclimate.service.identity import Identity
 from acclimate.store import Store
+from acclimate_competitions.errors import Refusal
 from acclimate_runners.blobs import Blobs
 from acclimate_runners.runner import Handle, Runner, Status
 
 OUTAGES = frozenset({"database_unreachable", "blobs_unreachable", "lease_lost"})
 """Refusals that say nothing of what was being done: the step ends, and a later one does it again."""
+TOGETHER = 16
+"""Attempts that are claimed or committed in one transaction; other writers wait for its end, a fraction of a second."""
 
 
 @dataclass(frozen=True)
@@ -121,3 +125,8 @@ def ids(held: Held | Assignment) -> dict[str, Any]:
     if assignment.entry is not None:
         found["entry"] = assignment.entry
     return found | ({"fence": held.fence} if isinstance(held, Held) else {})
+
+
+def passes(error: Exception) -> bool:
+    """Whether an error says nothing of what was being done, which is done again in a later step."""
+    return isinstance(error, Refusal) and error.code in retries.PASSING | OUTAGES

@@ -143,9 +143,9 @@ class Leader:
                 due.append((running.held, progress, status.silent))
         if due or begun:
             with self._lead.store.transaction() as tx:
-                for running, machine in begun:
-                    stages.started(tx, running.held, machine=machine)
-                for held, progress, silent in due:
-                    stages.beat(tx, held, progress=progress, silent=silent)
+                if begun:
+                    stages.started(tx, [(running.held, machine) for running, machine in begun])
+                if due:
+                    stages.beat(tx, due)
         for running, _ in begun:
             running.begun = True

@@ -9,7 +9,7 @@ from acclimate.assignments import Held
 from acclimate.commits import Done
 from acclimate.console import say
 from acclimate.holdout_inputs import HoldoutInputs
-from acclimate.lead import OUTAGES, Lead, Running, ids
+from acclimate.lead import TOGETHER, Lead, Running, ids, passes
 from acclimate.retries import Ended
 from acclimate.scoring import Asked, Scorer
 from acclimate.service import release
@@ -128,8 +128,7 @@ class Settling:
                 self._not_committed(running, error)
         if asked:
             with self._lead.store.transaction() as tx:
-                for one in asked:
-                    stages.verifying(tx, one.held)
+                stages.verifying(tx, [one.held for one in asked])
             for one in asked:
                 self.scorer.ask(one)
 
@@ -167,7 +166,7 @@ class Settling:
             if len(group) == 1:
                 self._not_committed(group[0][0], error)
                 return
-            if _passes(error):
+            if passes(error):
                 raise
             for one in group:
                 self._commit([one])
@@ -184,7 +183,7 @@ class Settling:
         Raises:
             Refusal: what passes.
         """
-        if _passes(error):
+        if passes(error):
             raise error
         held = running.held
         if isinstance(error, Refusal):
@@ -299,9 +298,5 @@ def _groups(ready: list[tuple[Running, Done]]) -> Iterator[list[tuple[Running, D
     alone = [[one] for one in ready if one[1].held.assignment.kind == "check"]
     others = [one for one in ready if one[1].held.assignment.kind != "check"]
     yield from alone
-    for start in range(0, len(others), commits.TOGETHER):
-        yield others[start : start + commits.TOGETHER]
-
-
-def _passes(error: Exception) -> bool:
-    return isinstance(error, Refusal) and error.code in retries.PASSING | OUTAGES
+    for start in range(0, len(others), TOGETHER):
+        yield others[start : start + TOGETHER]

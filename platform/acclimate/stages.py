@@ -8,17 +8,17 @@ hears of it; every change of state says for which attempt and fence, so what an 
 an event (event_history.py) in its own transaction.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import case, func, insert, select, update
+from sqlalchemy import bindparam, case, func, insert, or_, select, update
 
 from acclimate import retries
 from acclimate.assignments import Assignment, Held
 from acclimate.retries import Ended
 from acclimate.schedule import PINNED, UNMET
-from acclimate.store import Store, Tx, attempts, events, stages, submissions, timestamp, wishes
+from acclimate.store import Store, Tx, attempts, events, stages, timestamp, wishes
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import format_time, parse_time
 
@@ -186,34 +186,54 @@ def states_of(tx: Tx, keys: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def claim(tx: Tx, assignment: Assignment, *, epoch: int) -> Held | None:
-    """Pending stages to starting, for a new try of an attempt under a fence of its own; None where not all of them are pending."""
-    keys = [stage.key for stage in assignment.stages]
-    rows = [row for part in _parts(keys) for row in tx.execute(select(stages).where(stages.c.key.in_(part))).all()]
-    if len(rows) != len(keys) or {row.state for row in rows} != {"pending"}:
-        return None
-    fence = max(newest_fence(tx, assignment), *(row.fence for row in rows)) + 1
-    held = Held(_fitted(tx, assignment), fence=fence, epoch=epoch)
+def claim(tx: Tx, wanted: Sequence[Assignment], *, epoch: int) -> list[Held | None]:
+    """Pending stages to starting, for a new try of each attempt under a fence of its own; None for one whose stages are not all pending."""
+    names, keys = [one.attempt for one in wanted], [stage.key for one in wanted for stage in one.stages]
+    known: dict[str, Any] = {}
+    for part in _parts(keys):
+        query = select(stages.c.key, stages.c.state, stages.c.fence).where(stages.c.key.in_(part))
+        known |= {row.key: row for row in tx.execute(query)}
+    newest = select(attempts.c.attempt, func.max(attempts.c.fence).label("fence")).where(attempts.c.attempt.in_(names))
+    fences = {row.attempt: row.fence for row in tx.execute(newest.group_by(attempts.c.attempt))}
+    failed = select(attempts.c.attempt).where(attempts.c.attempt.in_(names), attempts.c.state == "failed")
+    tried = set(tx.execute(failed).scalars())
+    found: list[Held | None] = []
+    for one in wanted:
+        # Taken out: what one of them claims is pending for none after it.
+        rows = [known.pop(stage.key, None) for stage in one.stages]
+        if not rows or any(row is None or row.state != "pending" for row in rows):
+            found.append(None)
+            continue
+        fence = max(fences.get(one.attempt, 0), *(row.fence for row in rows)) + 1
+        found.append(Held(_fitted(tx, one) if one.attempt in tried else one, fence=fence, epoch=epoch))
+    claimed = [held for held in found if held is not None]
+    if claimed:
+        _begin(tx, claimed)
+    return found
+
+
+def _begin(tx: Tx, claimed: Sequence[Held]) -> None:
+    at = timestamp(tx)
     # What was lost and not found again is superseded.
-    earlier = (attempts.c.attempt == assignment.attempt) & (attempts.c.state == "lost")
+    earlier = attempts.c.attempt.in_([held.assignment.attempt for held in claimed]) & (attempts.c.state == "lost")
     tx.execute(update(attempts).where(earlier).values(state="given_back"))
-    tx.execute(
-        insert(attempts),
+    rows = [
         {
-            "attempt": assignment.attempt,
+            "attempt": held.assignment.attempt,
             "fence": held.fence,
-            "round": assignment.round,
-            "submission": assignment.submission,
-            "kind": assignment.kind,
-            "stages": sorted(keys),
+            "round": held.assignment.round,
+            "submission": held.assignment.submission,
+            "kind": held.assignment.kind,
+            "stages": sorted(stage.key for stage in held.assignment.stages),
             "state": "starting",
-            "epoch": epoch,
-            "claimed": timestamp(tx),
-        },
-    )
-    _note(tx, row_of(tx, held), "claimed", epoch=epoch)
-    _hold(tx, held, state="starting")
-    return held
+            "epoch": held.epoch,
+            "claimed": at,
+        }
+        for held in claimed
+    ]
+    tx.execute(insert(attempts), rows)
+    tx.execute(insert(events), [_event(tx, held, "claimed") for held in claimed])
+    _hold(tx, claimed, state="starting")
 
 
 def _fitted(tx: Tx, assignment: Assignment) -> Assignment:
@@ -237,36 +257,44 @@ def adopt(tx: Tx, assignment: Assignment, *, fence: int, epoch: int) -> Held | N
     mine = (attempts.c.attempt == row.attempt) & (attempts.c.fence == row.fence)
     tx.execute(update(attempts).where(mine).values(state="running", code="", reason="", ended=None))
     _note(tx, row, "adopted", epoch=epoch)
-    _hold(tx, held, state="running")
+    _hold(tx, [held], state="running")
     return held
 
 
-def started(tx: Tx, held: Held, *, machine: str) -> None:
-    """Its child runs."""
-    row = row_of(tx, held)
-    if row is not None and row.state == "starting":
-        mine = (attempts.c.attempt == row.attempt) & (attempts.c.fence == row.fence)
-        tx.execute(update(attempts).where(mine).values(state="running", machine=machine))
-        _note(tx, row, "running", epoch=held.epoch, machine=machine)
-    tx.execute(update(stages).where(_mine(held), stages.c.state == "starting").values(state="running"))
+def started(tx: Tx, begun: Sequence[tuple[Held, str]]) -> None:
+    """The children of these tries run, each on the machine of this name."""
+    states = _states_of_tries(tx, [held for held, _ in begun])
+    new = [(held, machine) for held, machine in begun if _is(states, held, ("starting",))]
+    if new:
+        own = (attempts.c.attempt == bindparam("of")) & (attempts.c.fence == bindparam("under"))
+        statement = update(attempts).where(own).values(state="running", machine=bindparam("on"))
+        given = [{"of": held.assignment.attempt, "under": held.fence, "on": machine} for held, machine in new]
+        tx.execute(statement, given)
+        tx.execute(insert(events), [_event(tx, held, "running", machine=machine) for held, machine in new])
+    statement = update(stages).where(_OWN, stages.c.state == "starting").values(state="running")
+    tx.execute(statement, [owned for held, _ in begun for owned in _owned(held)])
 
 
-def verifying(tx: Tx, held: Held) -> None:
-    """It is done, and what it gave back is being read and scored."""
-    tx.execute(update(stages).where(_mine(held)).values(state="verifying", progress=1.0, heartbeat=timestamp(tx)))
+def verifying(tx: Tx, done: Sequence[Held]) -> None:
+    """These are done, and what they gave back is being read and scored."""
+    statement = update(stages).where(_OWN, _OPEN).values(state="verifying", progress=1.0, heartbeat=timestamp(tx))
+    tx.execute(statement, [owned for held in done for owned in _owned(held)])
 
 
-def committed(tx: Tx, held: Held) -> None:
-    """What it came to is on the record: in the transaction that puts it there.
+def committed(tx: Tx, done: Sequence[Held]) -> None:
+    """What these came to is on the record: in the transaction that puts it there.
 
     Raises:
-        Refusal: conflict, where this try is not the attempt's own any more.
+        Refusal: conflict, where one of these tries is not its attempt's own any more.
     """
-    row = row_of(tx, held)
-    if row is None or row.state not in UNDER_WAY:
-        raise Refusal("conflict", f"try {held.fence} of attempt {held.assignment.attempt} is over")
-    _end(tx, row, state="committed", code="", reason="")
-    _note(tx, row, "committed", epoch=held.epoch)
+    states = _states_of_tries(tx, done)
+    for held in done:
+        if not _is(states, held, UNDER_WAY):
+            raise Refusal("conflict", f"try {held.fence} of attempt {held.assignment.attempt} is over")
+    own = (attempts.c.attempt == bindparam("of")) & (attempts.c.fence == bindparam("under"))
+    statement = update(attempts).where(own).values(state="committed", code="", reason="", ended=timestamp(tx))
+    tx.execute(statement, [{"of": held.assignment.attempt, "under": held.fence} for held in done])
+    tx.execute(insert(events), [_event(tx, held, "committed") for held in done])
 
 
 def holds(tx: Tx, held: Held) -> bool:
@@ -305,7 +333,7 @@ def block(tx: Tx, held: Held, *, code: str, reason: str, machine: str = "") -> N
     row, words = row_of(tx, held), reason[:_LONGEST_REASON]
     if row is not None and row.state in UNDER_WAY:
         _end(tx, row, state="failed", code=code, reason=reason, machine=machine)
-    _note_of(tx, held, "blocked", code=code, reason=reason, machine=machine)
+    tx.execute(insert(events), _event(tx, held, "blocked", code=code, reason=reason, machine=machine))
     keys = [stage.key for stage in held.assignment.stages]
     for part in _parts(keys):
         mine = stages.c.key.in_(part) & stages.c.state.in_((*UNDER_WAY, "pending"))
@@ -380,32 +408,16 @@ def _unmet() -> Any:
     return (stages.c.state == "pending") & stages.c.reason.startswith(UNMET, autoescape=True)
 
 
-def beat(tx: Tx, held: Held, *, progress: float, silent: float = 0.0) -> None:
-    """A running attempt's progress (0 to 1), and its last sign of life, so many seconds ago."""
-    heartbeat = format_time(tx.now() - timedelta(seconds=silent))
-    tx.execute(update(stages).where(_mine(held)).values(progress=min(1.0, progress), heartbeat=heartbeat))
-
-
-def end_stale_checks(store: Store) -> None:
-    """End the checks whose submission is no longer being checked: withdrawn, forfeited, or settled before a crash."""
-    with store.snapshot() as tx:
-        if not _stale_checks(tx):
-            return
-    with store.transaction() as tx:
-        for row in _stale_checks(tx):
-            state = "committed" if row.submission_state == "accepted" else "failed"
-            tx.execute(update(stages).where(stages.c.key == row.key).values(state=state, reason=row.submission_reason))
-
-
-def _stale_checks(tx: Tx) -> list[Any]:
-    columns = (
-        stages.c.key,
-        submissions.c.state.label("submission_state"),
-        submissions.c.reason.label("submission_reason"),
-    )
-    query = select(*columns).join(submissions, submissions.c.id == stages.c.submission)
-    open_ones = (stages.c.kind == "check") & stages.c.state.in_(("pending", "blocked"))
-    return list(tx.execute(query.where(open_ones, submissions.c.state != "checking")).all())
+def beat(tx: Tx, beats: Sequence[tuple[Held, float, float]]) -> None:
+    """Running attempts' progress (0 to 1), and their last signs of life, so many seconds ago."""
+    now = tx.now()
+    told = [
+        owned | {"share": min(1.0, progress), "at": format_time(now - timedelta(seconds=silent))}
+        for held, progress, silent in beats
+        for owned in _owned(held)
+    ]
+    statement = update(stages).where(_OWN, _OPEN).values(progress=bindparam("share"), heartbeat=bindparam("at"))
+    tx.execute(statement, told)
 
 
 def _parts(items: list[str]) -> Iterator[list[str]]:
@@ -416,15 +428,40 @@ def _parts(items: list[str]) -> Iterator[list[str]]:
 
 def _mine(held: Held) -> Any:
     """The stages that a try holds: no other's, whoever claimed them since."""
-    mine = (stages.c.attempt == held.assignment.attempt) & (stages.c.fence == held.fence)
+    # By their keys first, as only those have an index: a round has thousands.
+    keys = stages.c.key.in_([stage.key for stage in held.assignment.stages])
+    mine = keys & (stages.c.attempt == held.assignment.attempt) & (stages.c.fence == held.fence)
     return mine & stages.c.state.in_(UNDER_WAY)
 
 
-def _hold(tx: Tx, held: Held, *, state: str) -> None:
-    values = {"attempt": held.assignment.attempt, "fence": held.fence, "state": state, "heartbeat": timestamp(tx)}
-    values |= {"progress": 0.0, "not_before": None}
-    for part in _parts([stage.key for stage in held.assignment.stages]):
-        tx.execute(update(stages).where(stages.c.key.in_(part)).values(**values, attempts=stages.c.attempts + 1))
+_OWN = (
+    (stages.c.key == bindparam("own")) & (stages.c.attempt == bindparam("of")) & (stages.c.fence == bindparam("under"))
+)
+"""A stage of _owned: for one statement over the stages of many tries."""
+_OPEN = or_(*(stages.c.state == state for state in UNDER_WAY))
+
+
+def _owned(held: Held) -> list[dict[str, Any]]:
+    """What _OWN is given for each stage of a try."""
+    return [{"own": stage.key, "of": held.assignment.attempt, "under": held.fence} for stage in held.assignment.stages]
+
+
+def _hold(tx: Tx, claimed: Sequence[Held], *, state: str) -> None:
+    values: dict[str, Any] = {"attempt": bindparam("of"), "fence": bindparam("under"), "state": state}
+    values |= {"heartbeat": timestamp(tx), "progress": 0.0, "not_before": None, "attempts": stages.c.attempts + 1}
+    statement = update(stages).where(stages.c.key == bindparam("own")).values(**values)
+    tx.execute(statement, [owned for held in claimed for owned in _owned(held)])
+
+
+def _states_of_tries(tx: Tx, tries: Sequence[Held]) -> dict[tuple[str, int], str]:
+    """(attempt, fence) -> state of all tries of these attempts."""
+    query = select(attempts.c.attempt, attempts.c.fence, attempts.c.state)
+    found = tx.execute(query.where(attempts.c.attempt.in_([held.assignment.attempt for held in tries])))
+    return {(row.attempt, row.fence): row.state for row in found}
+
+
+def _is(states: Mapping[tuple[str, int], str], held: Held, wanted: Collection[str]) -> bool:
+    return states.get((held.assignment.attempt, held.fence)) in wanted
 
 
 def row_of(tx: Tx, held: Held) -> Any:
@@ -441,7 +478,8 @@ def _end(tx: Tx, row: Any, *, state: str, code: str, reason: str, machine: str =
 
 def _to_pending(tx: Tx, row: Any, *, charged: bool, values: Mapping[str, Any]) -> None:
     fewer = stages.c.attempts if charged else case((stages.c.attempts > 0, stages.c.attempts - 1), else_=0)
-    mine = (stages.c.attempt == row.attempt) & (stages.c.fence == row.fence) & stages.c.state.in_(UNDER_WAY)
+    mine = stages.c.key.in_(row.stages) & stages.c.state.in_(UNDER_WAY)
+    mine &= (stages.c.attempt == row.attempt) & (stages.c.fence == row.fence)
     tx.execute(update(stages).where(mine).values(state="pending", attempts=fewer, progress=0.0, **values))
 
 
@@ -451,9 +489,9 @@ def _note(tx: Tx, row: Any, event: str, *, epoch: int, code: str = "", reason: s
     tx.execute(insert(events), values | {"code": code, "reason": reason[:_LONGEST_REASON], "machine": machine})
 
 
-def _note_of(tx: Tx, held: Held, event: str, *, code: str, reason: str, machine: str) -> None:
+def _event(tx: Tx, held: Held, event: str, *, code: str = "", reason: str = "", machine: str = "") -> dict[str, Any]:
+    """The row of an event of a try."""
     assignment = held.assignment
     values: dict[str, Any] = {"round": assignment.round, "kind": assignment.kind, "submission": assignment.submission}
     values |= {"attempt": assignment.attempt, "fence": held.fence, "epoch": held.epoch, "event": event}
-    values |= {"at": timestamp(tx), "code": code, "reason": reason[:_LONGEST_REASON], "machine": machine}
-    tx.execute(insert(events), values)
+    return values | {"at": timestamp(tx), "code": code, "reason": reason[:_LONGEST_REASON], "machine": machine}

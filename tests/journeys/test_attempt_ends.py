@@ -37,7 +37,7 @@ def claimed(server: Live, round_: str) -> assignments.Held:
         (assignment,) = assignments.outstanding(tx, tx.round(round_), holdout_inputs={})
     lifecycle.register(server.store, [assignment])
     with server.store.transaction() as tx:
-        held = lifecycle.claim(tx, assignment, epoch=1)
+        held = lifecycle.claim(tx, [assignment], epoch=1)[0]
     assert held is not None
     return held
 

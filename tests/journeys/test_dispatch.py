@@ -356,9 +356,9 @@ def test_a_commit_is_for_the_attempt_that_holds_the_stage(server: Live, tmp_path
         unclaimed = assignments.Held(assignment, fence=1, epoch=1)
         commits.commit(server.store, identity.load(server.settings, server.store), [commits.Done(unclaimed, status)])
     with server.store.transaction() as tx:
-        held = lifecycle.claim(tx, assignment, epoch=1)
+        held = lifecycle.claim(tx, [assignment], epoch=1)[0]
         assert held is not None and held.fence == 1
-        assert lifecycle.claim(tx, assignment, epoch=1) is None
+        assert lifecycle.claim(tx, [assignment], epoch=1)[0] is None
 
 
 def test_an_attempt_whose_row_is_no_longer_its_own_is_dropped_and_what_is_left_is_done(

@@ -188,7 +188,7 @@ def test_the_micro_batch_follows_from_the_tries_that_are_written_down(server: Li
 
     def claimed(epoch: int) -> assignments.Held:
         with server.store.transaction() as tx:
-            held = stages.claim(tx, assignment, epoch=epoch)
+            held = stages.claim(tx, [assignment], epoch=epoch)[0]
         assert held is not None and held.assignment.attempt == assignment.attempt
         assert held.assignment.stages == assignment.stages
         return held

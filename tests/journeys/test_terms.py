@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -264,11 +264,11 @@ def test_a_claim_that_was_committed_though_its_connection_broke_is_made_again(
             if armed and armed.pop():
                 raise psycopg.OperationalError("server closed the connection unexpectedly")
 
-        def claimed(tx: Tx, assignment: Assignment, *, epoch: int) -> Held | None:
-            held = claim(tx, assignment, epoch=epoch)
+        def claimed(tx: Tx, wanted: Sequence[Assignment], *, epoch: int) -> list[Held | None]:
+            found = claim(tx, wanted, epoch=epoch)
             armed.extend([True] if not claims else [])
-            claims.append(held.fence if held is not None else 0)
-            return held
+            claims.extend(held.fence if held is not None else 0 for held in found)
+            return found
 
         monkeypatch.setattr(placed.store.engine.dialect, "do_commit", breaking)
         monkeypatch.setattr(lifecycle, "claim", claimed)
