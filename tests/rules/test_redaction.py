@@ -57,12 +57,13 @@ def test_no_form_of_a_login_is_shown(tmp_path: Path, text: str) -> None:
 )
 def test_the_time_of_redaction_grows_with_the_length_only(part: str) -> None:
     def seconds(length: int) -> float:
-        text, began = part * (length // len(part)), time.perf_counter()
+        # Of this process: what others do on the machine is not in it.
+        text, began = part * (length // len(part)), time.process_time()
         hidden(text)
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     # Ten times the length: a square would be a hundred times as long.
-    assert min(seconds(40_000) for _ in range(3)) < 60 * max(seconds(4_000), 0.001)
+    assert min(seconds(40_000) for _ in range(3)) < 60 * max(min(seconds(4_000) for _ in range(3)), 0.001)
 
 
 @pytest.mark.parametrize(
