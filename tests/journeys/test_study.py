@@ -124,6 +124,40 @@ def test_numbers_are_those_of_the_scores(
     assert drawn.count("<circle") == 4 and "repetition 1, second" in drawn
 
 
+def test_rounds_with_the_same_seeds_agree_by_halves_no_more_than_a_round_with_itself(
+    play: ModuleType, analyse: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(analyse, "DRAWS", 60)
+    # Each seed has an order of its own, and it is all that there is: the same in both rounds, as they prepare the same models.
+    random = np.random.default_rng(5)
+    chances = np.stack([random.permutation(np.linspace(0.1, 0.9, 24)) for _ in range(3)], axis=1)
+
+    def played() -> object:
+        tasks = [(random.random((24, 3, 400)) < chances[:, :, None]).astype(float) for _ in play.tasks()]
+        return analyse.Played({}, [f"entrant-{place:02d}" for place in range(24)], {"prepared": tasks})
+
+    found = analyse.between(played(), played(), "prepared")
+    assert found["whole"] > 0.9
+    assert found["halves"] == pytest.approx(found["ceiling"], abs=0.05)
+
+
+def test_a_dose_stands_beside_the_same_twelve_with_the_usual_one(
+    play: ModuleType, analyse: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(analyse, "DRAWS", 5)
+    kept(play, tmp_path, "first", spread=0.4)
+    (whole,) = analyse.rounds(tmp_path, play.parts()[0])
+    dose = next(part for part in play.parts() if part.name == "dose 100")
+    twelve = [spec.name for spec in play.specs(dose)]
+    some = whole.of(twelve)
+    assert some.entrants == twelve
+    assert some.scores("direct") == pytest.approx(whole.scores("direct")[::2])
+    path = play.result(dose, "first", tmp_path)
+    path.write_bytes(play.result(play.parts()[0], "first", tmp_path).read_bytes())
+    text = analyse.page(tmp_path)
+    assert text.index("| the same twelve, dose 150, first |") < text.index("| dose 100, first |")
+
+
 def test_nothing_played_is_said(analyse: ModuleType, tmp_path: Path) -> None:
     assert "**Partial: 0 of 24 rounds have been played" in analyse.page(tmp_path)
     assert "<svg" in analyse.plot(tmp_path)

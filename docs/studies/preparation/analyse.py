@@ -51,6 +51,12 @@ class Played:
         """Of each entrant, [entrants, 1]."""
         return np.array([[self.about["capacity"][name]] for name in self.entrants])
 
+    def of(self, names: Sequence[str]) -> "Played":
+        """The same round, of these entrants alone: nobody's scores depend on who else was there."""
+        places = [self.entrants.index(name) for name in names]
+        values = {protocol: [task[places] for task in tasks] for protocol, tasks in self.values.items()}
+        return Played(self.about, list(names), values)
+
     def effect(self, protocol: str) -> stability.Effect:
         """Agreement between tasks, its interval, ceiling and halves."""
         values = self.values[protocol]
@@ -126,12 +132,17 @@ def pooled(repetitions: Sequence[Sequence[Played]]) -> dict[str, tuple[float, fl
 
 
 def between(first: Played, second: Played, protocol: str) -> dict[str, float]:
-    """Agreement of two rounds' rankings by mean score: of the whole rounds, of halves, and of the first round's own halves (the ceiling)."""
+    """Agreement of two rounds' rankings by mean score: of the whole rounds, of halves, and of the first round's own halves (the ceiling).
+
+    The rounds have the same seeds and public rows, so their prepared models are the same. Halves of different rounds therefore are of
+    disjoint seeds, as those of one round are, and of as many.
+    """
     random = np.random.default_rng(3)
     whole = stability.tau(_overall(first.values[protocol]), _overall(second.values[protocol]))[0, 0]
     halves, own = [], []
     for _ in range(DRAWS):
-        (a, b), (c, _) = (_split(played.values[protocol], random) for played in (first, second))
+        seeds = random.permutation(first.values[protocol][0].shape[1])
+        (a, b), (_, c) = (_split(played.values[protocol], seeds, random) for played in (first, second))
         halves.append(stability.tau(a, c)[0, 0])
         own.append(stability.tau(a, b)[0, 0])
     return {"whole": float(whole), "halves": float(np.nanmean(halves)), "ceiling": float(np.nanmean(own))}
@@ -141,9 +152,11 @@ def _overall(values: Sequence[Floats]) -> Floats:
     return np.mean([task.mean(axis=(1, 2)) for task in values], axis=0)[:, None]
 
 
-def _split(values: Sequence[Floats], random: np.random.Generator) -> tuple[Floats, Floats]:
-    """Mean scores by a random half of the images and of the seeds, and by the others; a single seed is in both."""
-    images, seeds = random.permutation(values[0].shape[2]), random.permutation(values[0].shape[1])
+def _split(
+    values: Sequence[Floats], seeds: npt.NDArray[np.int64], random: np.random.Generator
+) -> tuple[Floats, Floats]:
+    """Mean scores by a random half of the images and the first half of the seeds, and by the others; a single seed is in both."""
+    images = random.permutation(values[0].shape[2])
     middle, few = len(images) // 2, len(seeds) // 2
     parts = [(seeds[:few] if few else seeds, images[:middle]), (seeds[few:], images[middle:])]
     one, other = (_overall([task[:, of][:, :, at] for task in values]) for of, at in parts)
@@ -191,7 +204,7 @@ def page(results: Path) -> str:
     if main:
         lines += _main(main)
     if controls:
-        lines += _controls(controls)
+        lines += _controls(controls, rounds(results, parts[0]))
     return "\n".join(lines)
 
 
@@ -231,7 +244,8 @@ def _main(main: Sequence[Sequence[Played]]) -> list[str]:
         "",
         "## Agreement between the two rounds",
         "",
-        "Rankings by mean score over six tasks, two holdouts with no image in common.",
+        "Rankings by mean score over six tasks, two holdouts with no image in common. Only the two columns of halves may be compared: they are of as many",
+        "images and seeds, and what they compare has no seed in common. Of whole rounds the prepared models are the same, seed by seed.",
         "",
         "| repetition | whole rounds | halves of different rounds | halves of the first round (ceiling) |",
         "| --- | --- | --- | --- |",
@@ -258,15 +272,18 @@ def _main(main: Sequence[Sequence[Played]]) -> list[str]:
     return [*lines, ""]
 
 
-def _controls(controls: Sequence[tuple[play.Part, Sequence[Played]]]) -> list[str]:
+def _controls(controls: Sequence[tuple[play.Part, Sequence[Played]]], whole: Sequence[Played]) -> list[str]:
+    twelve = [spec.name for spec in play.specs(play.Part("", 1, entrants=12))]
     lines = [
         "## Controls",
         "",
-        "Twelve entrants, one repetition, two rounds each. One repetition each: they show directions, not sizes.",
+        "Twelve entrants, one repetition, two rounds each. One repetition each: they show directions, not sizes. A dose is a number of steps of the",
+        "mandated preparation. Its models are those of the first rows: the same twelve in repetition 1, where all had 150 steps.",
         "",
         "| control, round | direct | prepared | … of halves | ceiling | first component, null | with capacity |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
+    lines += [_row(f"the same twelve, dose 150, {played.about['which']}", played.of(twelve)) for played in whole]
     for part, found in controls:
         lines += [_row(f"{part.name}, {played.about['which']}", played) for played in found]
     return [*lines, ""]
