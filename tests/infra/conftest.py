@@ -60,7 +60,10 @@ def parses() -> Callable[[list[str]], None]:
         name = "acclimate"
         while hasattr(command, "resolve_command"):
             context = command.make_context(name, rest, parent=context)
-            name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+            left = [*context._protected_args, *context.args]
+            if command.invoke_without_command and not left:
+                return  # `acclimate mlflow` runs the pages, and has commands besides
+            name, command, rest = command.resolve_command(context, left)
         command.make_context(name, rest, parent=context)
 
     return check
