@@ -55,6 +55,7 @@ def test_mlflow_ends_wholly(tmp_path: Path, how: str) -> None:
     assert not of_sessions({process.pid})
 
 
+@pytest.mark.slow
 def test_mlflow_for_a_network_answers_to_the_names_it_is_given_and_ends_wholly_when_it_is_killed(
     tmp_path: Path,
 ) -> None:

@@ -236,7 +236,7 @@ def other_tables(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     "name",
     [
         "scores/ada.parquet",
-        "scores/majority.parquet",
+        pytest.param("scores/majority.parquet", marks=pytest.mark.slow),
         "holdout/tint.parquet",
         "predictions/ada/direct-tint-none.parquet",
         "public/splits/size/validation.parquet",
