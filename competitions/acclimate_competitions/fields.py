@@ -257,6 +257,11 @@ class Table:
             self.problem(key, f"is missing: write a table [{dotted(self._at(key))}]")
         return Table(self._document, self._at(key), {}, absent=required or self._absent or value is not None)
 
+    def optional(self, key: str) -> "Table | None":
+        """A table below this one; None where it is absent."""
+        self._asked.append(key)
+        return self.table(key) if key in self._values else None
+
     def tables(self, key: str) -> list["Table"]:
         """An array of tables, at least one."""
         self._asked.append(key)

@@ -12,6 +12,9 @@ LARGEST_SEED = 2**32 - 1
 """What every generator takes, with room for a step's number beside it."""
 
 
+LARGEST_RANK = 1024
+
+
 @dataclass(frozen=True)
 class Optimizer:
     """AdamW and its constants."""
@@ -41,6 +44,25 @@ class Selection:
     candidates: tuple[Literal["base", "last"], ...]
 
 
+LINEAR = ("attention", "mlp")
+"""The parts of a layer that have linear layers; which ones these are follows from the architecture."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters: what is learned in place of the weights.
+
+    Attributes:
+        rank: of each adapter.
+        alpha: an adapter's product counts alpha / rank times.
+        targets: parts of each layer whose linear layers have one.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[Literal["attention", "mlp"], ...]
+
+
 @dataclass(frozen=True)
 class Recipe:
     """The recipe; field by field `[preparation]` of competition.toml.
@@ -54,9 +76,10 @@ class Recipe:
         threads: CPU threads of the child process; part of the determinism class D1.
         diverged: what counts for an entry whose preparation diverged.
         packing: whether several sequences stand in one row that the model reads, each seeing itself only.
+        lora: the adapters, where the method is "lora"; else None.
     """
 
-    method: Literal["full"]
+    method: Literal["full", "lora"]
     epochs: int
     global_batch: int
     max_length: int
@@ -72,15 +95,20 @@ class Recipe:
     threads: int
     diverged: Literal["base", "missing", "fail"]
     packing: bool = False
+    lora: Lora | None = None
 
     def document(self) -> dict[str, Any]:
         """The recipe as JSON-ready data; without what an earlier version did not know, where it is as it was then."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "packing" or value}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in _LATER or value}
 
     @cached_property
     def digest(self) -> str:
         """Digest of the canonical JSON of document()."""
         return digests.of_json(self.document())
+
+
+_LATER = ("packing", "lora")
+"""Fields that came later; they stand in the document only where they say something."""
 
 
 def halvings(global_batch: int) -> int:
@@ -98,17 +126,31 @@ def from_document(document: dict[str, Any]) -> Recipe:
     values = dict(document)
     values["optimizer"] = Optimizer(**values["optimizer"])
     values["schedule"] = Schedule(**values["schedule"])
+    if values.get("lora"):
+        values["lora"] = Lora(**{**values["lora"], "targets": tuple(values["lora"]["targets"])})
     selection = dict(values["selection"])
     values["selection"] = Selection(**{**selection, "candidates": tuple(selection["candidates"])})
     values["lr_grid"], values["seeds"] = tuple(values["lr_grid"]), tuple(values["seeds"])
     return Recipe(**values)
 
 
+def _lora(table: Table | None) -> Lora | None:
+    if table is None:
+        return None
+    found = Lora(
+        rank=table.integer("rank", least=1, most=LARGEST_RANK),
+        alpha=table.number("alpha", above=0),
+        targets=table.words("targets", LINEAR, default=LINEAR),
+    )
+    table.finish()
+    return found
+
+
 def read(table: Table) -> Recipe:
     """The table's values; problems are noted in its document."""
     optimizer, schedule, selection = (table.table(name) for name in ("optimizer", "schedule", "selection"))
     recipe = Recipe(
-        method=table.word("method", ("full",), default="full", designed=("lora",)),
+        method=table.word("method", ("full", "lora"), default="full"),
         epochs=table.integer("epochs", least=1),
         global_batch=table.integer("global_batch", least=1),
         max_length=table.integer("max_length", least=2),
@@ -138,7 +180,13 @@ def read(table: Table) -> Recipe:
         threads=table.integer("threads", 1, least=1, most=1024),
         diverged=table.word("diverged", ("base", "missing", "fail"), default="base"),
         packing=table.boolean("packing", False),
+        lora=_lora(table.optional("lora")),
     )
+    if table.good("method", "lora"):
+        if recipe.method == "lora" and recipe.lora is None:
+            table.problem("lora", 'is missing: `method = "lora"` needs it, such as lora = { rank = 8, alpha = 16 }')
+        if recipe.method != "lora" and recipe.lora is not None:
+            table.problem("lora", f'is for `method = "lora"`: with "{recipe.method}" all weights are learned')
     if schedule.good("final") and recipe.schedule.final > 1:
         schedule.problem("final", f"= {recipe.schedule.final}: must be at most 1")
     if table.good("lr_grid") and not recipe.lr_grid:

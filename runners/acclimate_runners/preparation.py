@@ -22,7 +22,7 @@ from acclimate_competitions import tables
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Recipe, Schedule
-from acclimate_runners import jobs, layouts, network, packing
+from acclimate_runners import adapters, jobs, layouts, network, packing
 from acclimate_runners.checkpoints import Checkpoints, Fitting, Standing
 from acclimate_runners.jobs import CheckJob, EvaluateJob, Outcome, PrepareJob, TaskData
 from acclimate_runners.network import Network
@@ -44,6 +44,7 @@ class Fit:
         diverged: public reason; "" where it did not.
         tokens: read by the model, padding left out.
         seconds: of wall clock; in no digest.
+        beside: numbers that were learned beside the model's own weights; 0 where it was these.
     """
 
     losses: tuple[float, ...]
@@ -51,6 +52,7 @@ class Fit:
     diverged: str
     tokens: int
     seconds: float
+    beside: int = 0
 
 
 def learning_rate(step: int, *, total: int, peak: float, schedule: Schedule) -> float:
@@ -75,55 +77,54 @@ def fit(
 ) -> Fit:
     """Fine-tune a model's weights in place on data[0]; data[1] is the validation split.
 
-    The loss of a step is the mean NLL over the answers' tokens of its global batch. AdamW decays every weight. With `fitting` it goes on
-    from where an earlier try was, and comes to the same bytes. With `micro_batch` so many sequences are read at once, which takes less
-    memory and gives the same but for the last bits.
+    The loss of a step is the mean NLL over the answers' tokens of its global batch. AdamW decays all that is learned: the weights, or
+    the recipe's adapters, which are merged into these. With `fitting` it goes on from where an earlier try was, and comes to the same
+    bytes. With `micro_batch` so many sequences are read at once, which takes less memory and gives the same but for the last bits.
     """
     rows, _ = data
     total = packing.steps(len(rows), epochs=recipe.epochs, global_batch=recipe.global_batch)
-    weights, constants = list(model.weights.values()), recipe.optimizer
-    optimizer = torch.optim.AdamW(
-        weights,
-        lr=lr,
-        betas=(constants.beta1, constants.beta2),
-        eps=constants.eps,
-        weight_decay=constants.weight_decay,
-        fused=True,
-    )
-    begun = fitting.begin(model.weights, optimizer) if fitting else Standing()
-    model.model.train()
-    losses, tokens, began = list(begun.losses), begun.tokens, time.monotonic() - begun.seconds
-    for step in range(len(losses) + 1, min(total, stop_after or total) + 1):
-        # 1. The batch and the dropout follow from the seed and the step's number alone.
-        batch = packing.batch_of_step(step - 1, rows=len(rows), global_batch=recipe.global_batch, seed=seed)
-        torch.default_generator.manual_seed(seed * 1_000_003 + step)
-        # 2. Loss on the answers' tokens, and its gradient.
-        optimizer.zero_grad()
-        loss = learn(model, rows, packing.micro_batches(batch, size=micro_batch), recipe=recipe)
-        # 3. Clip, and step at the schedule's learning rate.
-        torch.nn.utils.clip_grad_norm_(weights, recipe.clip)
-        optimizer.param_groups[0]["lr"] = learning_rate(step, total=total, peak=lr, schedule=recipe.schedule)
-        optimizer.step()
-        losses.append(loss)
-        tokens += int(rows.lengths[batch].sum())
-        # 4. A loss that is no number ends the fit.
-        if not math.isfinite(losses[-1]):
-            return Fit(
-                tuple(losses), None, f"the loss at step {step} is {losses[-1]}", tokens, time.monotonic() - began
-            )
-        on_step(step)
-        if fitting:
-            fitting.after_step(partial(_standing, losses, tokens, began))
+    with adapters.learned(model, recipe.lora, seed=seed) as named:
+        weights, constants, beside = list(named.values()), recipe.optimizer, adapters.count(named, recipe.lora)
+        optimizer = torch.optim.AdamW(
+            weights,
+            lr=lr,
+            betas=(constants.beta1, constants.beta2),
+            eps=constants.eps,
+            weight_decay=constants.weight_decay,
+            fused=True,
+        )
+        begun = fitting.begin(named, optimizer) if fitting else Standing()
+        model.model.train()
+        losses, tokens, began = list(begun.losses), begun.tokens, time.monotonic() - begun.seconds
+        for step in range(len(losses) + 1, min(total, stop_after or total) + 1):
+            # 1. The batch and the dropout follow from the seed and the step's number alone.
+            batch = packing.batch_of_step(step - 1, rows=len(rows), global_batch=recipe.global_batch, seed=seed)
+            torch.default_generator.manual_seed(seed * 1_000_003 + step)
+            # 2. Loss on the answers' tokens, and its gradient.
+            optimizer.zero_grad()
+            loss = learn(model, rows, packing.micro_batches(batch, size=micro_batch), recipe=recipe)
+            # 3. Clip, and step at the schedule's learning rate.
+            torch.nn.utils.clip_grad_norm_(weights, recipe.clip)
+            optimizer.param_groups[0]["lr"] = learning_rate(step, total=total, peak=lr, schedule=recipe.schedule)
+            optimizer.step()
+            losses.append(loss)
+            tokens += int(rows.lengths[batch].sum())
+            # 4. A loss that is no number ends the fit.
+            if not math.isfinite(losses[-1]):
+                reason, seconds = f"the loss at step {step} is {losses[-1]}", time.monotonic() - began
+                return Fit(tuple(losses), None, reason, tokens, seconds, beside)
+            on_step(step)
+            if fitting:
+                fitting.after_step(partial(_standing, losses, tokens, began))
     # 5. The validation split decides whether the weights are of use, and later which rate is chosen.
     nll = validation_nll(model, data[1])
-    fine = nll is not None and all(network.is_finite(tensor) for tensor in weights)
-    return Fit(
-        tuple(losses), nll if fine else None, "" if fine else "the weights diverged", tokens, time.monotonic() - began
-    )
+    fine = nll is not None and all(network.is_finite(tensor) for tensor in model.weights.values())
+    reason, seconds = "" if fine else "the weights diverged", time.monotonic() - began
+    return Fit(tuple(losses), nll if fine else None, reason, tokens, seconds, beside)
 
 
 def learn(model: Network, rows: Packed, parts: list[packing.Integers], *, recipe: Recipe) -> float:
-    """Mean NLL over the answers' tokens of a batch that is read in parts; its gradient is added to the weights' own."""
+    """Mean NLL over the answers' tokens of a batch that is read in parts; its gradient is added to that of what is learned."""
     scored = sum(int((rows.labels[part] != packing.NOT_SCORED).sum()) for part in parts) if len(parts) > 1 else 0
     found = 0.0
     for part in parts:
@@ -252,12 +253,14 @@ def best(candidates: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def cost(done: Fit, model: Network) -> dict[str, float]:
-    """What a fit took; FLOPs by the usual estimate of 6 for each parameter and token."""
+    """What a fit took; FLOPs by the usual estimate of 6 for each parameter and token, 4 where the parameter stands still."""
+    parameters = model.facts.parameters
+    each = 4 * parameters + 6 * done.beside if done.beside else 6 * parameters
     return {
         "tokens": done.tokens,
         "steps": len(done.losses),
         "seconds": round(done.seconds, 3),
-        "flops": 6 * model.facts.parameters * done.tokens,
+        "flops": each * done.tokens,
     }
 
 

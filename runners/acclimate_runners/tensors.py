@@ -3,10 +3,28 @@
 They are those of transformers' classes; a test holds them equal.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Shapes = dict[str, tuple[int, ...]]
+
+PARTS = {"attention": ("attention", "attn", "self_attention", "self_attn"), "mlp": ("mlp",)}
+"""A layer's parts, as a recipe names them -> their names in files, of all architectures."""
+
+
+def linear(shapes: Shapes, parts: Sequence[str]) -> list[str]:
+    """Names of the weights of all linear layers in these parts of a model's layers, sorted; neither embeddings nor the head.
+
+    The rule: a matrix whose name is …layers' list.number.part.….weight.
+    """
+    named = {name for part in parts for name in PARTS[part]}
+    found = []
+    for name, shape in shapes.items():
+        words = name.split(".")
+        at = next((place for place, word in enumerate(words) if word.isdecimal()), None)
+        if at is not None and len(shape) == 2 and words[at + 1] in named:
+            found.append(name)
+    return sorted(found)
 
 
 def decoder(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from acclimate_competitions.recipe import Lora
 from acclimate_runners import jobs
 from acclimate_runners.attempt_notes import AttemptNotes
 from acclimate_runners.blobs import FolderBlobs
@@ -230,6 +231,27 @@ def test_killed_while_it_writes_one_the_one_before_is_whole(tiny: Any, undisturb
     begun = AttemptNotes("sha256:ab/2", job, blobs).resume(other)
     assert begun is not None and begun.step == 8 and 0 < begun.seconds < 60
     assert comparable(prepare(job, other)) == comparable(outcome)
+
+
+@pytest.mark.parametrize("step", [9, 16])
+def test_adapters_go_on_to_the_same_bytes_too(tiny: Any, tmp_path: Path, step: int) -> None:
+    """Killed in the second rate's fit, and in a seed's: what a checkpoint holds are the adapters, what comes out whole weights."""
+    recipe = tiny.recipe(epochs=1, method="lora", lora=Lora(2, 4.0, ("attention", "mlp")))
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    outcome = prepare(job_in(tiny, whole, seconds=3600.0, recipe=recipe), whole)
+    job = job_in(tiny, cut, seconds=0.0, recipe=recipe)
+    killed = KILLED.replace("count == 9", f"count == {step}")
+    done = subprocess.run([sys.executable, "-P", "-c", killed, str(cut)], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    (cut / WRITTEN / "whole").rename(cut / RESUME)
+    found = json.loads((cut / RESUME / STATE).read_text("utf-8"))
+    assert found["step"] == step - 1 and (cut / RESUME / TENSORS).stat().st_size > 0
+    told: list[int] = []
+    again = prepare(job, cut, lambda step, total, what: told.append(step))
+    assert min(told) >= step and again.results["prepared"][0]["cost"]["steps"] == 6
+    assert again.files == outcome.files and len(again.files) == 2
+    for name in outcome.files:
+        assert (cut / "out" / name).read_bytes() == (whole / "out" / name).read_bytes()
 
 
 def test_a_disk_without_room_for_a_checkpoint_ends_nothing(
