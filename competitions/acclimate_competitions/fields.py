@@ -259,8 +259,11 @@ class Table:
 
     def optional(self, key: str) -> "Table | None":
         """A table below this one; None where it is absent."""
+        if key in self._values:
+            return self.table(key)
         self._asked.append(key)
-        return self.table(key) if key in self._values else None
+        self._document.origins[dotted(self._at(key))] = "default"
+        return None
 
     def tables(self, key: str) -> list["Table"]:
         """An array of tables, at least one."""

@@ -1,5 +1,6 @@
 """Trying a model at home: the same numbers and bytes as a round's, by the same child, and a reason where it can't be."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -19,7 +20,7 @@ from waiting import WITHIN
 
 import acclimate
 from acclimate.cli.main import app
-from acclimate_competitions import digests, tables
+from acclimate_competitions import definition, digests, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import jobs
 from acclimate_runners.blobs import FolderBlobs
@@ -91,6 +92,40 @@ def test_one_seed_at_one_rate_for_some_steps(at_home: Path, tmp_path: Path) -> N
     # The schedule is the whole one's.
     assert short_fit["losses"] == long_fit["losses"][:2]
     assert short_fit["prepared"] != long_fit["prepared"]
+
+
+def with_adapters(folder: Path, to: Path) -> Path:
+    """The same competition, whose recipe learns adapters."""
+    shutil.copytree(folder, to)
+    path = to / "competition.toml"
+    lines = 'method = "lora"\nlora = { rank = 4, alpha = 8 }'
+    path.write_text(path.read_text("utf-8").replace('method = "full"', lines), "utf-8")
+    return to
+
+
+def test_a_recipe_of_adapters_is_prepared_at_home_as_in_a_round(at_home: Path, tmp_path: Path) -> None:
+    model, competition = at_home / "model", with_adapters(at_home / "competition", tmp_path / "competition")
+    lines = ["prepare", str(model), "--competition", str(competition), "--out", str(tmp_path / "p"), "--task", "tint"]
+    done = CliRunner().invoke(app, lines)
+    assert done.exit_code == 0, done.output
+    assert "tint, as submitted: validation nll" in done.stdout and "tint, seed 13: loss" in done.stdout
+    mine = json.loads((tmp_path / "p/preparation.json").read_text("utf-8"))["tasks"]["tint"]
+    job = jobs.from_json((at_home / "job.json").read_text("utf-8"))
+    recipe = definition.load(competition / "competition.toml").preparation
+    assert recipe.method == "lora" and recipe.digest != job.recipe.digest
+    outcome = carried_out(at_home, dataclasses.replace(job, recipe=recipe))
+    assert mine["candidates"] == outcome.results["selections"][0]["candidates"]
+    before = load_file(model / "model.safetensors")
+    for entry in outcome.results["prepared"]:
+        assert mine["seeds"][str(entry["seed"])]["prepared"] == entry["prepared"] is not None and not entry["base"]
+        # Whole weights, of which the embedding and the norms are as submitted.
+        after = load_file(tmp_path / "p/tint" / str(entry["seed"]) / "model.safetensors")
+        changed = {name.split(".")[-2] for name, weight in after.items() if not np.array_equal(weight, before[name])}
+        assert after.keys() == before.keys()
+        assert changed == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    for command in ("check", "evaluate"):
+        done = CliRunner().invoke(app, [command, str(tmp_path / "p/tint/11"), "--competition", str(competition)])
+        assert done.exit_code == 0, done.output
 
 
 def test_an_evaluation_at_home_is_the_rounds(at_home: Path, tmp_path: Path) -> None:

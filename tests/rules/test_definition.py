@@ -86,6 +86,26 @@ def test_what_an_attempt_takes_of_a_machine():
     assert asked.preparation.digest == plain.preparation.digest and asked.ranking.digest == plain.ranking.digest
 
 
+def test_a_recipe_of_adapters_names_their_rank_weight_and_targets():
+    from acclimate_competitions.recipe import Lora
+
+    text = BASE.replace('method = "full"', 'method = "lora"\nlora = { rank = 8, alpha = 16 }')
+    found = definition.parse(text.encode())
+    assert (found.preparation.method, found.preparation.lora) == ("lora", Lora(8, 16.0, ("attention", "mlp")))
+    values = found.effective()
+    assert set(values) == set(found.origins) and values["preparation.lora.rank"] == 8
+    assert found.origins["preparation.lora.targets"] == "default"
+    line = text.splitlines().index("lora = { rank = 8, alpha = 16 }") + 1
+    assert found.origins["preparation.lora.alpha"] == f"line {line}"
+    as_table = BASE.replace('method = "full"', 'method = "lora"') + "[preparation.lora]\nrank = 8\nalpha = 16.0\n"
+    assert definition.parse(as_table.encode()).preparation == found.preparation
+    plain = definition.parse(BASE.encode())
+    assert plain.preparation.lora is None and plain.effective()["preparation.lora"] is None
+    assert found.preparation.digest != plain.preparation.digest
+    mlp = definition.parse(text.replace("alpha = 16", 'alpha = 16, targets = ["mlp"]').encode())
+    assert mlp.preparation.lora == Lora(8, 16.0, ("mlp",))
+
+
 @pytest.mark.parametrize("lines", ['memory = "0"', "labels = {}", "gpus = 8", "cpus = 0.07"])
 def test_what_an_attempt_may_take(lines: str):
     found = definition.parse(BASE.replace("[compute]\n", f"[compute]\n{lines}\n").encode())
@@ -162,7 +182,7 @@ CASES = [
     ('metric = "accuracy"', 'metric = "f1"', 'tasks[0].metric = "f1" is unknown'),
     ("chance = 0.1", "chance = 1.5", "tasks[0].chance = 1.5: must be at most 1"),
     ("chance = 0.1", "chance = nan", "tasks[0].chance = nan: must be finite"),
-    ('method = "full"', 'method = "lora"', 'preparation.method = "lora": this version carries only "full"'),
+    ('method = "full"', 'method = "lora"', 'preparation.lora is missing: `method = "lora"` needs it, such as lora = {'),
     ("seeds = [11, 12, 13]", "seeds = [0, 12, 13]", "preparation.seeds[0] = 0 is the selection seed"),
     ("seeds = [11, 12, 13]", "seeds = [11, 12]", "preparation.seeds are 2: at least 3 reporting seeds"),
     ("seeds = [11, 12, 13]", "seeds = [11, 12, 12]", "preparation.seeds[2] = 12 stands twice"),
@@ -206,6 +226,22 @@ CASES = [
     ("max_gpu_hours = 0", 'max_gpu_hours = 0\nlabels = { zone = "in(a,b)" }', "compute.labels.zone = 'in(a,b)': must be at most 63"),
     ("max_gpu_hours = 0", f'max_gpu_hours = 0\nlabels = {{ "{"a." * 126}aa/x" = "a" }}', "/x is not a name that is allowed here"),
     ("max_gpu_hours = 0", 'max_gpu_hours = 0\nlabels = { "-x" = "a" }', "compute.labels.-x is not a name that is allowed here: at most 63"),
+    ('method = "full"', 'method = "lorra"', "preparation.method = \"lorra\" is unknown: did you mean 'lora'?"),
+    ('method = "full"', 'method = "full"\nlora = { rank = 8, alpha = 16 }', 'preparation.lora is for `method = "lora"`: with "full"'),
+    ('method = "full"', 'lora = { rank = 8, alpha = 16 }', 'preparation.lora is for `method = "lora"`'),
+    ('method = "full"', 'method = "lora"\nlora = { rank = 0, alpha = 16 }', "preparation.lora.rank = 0: must be at least 1"),
+    ('method = "full"', 'method = "lora"\nlora = { rank = -8, alpha = 16 }', "preparation.lora.rank = -8: must be at least 1"),
+    ('method = "full"', 'method = "lora"\nlora = { rank = 1025, alpha = 16 }', "preparation.lora.rank = 1025: must be at most 1024"),
+    ('method = "full"', 'method = "lora"\nlora = { rank = 8.0, alpha = 16 }', "preparation.lora.rank must be a whole number, not 8.0"),
+    ('method = "full"', 'method = "lora"\nlora = { rank = 8, alpha = 0 }', "preparation.lora.alpha = 0: must be above 0"),
+    ('method = "full"', 'method = "lora"\nlora = { alpha = 16 }', "preparation.lora.rank is missing"),
+    ('method = "full"', 'method = "lora"\nlora = { rank = 8 }', "preparation.lora.alpha is missing"),
+    ('method = "full"', 'method = "lora"\nlora = {}', "preparation.lora.rank is missing"),
+    ('method = "full"', 'method = "lora"\nlora = { rank = 8, alpha = 16, targets = ["atention"] }', "preparation.lora.targets[0] = \"atention\" is unknown: did you mean 'attention'?"),
+    ('method = "full"', 'method = "lora"\nlora = { rank = 8, alpha = 16, targets = ["mlp", "q_proj"] }', 'preparation.lora.targets[1] = "q_proj" is unknown: allowed is "attention", "mlp"'),
+    ('method = "full"', 'method = "lora"\nlora = { rank = 8, alpha = 16, targets = [] }', "preparation.lora.targets must not be empty"),
+    ('method = "full"', 'method = "lora"\nlora = { rank = 8, alpha = 16, dropout = 0.1 }', "preparation.lora.dropout is not a known key"),
+    ('method = "full"', 'method = "lora"\nlora = 8', "preparation.lora must be a table"),
 ]  # fmt: skip
 
 
