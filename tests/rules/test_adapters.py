@@ -237,6 +237,7 @@ def prepared(
     return preparation.prepare(job, folder, lambda *words: None)
 
 
+@pytest.mark.slow
 def test_the_same_bytes_again_and_in_another_process(tiny: Any, tmp_path: Path) -> None:
     model = tiny.model(tmp_path / "model", "gpt2", attn_pdrop=0.1, resid_pdrop=0.1, embd_pdrop=0.1)
     first = prepared(tiny, tmp_path / "first", model=model)
