@@ -28,8 +28,9 @@ from acclimate_runners.placement import Outstanding
 from acclimate_runners.runner import Demand, Handle
 
 ATTEMPTS, MACHINES, GPUS = 40, 2, 2
-EPOCHS = 40
-"""Of an attempt in the middle; the shortest has a third of it, the longest three times as many."""
+EPOCHS = 1_000
+"""Of an attempt in the middle; the shortest has a third of it, the longest three times as many. About half a minute: what is added to each
+attempt is a few seconds, so that of shorter ones the ratio says nothing about the schedule."""
 TRIES = 3
 _DEMAND = Demand(cpus=0.1, gpus=1.0)
 _LOOK = 0.2
