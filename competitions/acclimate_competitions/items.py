@@ -50,6 +50,7 @@ class Items:
         clusters: sorted, over all sets.
         values: a set's scores, [m, seeds, examples], NaN where not scored.
         places: the cluster of each of a set's examples, index into clusters.
+        gaps: by set [m], who lacked a score before something was put in its place; empty where nothing was.
     """
 
     entrants: tuple[str, ...]
@@ -58,6 +59,7 @@ class Items:
     clusters: tuple[str, ...]
     values: tuple[Floats, ...]
     places: tuple[Ints, ...]
+    gaps: tuple[Bools, ...] = ()
 
     @property
     def binary(self) -> bool:
@@ -77,13 +79,20 @@ class Items:
 
     def filled(self, worst: float) -> "Items":
         """The same with the worst score where there is none."""
-        return dataclasses.replace(self, values=tuple(np.where(np.isnan(v), worst, v) for v in self.values))
+        values = tuple(np.where(np.isnan(v), worst, v) for v in self.values)
+        return dataclasses.replace(self, values=values, gaps=self.with_gaps())
+
+    def with_gaps(self) -> tuple[Bools, ...]:
+        """By set [m]: who lacked a score under some seed, whatever stands there now."""
+        lacking: list[Bools] = [np.asarray(np.isnan(value).any(axis=(1, 2))) for value in self.values]
+        return tuple(now | before for now, before in zip(lacking, self.gaps or lacking, strict=True))
 
     def of(self, entrants: Sequence[int]) -> "Items":
         """The same with these entrants only."""
         chosen = list(entrants)
         names = tuple(self.entrants[place] for place in chosen)
-        return dataclasses.replace(self, entrants=names, values=tuple(value[chosen] for value in self.values))
+        values = tuple(value[chosen] for value in self.values)
+        return dataclasses.replace(self, entrants=names, values=values, gaps=tuple(gap[chosen] for gap in self.gaps))
 
     def shared(self) -> tuple["Items", int]:
         """The same with the examples only that all entrants have under all seeds, and how many others there were."""
@@ -94,8 +103,14 @@ class Items:
 
     def alone(self, number: int) -> "Items":
         """The same with one set only."""
-        one = slice(number, number + 1)
-        return dataclasses.replace(self, sets=self.sets[one], values=self.values[one], places=self.places[one])
+        return self.of_sets([number])
+
+    def of_sets(self, sets: Sequence[int]) -> "Items":
+        """The same with these sets only."""
+        values, places = tuple(self.values[place] for place in sets), tuple(self.places[place] for place in sets)
+        gaps = tuple(self.gaps[place] for place in sets) if self.gaps else ()
+        names = tuple(self.sets[place] for place in sets)
+        return dataclasses.replace(self, sets=names, values=values, places=places, gaps=gaps)
 
     def means(self) -> list[list[float | None]]:
         """[sets][m]: each entrant's score in each set, exactly summed, None where it has none."""
@@ -120,11 +135,10 @@ class Items:
         return total
 
     def errors(self) -> list[confidence.TaskError]:
-        """The error of the means of each set, by cluster and seed."""
-        pool = np.ones(len(self.entrants), dtype=bool)
+        """The error of the means of each set, by cluster and seed; the seed variance is pooled over those without gaps, as in a round's ranking."""
         return [
-            confidence.task_error(value, place, count=len(self.clusters), pool=pool)
-            for value, place in zip(self.values, self.places, strict=True)
+            confidence.task_error(value, place, count=len(self.clusters), pool=~gap)
+            for value, place, gap in zip(self.values, self.places, self.with_gaps(), strict=True)
         ]
 
 

@@ -3,6 +3,7 @@
 `of_items` is the seam: whoever has scores by example under one or both protocols can make a report of them.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,8 @@ def of_items(
         gone = [one for one in items.entrants if one not in common]
         if gone:
             said.append(f"{protocol}: left out, as scored under one protocol only: {score_tables.listed(gone)}")
-        whole[protocol] = _of_sets(items.of([items.entrants.index(one) for one in common]), sets)
+        ordered = items.of([items.entrants.index(one) for one in common])
+        whole[protocol] = ordered.of_sets([ordered.sets.index(one) for one in sets])
     return RoundScores(name, whole, _ranking(whole, lower=lower), lower, notes=tuple(dict.fromkeys(said)))
 
 
@@ -162,19 +164,7 @@ def _complete(found: Items, options: Mapping[str, Any], notes: list[str]) -> Ite
         notes.append(
             "where scores are missing, an entrant's mean of the others stands for them: errors look smaller than they are"
         )
-    return Items(held.entrants, held.sets, held.seeds, held.clusters, tuple(values), held.places)
-
-
-def _of_sets(items: Items, sets: Sequence[str]) -> Items:
-    places = [items.sets.index(name) for name in sets]
-    return Items(
-        items.entrants,
-        tuple(sets),
-        items.seeds,
-        items.clusters,
-        tuple(items.values[place] for place in places),
-        tuple(items.places[place] for place in places),
-    )
+    return dataclasses.replace(held, values=tuple(values), gaps=held.with_gaps())
 
 
 def _ranking(found: Mapping[str, Items], *, lower: bool) -> dict[str, Any]:

@@ -96,6 +96,9 @@ def test_a_bundle_is_ranked_as_its_published_ranking(bundle: Path) -> None:
     assert {row["entrant"]: row["rank"] for row in found["ranking"]} == {
         row["entrant"]: row["rank"] for row in published
     }
+    # Whoever lacks a score under some seed has no part in how much seeds vary.
+    errors = {row["entrant"]: row["se"] for row in published}
+    assert {row["entrant"]: row["se"] for row in found["ranking"]} == pytest.approx(errors, rel=1e-6)
     code, same, _ = command("rank", "--bundle", bundle, "--missing", "worst", "--json")
     assert (code, same) == (0, found)
     assert command("stability", "--bundle", bundle, "--missing", "worst", "--json")[0] == 0
