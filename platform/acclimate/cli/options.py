@@ -12,6 +12,7 @@ from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
     from acclimate.client import Client
+    from acclimate.client.servers import Witnesses
     from acclimate.keys import Keys
     from acclimate.log_keys import LogKeys
 
@@ -185,3 +186,17 @@ def _unfit(sentence: str) -> Refusal:
         sentence,
         hint="a key folder keeps it in log.vkey, made by `acclimate register`; a custodian's in pins.json, too",
     )
+
+
+def witnesses_asked(given: list[str], quorum: int | None) -> "Witnesses | None":
+    """The witnesses that an organizer asks for; None where neither option is given."""
+    from acclimate.client.servers import Witnesses
+    from acclimate.quorum import parse_witness
+
+    if not given and quorum is None:
+        return None
+    if quorum is None or quorum > len(given):
+        raise typer.BadParameter(
+            f"--witness for each witness belongs to --quorum N, at most their number: {len(given)} and {quorum}"
+        )
+    return Witnesses(tuple(parse_witness(read_key(text)).text() for text in given), quorum)

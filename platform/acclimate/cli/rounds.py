@@ -1,17 +1,15 @@
 """`acclimate round`: what an organizer does, and what everybody may read of a round."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from acclimate.cli import moments
-from acclimate.cli.options import AsJson, KeysFolder, ReaderKeys, RoundId, Server, connect, read_key, reader
+from acclimate.cli.next_rounds import next_round
+from acclimate.cli.options import AsJson, KeysFolder, ReaderKeys, RoundId, Server, connect, reader, witnesses_asked
 from acclimate.cli.output import bar, emit, say, table
 from acclimate.cli.status import status
-
-if TYPE_CHECKING:
-    from acclimate.client.servers import Witnesses
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -86,14 +84,14 @@ def create(
     client, opened = connect(keys)
     people = [read_json(path / "custodian.json" if path.is_dir() else path) for path in custodian or []]
     second = read_json(auditor / "auditor.json" if auditor.is_dir() else auditor) if auditor is not None else None
-    wanted = _witnesses(witness or [], quorum)
+    wanted = witnesses_asked(witness or [], quorum)
     with client, bar("uploading definition and public files") as progress:
         now = parse_time(client.terms()["now"])
         given = {"opens": opens, "closes": closes, "closes_latest": closes_latest, "release_by": release_by}
         dates = {label: moments.parse(text, now=now) for label, text in given.items() if text is not None}
         created = actors.create_round(
-            client, opened, folder, custodians=people, auditor=second, witnesses=wanted, name=name, progress=progress,
-            say=say, **dates,
+            client, opened, folder, custodians=people, auditor=second, witnesses=wanted, name=name, predecessor="",
+            progress=progress, say=say, **dates,
         )  # fmt: skip
         state = client.round(created)
     say(f"opens  {moments.show(parse_time(state['opens']), now=now)}")
@@ -104,19 +102,6 @@ def create(
         say(f"  acclimate submit MODEL --round {created} --baseline {baseline} --keys {keys}")
     say(f"next: acclimate round seal {created} {folder} --keys {keys}")
     emit(state, as_json=as_json, text=created)
-
-
-def _witnesses(given: list[str], quorum: int | None) -> "Witnesses | None":
-    from acclimate.client.servers import Witnesses
-    from acclimate.quorum import parse_witness
-
-    if not given and quorum is None:
-        return None
-    if quorum is None or quorum > len(given):
-        raise typer.BadParameter(
-            f"--witness for each witness belongs to --quorum N, at most their number: {len(given)} and {quorum}"
-        )
-    return Witnesses(tuple(parse_witness(read_key(text)).text() for text in given), quorum)
 
 
 @app.command()
@@ -350,6 +335,7 @@ def report(
     emit({"file": str(out), "size": out.stat().st_size}, as_json=as_json, text=f"{out}, {out.stat().st_size} bytes")
 
 
+app.command("next")(next_round)
 app.command("status", epilog="The same: acclimate round status digits-2027-1 --server https://rounds.example.org")(
     status
 )

@@ -33,6 +33,7 @@ from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.records import Record, format_time
 
 ROUNDS_FILE = "rounds.json"
+_DATES = ("opens", "closes", "closes_latest", "release_by")
 RELEASE_AFTER = timedelta(days=14)
 """Default of release_by, counted from closes_latest."""
 
@@ -55,10 +56,11 @@ def create_round(
     name: str | None = None,
     auditor: Auditor | None = None,
     witnesses: Witnesses | None = None,
+    predecessor: str = "",
     progress: Progress | None = None,
     say: Say = lambda line: None,
 ) -> str:
-    """Define a round of a built competition; its id.
+    """Define a round of a built competition; its id. The same again is the same round, with the dates that it was begun with.
 
     1. Definition and splits are checked here; the custodians are those that the definition names; log and witnesses are not the
        server's choice (servers.py).
@@ -78,6 +80,7 @@ def create_round(
         name: the round's name; None: the definition's.
         auditor: the public part of the auditor whom the definition names.
         witnesses: those that the server must have, and their quorum; None: those of the folder's last round, else none.
+        predecessor: the id of the round that this one follows, or takes the place of.
         progress: called while uploading with (bytes done, bytes in all).
         say: told the log, evaluators and witnesses of the round, before anything is signed.
 
@@ -110,16 +113,14 @@ def create_round(
         "organizer": {"name": load_account(keys.folder).id, "ed25519": keys.public},
         "code": server["code"],
         **servers.agreed(client, keys, server, asked=witnesses, say=say),
+        **({"predecessor": predecessor} if predecessor else {}),
     }
     # 2
-    request = records.sign("RoundDefined", "", fields, key=keys.ed25519)
-    rounds.begin(Record("RoundDefined", request["round"], at, fields, request["by"], request["sig"]), competition)
-    if records.parse_time(fields["closes"]) <= at:
-        raise Refusal("guard_failed", f"the round would close {fields['closes']}, it is {server['now']}")
+    request = _signed(keys, fields, competition, now=at)
     # 3
     _upload(client, [folder / "competition.toml", *public.values()], progress=progress)
     # 4
-    created = _define(client, keys, request)
+    created = _define(client, keys, request, say=say)
     servers.keep(keys.folder, fields)
     return created
 
@@ -136,8 +137,9 @@ def seal_round(
 ) -> dict[str, Any]:
     """Seal the holdout of a built competition for a round's custodians, and hand in the rehearsal; {seal, index}.
 
-    1. The round is one that these keys defined; the folder's definition is the round's.
-    2. Holdout and dummy rows are sealed with secrets of their own; the secrets are split, wrapped and forgotten.
+    1. The round is one that these keys defined; the folder's definition is the round's; where the round follows another, its holdout is
+       disjoint from those of earlier rounds.
+    2. Holdout and dummy rows are sealed with secrets of their own; the secrets are split, wrapped and forgotten. Digests of the rows are kept.
     3. Ciphertext, HoldoutSealed and envelopes are sent; then the same of the rehearsal.
 
     Args:
@@ -152,6 +154,7 @@ def seal_round(
     Raises:
         Refusal: round_unknown, signature_invalid, conflict, splits_invalid, phase_wrong, …
     """
+    from acclimate.client import holdouts
     from acclimate_competitions import splits
 
     # 1
@@ -163,11 +166,15 @@ def seal_round(
             hint="seal the folder that the round was created from",
         )
     splits.check(folder, competition)
+    if "predecessor" in defined.fields:
+        seen = holdouts.compare(client, keys, competition, folder, but=defined.round, say=say)
+        holdouts.require_disjoint(seen)
     # 2
     work = keys.folder / "seals" / defined.round
     work.parent.mkdir(mode=0o700, exist_ok=True)
     with alone(work.with_name(f".{work.name}.lock"), doing=f"sealing {defined.round}", within=0.0):
         sealed = seals.made(work, defined, splits.holdout_files(folder), random=random, say=say)
+        holdouts.keep(keys, defined, competition, folder)
         # 3
         return _hand_in(client, keys, defined, sealed, progress=progress, say=say)
 
@@ -286,6 +293,15 @@ def void(
     return client.post(round_id, "void", records.sign("RoundVoided", round_id, fields, key=keys.ed25519))
 
 
+def _signed(keys: Keys, fields: dict[str, Any], competition: Competition, *, now: datetime) -> dict[str, Any]:
+    """RoundDefined, signed, once it has passed the rules by which a round begins."""
+    request = records.sign("RoundDefined", "", fields, key=keys.ed25519)
+    rounds.begin(Record("RoundDefined", request["round"], now, fields, request["by"], request["sig"]), competition)
+    if records.parse_time(fields["closes"]) <= now:
+        raise Refusal("guard_failed", f"the round would close {fields['closes']}, it is {format_time(now)}")
+    return request
+
+
 def _checked(folder: Path) -> Competition:
     """The definition of a built competition whose splits are sound."""
     from acclimate_competitions import splits
@@ -386,8 +402,8 @@ def _require_own_recipients(custodians: Sequence[Custodian]) -> None:
                 owner[recipient] = custodian["name"]
 
 
-def _define(client: Client, keys: Keys, request: dict[str, Any]) -> str:
-    """Keep the round's id, then send RoundDefined; an id that the server refuses is forgotten."""
+def _define(client: Client, keys: Keys, request: dict[str, Any], *, say: Say) -> str:
+    """Keep the round's id, then send RoundDefined; an id that the server refuses is forgotten, and the one of the same round before taken."""
     round_id = str(request["round"])
     with _keeping_rounds(keys) as known:
         new = round_id not in known
@@ -399,10 +415,28 @@ def _define(client: Client, keys: Keys, request: dict[str, Any]) -> str:
         if refusal.code not in ("server_unreachable", "busy", "internal_error") and new:
             with _keeping_rounds(keys) as known:
                 known.pop(round_id, None)
+        if refusal.code == "round_exists" and (before := _begun(client, keys, request["fields"])) is not None:
+            say(
+                f"going on with {before.round}, which was begun before with the same words: it closes {before['closes']}"
+            )
+            with _keeping_rounds(keys) as known:
+                known.setdefault(before.round, {"server": client.url})
+            return before.round
         raise
     if answer.get("round") != round_id:
         raise Refusal("log_inconsistent", f"defined was {round_id}, the server answers with {answer.get('round')!r}")
     return round_id
+
+
+def _begun(client: Client, keys: Keys, fields: Mapping[str, Any]) -> Record | None:
+    """RoundDefined of the round of this name, where these keys signed it and it says the same but for its dates."""
+    for summary in client.rounds():
+        mine = (summary.get("competition"), summary.get("name")) == (fields["competition"], fields["name"])
+        if mine and summary["phase"] != "voided":
+            defined, _ = definition_of(client, summary["round"])
+            same = {**defined.fields, **{name: fields[name] for name in _DATES}} == fields
+            return defined if same and defined.by == keys.public else None
+    return None
 
 
 @contextmanager

@@ -25,7 +25,8 @@ def define(store: Store, identity: Identity, account: Account, request: Mapping[
     1. The caller signed RoundDefined with the account's key; its id has the digits that bind it.
     2. The definition and all public files are here, and they are those that the definition asks for.
     3. Log, evaluators, code and witnesses are this server's.
-    4. No other round of the competition has this name, none has the auditor's draw; the round can still open.
+    4. No other round of the competition has this name, none has the auditor's draw; the round can still open; the one that it follows is one of
+       the competition's.
 
     Returns:
         {round, index, new}.
@@ -77,11 +78,22 @@ def define(store: Store, identity: Identity, account: Account, request: Mapping[
             raise Refusal("guard_failed", f"the round would close {fields['closes']}, it is {format_time(tx.now())}")
         if known is None:
             _check_draw(tx, fields.get("auditor"))
+            _check_predecessor(tx, fields.get("predecessor"), competition)
         index, record, new = tx.append_once(request)
         if new:
             row = {"id": record.round, "competition": competition.slug, "name": fields["name"], "owner": account.id}
             tx.execute(insert(rounds), {**row, "definition": competition.digest, "created": format_time(record.at)})
         return {"round": record.round, "index": index, "new": new}
+
+
+def _check_predecessor(tx: Tx, predecessor: str | None, competition: Competition) -> None:
+    """Refuse a predecessor that is no round of the competition here: nobody could look at the two together."""
+    if predecessor is None:
+        return
+    row = tx.execute(select(rounds).where(rounds.c.id == predecessor)).one_or_none()
+    if row is None or row.competition != competition.slug:
+        what = "no round of this server" if row is None else f"a round of {row.competition!r}"
+        raise Refusal("guard_failed", f"the predecessor {predecessor} is {what}, not of {competition.slug!r}")
 
 
 def _check_draw(tx: Tx, auditor: Mapping[str, Any] | None) -> None:

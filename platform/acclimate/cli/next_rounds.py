@@ -1,0 +1,159 @@
+"""`acclimate round next`: the next round of a competition, once its holdout is known to be new."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from acclimate.cli import moments
+from acclimate.cli.options import AsJson, KeysFolder, connect, witnesses_asked
+from acclimate.cli.output import bar, emit, say, table
+
+if TYPE_CHECKING:
+    from acclimate.client.next_rounds import Following
+
+WHEN = "RFC 3339 with an offset, or from now: +30s, +2h, +30d; or now."
+Last = Annotated[
+    str,
+    typer.Argument(
+        help="The competition, of which the newest round is meant, or the round that this one follows.",
+        metavar="COMPETITION|ROUND",
+    ),
+]
+Folder = Annotated[
+    Path,
+    typer.Argument(
+        help="The new splits, built; with a competition.toml where something is to be different, else it gets the last round's.",
+        metavar="FOLDER",
+    ),
+]
+Custodians = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--custodian",
+        help="A custodian's public part, custodian.json; one for each. Else those of the last round.",
+        metavar="FILE",
+    ),
+]
+Auditor = Annotated[
+    Path | None,
+    typer.Option(
+        "--auditor",
+        help="The auditor's new public file, auditor.json, or its folder; a draw serves one round.",
+        metavar="FILE",
+    ),
+]
+Witnesses = Annotated[
+    list[str] | None,
+    typer.Option("--witness", help="As for `acclimate round create`; else those of your last round.", metavar="KEY"),
+]
+Quorum = Annotated[
+    int | None, typer.Option("--quorum", min=0, help="How many of them must see the log before a release; 0: none.")
+]
+
+
+def next_round(
+    last: Last,
+    folder: Folder,
+    keys: KeysFolder,
+    name: Annotated[str, typer.Option("--name", help="The new round's name.")],
+    closes: Annotated[
+        str | None, typer.Option("--closes", help=f"When submissions end. {WHEN}", metavar="WHEN")
+    ] = None,
+    opens: Annotated[
+        str | None, typer.Option("--opens", help="When submissions may begin; else now.", metavar="WHEN")
+    ] = None,
+    closes_latest: Annotated[
+        str | None,
+        typer.Option("--closes-latest", help="How far the close may be moved; else not at all.", metavar="WHEN"),
+    ] = None,
+    release_by: Annotated[
+        str | None, typer.Option("--release-by", help="When custody has failed; else 14 days later.", metavar="WHEN")
+    ] = None,
+    custodian: Custodians = None,
+    auditor: Auditor = None,
+    witness: Witnesses = None,
+    quorum: Quorum = None,
+    recipe_changed: Annotated[
+        bool,
+        typer.Option(
+            "--recipe-changed", help="The recipe is meant to be another one: scores are of differently prepared models."
+        ),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Look and tell; define nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Define the next round of a competition, after a look at what ties it to the earlier ones.
+
+    The new holdout must be disjoint from every earlier one, by example id and by input, and from all that earlier rounds gave to everybody;
+    the recipe must be the same, or it is said that it is not. What else is different is shown, and so is what could not be checked.
+    Refused or interrupted, nothing is half done: the same command goes on, with the round that it had begun if there is one.
+
+    Example: acclimate round next digits ./digits-2 --name 2027-2 --closes +30d --keys ./me
+    """
+    from acclimate.client import next_rounds
+    from acclimate.files import read_json
+    from acclimate_competitions.records import parse_time
+
+    client, opened = connect(keys)
+    people = [read_json(path / "custodian.json" if path.is_dir() else path) for path in custodian or []]
+    second = read_json(auditor / "auditor.json" if auditor.is_dir() else auditor) if auditor is not None else None
+    wanted = witnesses_asked(witness or [], quorum)
+    with client, bar("uploading definition and public files") as progress:
+        now = parse_time(client.terms()["now"])
+        given = {"opens": opens, "closes": closes, "closes_latest": closes_latest, "release_by": release_by}
+        dates = {label: moments.parse(text, now=now) for label, text in given.items() if text is not None}
+        found = next_rounds.look(client, opened, last, folder, name=name, recipe_changed=recipe_changed, say=say)
+        for line in _notes(found):
+            say(line)
+        created = ""
+        if not dry_run:
+            created = next_rounds.next_round(
+                client, opened, found, folder, name=name, dates=dates, custodians=people, auditor=second,
+                witnesses=wanted, progress=progress, say=say,
+            )  # fmt: skip
+            state = client.round(created)
+            say(f"opens  {moments.show(parse_time(state['opens']), now=now)}")
+            say(f"closes {moments.show(parse_time(state['closes']), now=now)}")
+            say(f"next: acclimate round seal {created} {folder} --keys {keys}")
+    emit(
+        {"round": created or None, **found.document()},
+        as_json=as_json,
+        text=[*_lines(found), *([created] if created else ["nothing was defined: --dry-run"])],
+    )
+
+
+def _lines(found: "Following") -> list[str]:
+    from acclimate_competitions.differences import told
+
+    same = found.last["recipe"] == found.competition.preparation.digest
+    rows: list[tuple[object, ...]] = [
+        ("follows", found.last.round, ""),
+        ("recipe", "the same" if same else "ANOTHER", found.competition.preparation.digest),
+    ]
+    rows += [(d.part, d.key, f"{told(d.before)} → {told(d.after)}") for d in found.differences]
+    rows += [
+        (
+            "holdout",
+            seen.round,
+            f"disjoint, by its {seen.by}" + (f"; NOT CHECKED in part: {seen.why}" if seen.why else "")
+            if seen.by
+            else f"NOT CHECKED: {seen.why}",
+        )
+        for seen in found.seen
+    ]
+    return table(("what", "which", "found"), rows)
+
+
+def _notes(found: "Following") -> list[str]:
+    from acclimate.client.next_rounds import QUESTION
+
+    notes = [f"note: {seen.round}: {note}" for seen in found.seen for note in seen.notes]
+    if parts := sorted(QUESTION & {difference.part for difference in found.differences}):
+        notes.append(
+            f"note: {' and '.join(parts)} are not those of {found.last.round}: whoever compares scores of the two compares two questions, and"
+            " every comparison says so"
+        )
+    if not found.seen:
+        notes.append("note: there is no earlier round whose holdout the new one could share anything with")
+    return notes
