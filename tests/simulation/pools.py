@@ -5,6 +5,7 @@ attempt that waits where it is to keep off a machine that may take it by now. A 
 """
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from worlds import Attempt, Cluster
@@ -32,7 +33,7 @@ class Placing(Cluster):
         drained: machines that take nothing more, until what runs there has left.
         demands, off: of each attempt, and the machines that it is to keep off for its life.
         kept: attempt -> seconds of its work that a checkpoint has.
-        lost: seconds of work that machines did in vain.
+        lost: attempt -> seconds of work that machines did in vain for it.
     """
 
     flawed: set[str] = field(default_factory=set)
@@ -42,7 +43,7 @@ class Placing(Cluster):
     since: dict[str, float] = field(default_factory=dict)
     failed: dict[tuple[str, str], int] = field(default_factory=dict)
     kept: dict[str, float] = field(default_factory=dict)
-    lost: float = 0.0
+    lost: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def start(self, name: str, job: Job, demand: Demand) -> None:
         if name not in self.attempts:
@@ -94,7 +95,7 @@ class Placing(Cluster):
         for one in self.on(name):
             done = self.now() - one.began
             self._keep(one, done - done % CHECKPOINT)
-            self.lost += done % CHECKPOINT
+            self.lost[of(one.name)] += done % CHECKPOINT
             one.ended = Status("failed", reason="its actor is gone", code="runner_failed", machine=name)
         self._without(name)
 
@@ -104,7 +105,7 @@ class Placing(Cluster):
         self._without(name)
         for one in self.on(name):
             self._keep(one, self.now() - one.began)
-            self.lost += LEAVES
+            self.lost[of(one.name)] += LEAVES
             one.began, one.seconds = self.now(), LEAVES
             one.fate = Status("failed", reason="its machine is to be drained", code="preempted", machine=name)
 
@@ -123,7 +124,7 @@ class Placing(Cluster):
         key = (of(one.name), machine.name)
         if machine.name in self.flawed and self.failed.get(key, 0) < FLAWS:
             self.failed[key] = self.failed.get(key, 0) + 1
-            self.lost += 1.0
+            self.lost[of(one.name)] += 1.0
             one.seconds = 1.0
             one.fate = Status("failed", reason="the machine has a flaw", code="runner_failed", machine=machine.name)
 
