@@ -91,7 +91,7 @@ class Admission:
             epoch, reason = self._lead.watch.epoch, "it was written down as under way, but nothing here follows it"
             with self._lead.store.transaction() as tx:
                 for row in stages.strays(tx, self._lead.running.keys()):
-                    stages.lost(tx, row, epoch=epoch, reason=reason, adoptable=True, code="dispatcher_lost")
+                    stages.lost(tx, row, epoch=epoch, reason=reason, adoptable=True, code="let_go")
             say("given back", attempts=len(strays), reason=reason)
 
     def _left(self, name: str) -> list[tuple[tuple[Any, ...], Assignment]] | None:
@@ -273,7 +273,7 @@ class Admission:
                 for held in claimed:
                     if (row := stages.row_of(tx, held)) is not None:
                         # Of the codes that say nothing of the next try: it waits no longer for it.
-                        stages.lost(tx, row, epoch=held.epoch, reason=reason, adoptable=False, code="dispatcher_lost")
+                        stages.lost(tx, row, epoch=held.epoch, reason=reason, adoptable=False, code="let_go")
 
     def _not_started(self, held: Held, error: Exception, *, looked_for: bool = False) -> None:
         """The runner takes nothing now, which says nothing of the job: no try is counted, and everything waits a little."""

@@ -10,7 +10,7 @@ competition allows has come to an outcome: one that a machine with too little me
 | --- | --- | --- | --- |
 | passing | busy, blobs_unreachable | without end, uncharged | |
 | full disks | no_space | 20, uncharged | blocked |
-| preempted | preempted, cancelled, runner_lost, dispatcher_lost, not_found | without end, uncharged | |
+| preempted | preempted, cancelled, runner_lost, dispatcher_lost, let_go, not_found | without end, uncharged | |
 | hang | hung | 2 | blocked |
 | too long | limit_exceeded | 3 | the entrant's outcome |
 | too large | out_of_memory | 3, once the micro-batch is 1 or nothing is learned | the entrant's outcome |
@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 PASSING = frozenset({"no_space", "busy", "blobs_unreachable"})
-PREEMPTED = frozenset({"preempted", "cancelled", "runner_lost", "dispatcher_lost", "not_found"})
+PREEMPTED = frozenset({"preempted", "cancelled", "runner_lost", "dispatcher_lost", "let_go", "not_found"})
 UNCHARGED = PASSING | PREEMPTED
-UNTOLD = frozenset({"cancelled", "dispatcher_lost"})
-"""Ends that say nothing of what the next try meets: nobody waited for it, or whoever followed it ended."""
+UNTOLD = frozenset({"cancelled", "dispatcher_lost", "let_go"})
+"""Ends that say nothing of what the next try meets: nobody waited for it, whoever followed it ended, or let go of it before it began."""
 LOST = frozenset({"blob_corrupt", "blob_unknown"})
 """An input that is no longer there: no machine will find it, until somebody puts it back."""
 TRIES = {"hung": 2, "limit_exceeded": 3, "out_of_memory": 3, "job_failed": 3, "blob_corrupt": 1, "blob_unknown": 2}

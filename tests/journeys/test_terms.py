@@ -40,7 +40,7 @@ from acclimate.assignments import Assignment, Held
 from acclimate.dispatch import Dispatcher
 from acclimate.lease import Lease
 from acclimate.service import release
-from acclimate.store import Store, Tx, leases, outbox, rounds, stages, submissions
+from acclimate.store import Store, Tx, events, leases, outbox, rounds, stages, submissions
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import format_time
 from acclimate_runners.jobs import Job
@@ -275,6 +275,11 @@ def test_a_claim_that_was_committed_though_its_connection_broke_is_made_again(
         with placed as running:
             codes = driven(running, lambda: dispatching.state_of(live, submission)[0] == "accepted")
             assert codes == {"database_unreachable"} and claims == [1, 2] and running.leading
+        with live.store.snapshot() as tx:
+            told = tx.execute(
+                select(events.c.code).where(events.c.event == "given_back").order_by(events.c.id)
+            ).scalars()
+            assert next(told) == "let_go"
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
     assert [line["attempts"] for line in said if line["event"] == "given back"] == [1]
 

@@ -90,8 +90,8 @@ def test_what_is_uncharged_waits_from_the_second_end_in_a_row_on_and_longer_each
     assert retries.rest([out] * 5 + [Ended("runner_failed"), out], draw=most) == 0
     assert retries.rest([out] * 5 + [Ended("preempted", seconds=3600)], draw=most) == 0
     assert retries.rest([out] * 5 + [Ended("preempted", seconds=3600), out], draw=most) == 5
-    # Leaders that come and go, and what was cancelled, neither count nor make anything forgotten.
-    assert retries.rest([out, Ended("dispatcher_lost"), Ended("cancelled"), out], draw=most) == 5
+    # Leaders that come and go or let go of it, and what was cancelled, neither count nor make anything forgotten.
+    assert retries.rest([out, Ended("dispatcher_lost"), Ended("cancelled"), Ended("let_go"), out], draw=most) == 5
     assert retries.rest([Ended("dispatcher_lost")] * 9 + [Ended("not_found")], draw=most) == 0
 
 

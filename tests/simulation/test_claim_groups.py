@@ -90,7 +90,7 @@ def test_what_was_claimed_with_one_that_its_runner_refuses_waits_uncharged_and_n
     # Two run, one was refused, thirteen were claimed with them and asked of nobody, four were not claimed.
     assert sorted(row.state for row in rows) == ["given_back"] * (TOGETHER - 2) + ["running"] * 2
     codes = sorted(row.code for row in rows if row.state == "given_back")
-    assert codes == ["dispatcher_lost"] * (TOGETHER - 3) + ["runner_lost"] and len(asked) == 3
+    assert codes == ["let_go"] * (TOGETHER - 3) + ["runner_lost"] and len(asked) == 3
     with world.store.snapshot() as tx:
         waiting = tx.execute(select(stages).where(stages.c.kind == "prepare", stages.c.state == "pending")).all()
     assert {(row.attempts, row.not_before) for row in waiting} == {(0, None)}
