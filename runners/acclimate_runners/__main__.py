@@ -60,6 +60,10 @@ def main(arguments: Sequence[str]) -> int:
         print(f"refused: {refusal.code}: {refusal.sentence}", *refusal.problems, sep="\n", file=sys.stderr)  # noqa: T201
         if refusal.code != "model_invalid":
             return _shortage(refusal) or 1
+        # A model is not to blame for what there was not enough of while it was read.
+        if status := _shortage(refusal.__cause__, by_words=False):
+            traceback.print_exc()
+            return status
         outcome = _refused(refusal)
     except Exception as error:
         status = _shortage(error)
@@ -101,15 +105,21 @@ def _peak() -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def _shortage(error: BaseException) -> int:
-    """The exit status that says what there was not enough of; 0 where it was something else. Libraries say it in words of their own."""
-    said = str(error)
+def _shortage(error: BaseException | None, *, by_words: bool = True) -> int:
+    """The exit status that says what there was not enough of; 0 where it was something else.
+
+    Args:
+        error: what ended the job.
+        by_words: whether its words count where its type says nothing, as libraries have words of their own for it; a refusal of a model
+            may repeat the model's.
+    """
+    said = str(error) if by_words else ""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     if full or "No space left on device" in said or (isinstance(error, Refusal) and error.code == "no_space"):
         return isolation.NO_SPACE
     refused = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-    # torch's, which is not imported here.
-    refused = refused or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    # A device's memory; nothing raises that where torch is not imported.
+    refused = refused or ("torch" in sys.modules and isinstance(error, sys.modules["torch"].OutOfMemoryError))
     return isolation.NO_MEMORY if refused or any(words in said for words in _OUT_OF_MEMORY) else 0
 
 

@@ -140,6 +140,23 @@ def test_progress_and_the_reason_of_a_failure_are_heard(tmp_path: Path) -> None:
             "8589934592",
             "out_of_memory",
         ),
+        (
+            # A file of a model that is read while there is too little memory is no invalid model.
+            """
+            from acclimate_competitions.errors import Refusal
+            from acclimate_runners import __main__, packing
+            (folder / "tokenizer.json").touch()
+            os.truncate(folder / "tokenizer.json", 64 << 30)
+            try:
+                packing.load_tokenizer(folder / "tokenizer.json")
+            except Refusal as refusal:
+                assert refusal.code == "model_invalid"
+                sys.exit(__main__._shortage(refusal.__cause__, by_words=False))
+            """,
+            {"memory": 200 << 20},
+            "more memory than the 0.20 GiB",
+            "out_of_memory",
+        ),
         ("os.abort()", {}, "killed by SIGABRT", "job_failed"),
         ("sys.exit(isolation.NO_SPACE)", {}, "exited with status", "no_space"),
         ("time.sleep(30)", {"wall_seconds": 0.5}, "ran longer than", "limit_exceeded"),
@@ -169,11 +186,28 @@ def test_a_shortage_has_an_exit_status_of_its_own() -> None:
     assert _shortage(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))) == isolation.NO_MEMORY
     # As torch.cuda raises it, and as it says it where a kernel meets it.
     assert _shortage(torch.OutOfMemoryError("Tried to allocate 2.00 GiB")) == isolation.NO_MEMORY
+    assert _shortage(torch.cuda.OutOfMemoryError("no words that anybody knows")) == isolation.NO_MEMORY
     assert _shortage(RuntimeError("CUDA error: out of memory")) == isolation.NO_MEMORY
+    # What only bears its name is another's.
+    assert _shortage(type("OutOfMemoryError", (Exception,), {})("the queue is full")) == 0
+    # Words that a model may have put there say nothing; types do.
+    assert _shortage(ValueError("CUDA out of memory: No space left on device"), by_words=False) == 0
+    assert _shortage(torch.OutOfMemoryError(), by_words=False) == isolation.NO_MEMORY and _shortage(None) == 0
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     said = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
     assert _shortage(full) == _shortage(said) == _shortage(Refusal("no_space", "full")) == isolation.NO_SPACE
     assert _shortage(OSError(errno.EACCES, "no")) == _shortage(RuntimeError("shape mismatch")) == 0
+
+
+@pytest.mark.gpu
+def test_what_a_device_refuses_is_known_by_its_type() -> None:
+    import torch
+
+    from acclimate_runners.__main__ import _shortage
+
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        torch.empty(1 << 46, dtype=torch.uint8, device="cuda")
+    assert _shortage(raised.value, by_words=False) == isolation.NO_MEMORY
 
 
 GROUP = """
