@@ -4,10 +4,11 @@
 `acclimate.prepare` and `acclimate.evaluate`; `acclimate.load_rounds` reads rounds from MLflow. They are imported when they are asked for.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# As of typing, whose import would take most of a command's first moments, in which Ctrl-C shows a traceback.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from acclimate.analysis import compare, rank, stability
     from acclimate.loaded_rounds import load_rounds
     from acclimate.trials import check, evaluate, prepare
@@ -26,7 +27,9 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name in _MODULES:
+        from importlib import import_module
+
         return getattr(import_module(f"acclimate.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,81 +1,24 @@
-"""`acclimate` and `python -m acclimate`: how the process of a command begins and ends.
+"""`acclimate` and `python -m acclimate`.
 
-Light on purpose: a signal that comes while the commands are still imported ends the process as one that comes later does.
-SIGTERM and SIGHUP end a command as Ctrl-C does, by an exception: what it unpacked in the temporary folder is removed with it.
-Commands that serve take the signals themselves.
+Imports next to nothing on purpose: Ctrl-C ends the process with one line and exit code 130 also while all the rest is imported.
 """
 
-import contextlib
-import errno
-import os
-import signal
 import sys
-from collections.abc import Iterator
-from typing import Any, TextIO, cast
-
-UNWRITTEN = 4
-"""Exit code where standard output takes no more: what the command found is not said by it."""
 
 
 def run() -> None:
     """Run the command line of this process, and end it."""
     try:
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            # What whoever started this process has it ignore (nohup) stays ignored.
-            if number is not None and signal.getsignal(number) == signal.SIG_DFL:
-                signal.signal(number, _end)
-        if sys.stdout is not None:
-            sys.stdout = cast(TextIO, _Output(sys.stdout))
-        from acclimate.cli.main import run as commands
+        from acclimate.command import carry_out
 
-        commands()
+        carry_out()
     except KeyboardInterrupt:
-        _say("interrupted")
-        sys.exit(130)
-
-
-def _end(number: int, frame: object) -> None:
-    sys.exit(128 + number)
-
-
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError):
-        sys.stderr.write(line + "\n")
-
-
-class _Output:
-    """Standard output; where it takes no more, the process ends with one line and a code of its own. A pipe that ends is no such case."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """Write text."""
-        with self._telling():
-            return self._stream.write(text)
-
-    def flush(self) -> None:
-        """Hand on what was written."""
-        with self._telling():
-            self._stream.flush()
-
-    @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
         try:
-            yield
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise
-            # The interpreter flushes once more at its end.
-            with contextlib.suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            _say(f"error: the result can't be written to standard output: {error.strerror or error}")
-            _say("hint: send it where there is room; what the command did otherwise stays done")
-            sys.exit(UNWRITTEN)
+            sys.stderr.write("interrupted\n")
+        except OSError:
+            # Who would read it is gone.
+            pass
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ import pytest
 import rounds_made
 from waiting import WITHIN
 
+import acclimate
 from acclimate.verify import files
 
 ACCLIMATE = (sys.executable, "-m", "acclimate")
+PLACES = [str(Path(acclimate.__file__).parents[1])]
 # Ctrl-C comes while a module of the commands is imported.
 EARLY = """
 import os, signal, sys
@@ -23,8 +25,10 @@ class Hook:
     def find_spec(self, name, path=None, target=None):
         if name == wanted:
             os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Hook())
 from acclimate.__main__ import run
+for name in [name for name in sys.modules if name == wanted or name.startswith(wanted + ".")]:
+    del sys.modules[name]
+sys.meta_path.insert(0, Hook())
 sys.argv = ["acclimate", "--help"]
 run()
 """
@@ -40,12 +44,27 @@ def zipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("module", ["acclimate.cli.main", "typer", "acclimate.cli.witness", "rich"])
+@pytest.mark.parametrize(
+    "module",
+    ["acclimate.command", "contextlib", "typing", "acclimate.cli.main", "typer", "acclimate.cli.witness", "rich"],
+)
 def test_ctrl_c_while_a_command_starts_is_one_line(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", EARLY, module], capture_output=True, text=True, timeout=WITHIN)
     if module == "rich" and done.returncode == 0:
         return  # help needs no colours
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_nothing_is_imported_before_ctrl_c_is_seen_to() -> None:
+    """What Python itself imports at its start is out of our hands; from then on it has two small modules to read."""
+    more = "import sys; had = {*sys.modules}; import acclimate.__main__; print(*sorted({*sys.modules} - had))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", f"import sys; sys.path[:0] = {PLACES!r}; {more}"],
+        capture_output=True,
+        text=True,
+        timeout=WITHIN,
+    )
+    assert done.stdout.split() == ["acclimate", "acclimate.__main__"], done.stderr
 
 
 @pytest.mark.parametrize(
