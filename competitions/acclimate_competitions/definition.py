@@ -33,6 +33,8 @@ ARCHITECTURES = (
     "gemma2",
     "gemma3_text",
     "falcon",
+    "mamba",
+    "falcon_mamba",
 )
 """Model types (of config.json) that a competition may allow."""
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Lora
 from acclimate_runners import architectures, tensors
 from acclimate_runners.network import Network
@@ -27,11 +28,17 @@ def learned(model: Network, lora: Lora | None, *, seed: int) -> Iterator[dict[st
         model: left without adapters, whatever happens.
         lora: None for the weights themselves.
         seed: what A is drawn with.
+
+    Raises:
+        Refusal: model_invalid, where the architecture has no layer for any of them.
     """
     if lora is None:
         yield model.weights
         return
     names = tensors.linear(architectures.shapes(model.facts.config), lora.targets)
+    if not names:
+        sentence = f"the recipe has adapters on {' and '.join(lora.targets)}, which {model.facts.architecture} has no layers of"
+        raise Refusal("model_invalid", sentence)
     # Files name these weights as transformers does.
     layers = {name: model.model.get_submodule(name.removesuffix(".weight")) for name in names}
     made = _drawn(layers, lora.rank, seed=seed)

@@ -5,141 +5,39 @@ model before any library touches it. The shapes (tensors.py) are those of transf
 them equal.
 """
 
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from acclimate_runners import tensors
+from acclimate_runners.config_rules import (
+    ACTIVATION,
+    DESCRIPTIVE,
+    EPSILON,
+    HEADS,
+    INNER,
+    LAYERS,
+    POSITIONS,
+    SHARE,
+    SWITCH,
+    VOCABULARY,
+    WIDTH,
+    Check,
+    attentions,
+    full_attention,
+    one_of,
+    rank,
+    real,
+    rope,
+    text,
+    two_ropes,
+    whole,
+)
 from acclimate_runners.tensors import Shapes as Shapes
 
-Check = Callable[[Any], str | None]
-"""A field's rule: None where the value is fine, else what it should have been."""
-
-ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "tanh")
-DTYPES = ("float32", "float16", "bfloat16")
-ROPE_TYPES = ("default", "linear", "llama3")
-
-
-def _whole(low: int, high: int, *, optional: bool = False) -> Check:
-    def check(value: Any) -> str | None:
-        if value is None and optional:
-            return None
-        return None if type(value) is int and low <= value <= high else f"a whole number from {low} to {high}"
-
-    return check
-
-
-def _real(low: float, high: float, *, optional: bool = False) -> Check:
-    def check(value: Any) -> str | None:
-        if value is None and optional:
-            return None
-        fine = type(value) in (int, float) and low <= value <= high
-        return None if fine else f"a number from {low:g} to {high:g}"
-
-    return check
-
-
-def _one_of(*allowed: Any) -> Check:
-    def check(value: Any) -> str | None:
-        # True == 1 in Python, but not in a config.
-        fine = any(value == a and type(value) is type(a) for a in allowed)
-        return None if fine else "one of " + ", ".join(map(str, allowed))
-
-    return check
-
-
-def _text(value: Any) -> str | None:
-    return None if isinstance(value, str) and len(value) <= 200 else "a text of at most 200 characters"
-
-
-def _texts(value: Any) -> str | None:
-    fine = isinstance(value, list) and len(value) <= 8 and all(_text(item) is None for item in value)
-    return None if fine else "a list of at most 8 texts"
-
-
-def _full_attention(value: Any) -> str | None:
-    fine = isinstance(value, list) and len(value) <= 1024 and all(item == "full_attention" for item in value)
-    return None if fine or value is None else 'null, or a list of "full_attention", one a layer'
-
-
-def _attentions(value: Any) -> str | None:
-    known = ("full_attention", "sliding_attention")
-    fine = isinstance(value, list) and len(value) <= 1024 and all(item in known for item in value)
-    return None if fine or value is None else f"null, or a list of {' and '.join(known)}, one a layer"
-
-
-def _tokens(value: Any) -> str | None:
-    if value is None or (isinstance(value, list) and len(value) <= 64 and all(type(item) is int for item in value)):
-        return None
-    return None if type(value) is int else "a token's number, a list of them, or null"
-
-
-_ROPE: dict[str, Check] = {
-    "rope_type": _one_of(*ROPE_TYPES),
-    "rope_theta": _real(1, 1e9),
-    "factor": _real(1, 1024),
-    "low_freq_factor": _real(0.01, 1024),
-    "high_freq_factor": _real(0.01, 1024),
-    "original_max_position_embeddings": _whole(1, 2**22),
-    "partial_rotary_factor": _real(0.01, 1),
-}
-
-
-def _rope(value: Any) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        return "an object of rope parameters, or null"
-    for name, item in value.items():
-        if name not in _ROPE:
-            return "without " + repr(name)[:60]
-        if wrong := _ROPE[name](item):
-            return f"with {name} {wrong}"
-    needed = {"linear": {"factor"}, "llama3": set(_ROPE) - {"rope_theta", "partial_rotary_factor"}}
-    lacking = needed.get(value.get("rope_type", "default"), set()) - set(value)
-    return "with " + ", ".join(sorted(lacking)) if lacking else None
-
-
-def _two_ropes(value: Any) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, dict) or set(value) - {"full_attention", "sliding_attention"}:
-        return "an object of rope parameters for full_attention and sliding_attention, or null"
-    wrong = [_rope(item) for item in value.values()]
-    return next((each for each in wrong if each), None)
-
-
-_VOCABULARY, _WIDTH, _LAYERS = _whole(1, 2**20), _whole(1, 2**16), _whole(1, 1024)
-_HEADS, _POSITIONS, _INNER = _whole(1, 2**12), _whole(1, 2**22), _whole(1, 2**18)
-_SWITCH, _SHARE, _EPSILON = _one_of(True, False), _real(0, 0.9), _real(1e-12, 0.1)
-_ACTIVATION = _one_of(*ACTIVATIONS)
-
-# Fields that say nothing about the computation here: read, checked, and then left out of the model that is built. A padding token
-# is among them: sequences are padded on the right, where a causal model can't see it.
-_DESCRIPTIVE: dict[str, Check] = {
-    "architectures": _texts,
-    "model_type": _text,
-    "transformers_version": _text,
-    "_name_or_path": _text,
-    "dtype": _one_of(*DTYPES),
-    "torch_dtype": _one_of(*DTYPES),
-    "bos_token_id": _tokens,
-    "eos_token_id": _tokens,
-    "pad_token_id": _tokens,
-    "use_cache": _SWITCH,
-    "initializer_range": _real(0, 1),
-    "pretraining_tp": _one_of(1),
-    "is_decoder": _one_of(False),
-    "add_cross_attention": _one_of(False),
-    "classifier_dropout": _real(0, 1),
-    "summary_type": _text,
-    "summary_use_proj": _SWITCH,
-    "summary_activation": _one_of(None),
-    "summary_proj_to_labels": _SWITCH,
-    "summary_first_dropout": _real(0, 1),
-    "n_ctx": _POSITIONS,
-    "cache_implementation": _text,
-}
+UNBOUNDED = sys.maxsize
+"""How many tokens a sequence may have where nothing in the model bounds it."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +52,9 @@ class Architecture:
         head: the output embedding's name in files.
         embedding: the input embedding's name, to which the head may be tied.
         tied: whether `tie_word_embeddings` is true where the config is silent.
-        positions: name of the field that bounds a sequence's length, and its default.
-        heads: names of the fields of width and heads.
+        positions: name of the field that bounds a sequence's length, and its default; None where nothing bounds it.
+        heads: names of the fields of width and heads; None where there is no attention.
+        told: further fields that say nothing about the computation, with their rules.
     """
 
     model_class: str
@@ -165,50 +64,92 @@ class Architecture:
     head: str
     embedding: str
     tied: bool
-    positions: tuple[str, int]
-    heads: tuple[str, str]
+    positions: tuple[str, int] | None
+    heads: tuple[str, str] | None
+    told: Mapping[str, Check] = field(default_factory=dict)
+
+    @property
+    def attends(self) -> bool:
+        """Whether tokens see each other by attention alone, so that a mask and positions say all about it."""
+        return self.heads is not None
 
 
 _DECODER: dict[str, Check] = {
-    "vocab_size": _VOCABULARY,
-    "hidden_size": _WIDTH,
-    "intermediate_size": _INNER,
-    "num_hidden_layers": _LAYERS,
-    "num_attention_heads": _HEADS,
-    "num_key_value_heads": _whole(1, 2**12, optional=True),
-    "hidden_act": _ACTIVATION,
-    "max_position_embeddings": _POSITIONS,
-    "tie_word_embeddings": _SWITCH,
-    "rope_parameters": _rope,
-    "rope_scaling": _rope,
-    "rope_theta": _real(1, 1e9),
-    "attention_dropout": _SHARE,
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": whole(1, 2**12, optional=True),
+    "hidden_act": ACTIVATION,
+    "max_position_embeddings": POSITIONS,
+    "tie_word_embeddings": SWITCH,
+    "rope_parameters": rope,
+    "rope_scaling": rope,
+    "rope_theta": real(1, 1e9),
+    "attention_dropout": SHARE,
 }
-_NORM: dict[str, Check] = {"rms_norm_eps": _EPSILON}
-_BIAS: dict[str, Check] = {"attention_bias": _SWITCH}
-_HEAD: dict[str, Check] = {"head_dim": _whole(2, 2**12, optional=True)}
-_OWN_HEAD: dict[str, Check] = {"head_dim": _whole(2, 2**12)}
+_NORM: dict[str, Check] = {"rms_norm_eps": EPSILON}
+_BIAS: dict[str, Check] = {"attention_bias": SWITCH}
+_HEAD: dict[str, Check] = {"head_dim": whole(2, 2**12, optional=True)}
+_OWN_HEAD: dict[str, Check] = {"head_dim": whole(2, 2**12)}
 # Qwen's sliding windows are switched off in every model that was published with its configuration.
 _QWEN: dict[str, Check] = {
-    "use_sliding_window": _one_of(False),
-    "sliding_window": _whole(1, 2**22, optional=True),
-    "max_window_layers": _whole(0, 1024),
-    "layer_types": _full_attention,
+    "use_sliding_window": one_of(False),
+    "sliding_window": whole(1, 2**22, optional=True),
+    "max_window_layers": whole(0, 1024),
+    "layer_types": full_attention,
 }
-_CAUSAL: dict[str, Check] = {"use_bidirectional_attention": _one_of(None, False)}
+_CAUSAL: dict[str, Check] = {"use_bidirectional_attention": one_of(None, False)}
 # Of the two names of their activation, the classes of Gemma 2 and 3 read the longer one.
 _LATER_GEMMA: dict[str, Check] = {
     **_NORM,
     **_BIAS,
     **_OWN_HEAD,
     **_CAUSAL,
-    "num_key_value_heads": _whole(1, 2**12),
-    "hidden_act": _one_of("gelu_pytorch_tanh"),
-    "hidden_activation": _ACTIVATION,
-    "query_pre_attn_scalar": _whole(1, 2**16),
-    "sliding_window": _whole(1, 2**22),
-    "layer_types": _attentions,
-    "final_logit_softcapping": _real(0.1, 1e6, optional=True),
+    "num_key_value_heads": whole(1, 2**12),
+    "hidden_act": one_of("gelu_pytorch_tanh"),
+    "hidden_activation": ACTIVATION,
+    "query_pre_attn_scalar": whole(1, 2**16),
+    "sliding_window": whole(1, 2**22),
+    "layer_types": attentions,
+    "final_logit_softcapping": real(0.1, 1e6, optional=True),
+}
+# No attention and no positions: a token sees those before it through a state of fixed size.
+_MAMBA: dict[str, Check] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "state_size": whole(1, 2**12),
+    "num_hidden_layers": LAYERS,
+    "expand": whole(1, 16),
+    "conv_kernel": whole(1, 64),
+    "time_step_rank": rank,
+    "hidden_act": ACTIVATION,
+    "layer_norm_epsilon": EPSILON,
+    "use_bias": SWITCH,
+    "use_conv_bias": SWITCH,
+    "residual_in_fp32": SWITCH,
+    "tie_word_embeddings": SWITCH,
+}
+# How the weights were once drawn, how others would compute, and what the files from before transformers had say again.
+_MAMBA_TOLD: dict[str, Check] = {
+    "time_step_scale": real(1e-6, 1e6),
+    "time_step_min": real(0, 1e6),
+    "time_step_max": real(0, 1e6),
+    "time_step_floor": real(0, 1e6),
+    "time_step_init_scheme": text,
+    "rescale_prenorm_residual": SWITCH,
+    "use_mambapy": SWITCH,
+    "use_falcon_mambapy": SWITCH,
+    "use_associative_scan": SWITCH,
+    "fused_add_norm": SWITCH,
+    "rms_norm": one_of(True),
+    "ssm_cfg": one_of({}),
+    "pad_vocab_size_multiple": whole(1, 2**16),
+    "intermediate_size": INNER,
+    "d_inner": INNER,
+    "d_model": WIDTH,
+    "n_layer": LAYERS,
 }
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
@@ -237,10 +178,28 @@ def _kin(
     )
 
 
+def _stateful(model_class: str, *fields: Mapping[str, Check]) -> Architecture:
+    """An architecture of Mamba's kin; the fields of each further mapping are allowed, too."""
+    return Architecture(
+        model_class=model_class,
+        fields={**_MAMBA, **{name: rule for mapping in fields for name, rule in mapping.items()}},
+        required=("vocab_size", "hidden_size", "num_hidden_layers", "state_size"),
+        shapes=tensors.mamba,
+        head="lm_head.weight",
+        embedding="backbone.embeddings.weight",
+        tied=True,
+        positions=None,
+        heads=None,
+        told=_MAMBA_TOLD,
+    )
+
+
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": _kin("LlamaForCausalLM", tensors.llama, 2048, _NORM, _BIAS, _HEAD, {"mlp_bias": _SWITCH}),
+    "mamba": _stateful("MambaForCausalLM"),
+    "falcon_mamba": _stateful("FalconMambaForCausalLM", {"mixer_rms_eps": EPSILON}),
+    "llama": _kin("LlamaForCausalLM", tensors.llama, 2048, _NORM, _BIAS, _HEAD, {"mlp_bias": SWITCH}),
     "mistral": _kin(
-        "MistralForCausalLM", tensors.llama, 131072, _NORM, _HEAD, {"sliding_window": _whole(1, 2**22, optional=True)}
+        "MistralForCausalLM", tensors.llama, 131072, _NORM, _HEAD, {"sliding_window": whole(1, 2**22, optional=True)}
     ),
     "qwen2": _kin("Qwen2ForCausalLM", tensors.qwen2, 32768, _NORM, _QWEN),
     "qwen3": _kin("Qwen3ForCausalLM", tensors.qwen3, 32768, _NORM, _BIAS, _OWN_HEAD, _QWEN),
@@ -250,7 +209,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         tensors.gemma2,
         8192,
         _LATER_GEMMA,
-        {"attn_logit_softcapping": _real(0.1, 1e6, optional=True)},
+        {"attn_logit_softcapping": real(0.1, 1e6, optional=True)},
         tied=True,
     ),
     "gemma3_text": _kin(
@@ -259,54 +218,54 @@ ARCHITECTURES: dict[str, Architecture] = {
         131072,
         _LATER_GEMMA,
         {
-            "rope_parameters": _two_ropes,
-            "rope_local_base_freq": _real(1, 1e9),
-            "sliding_window_pattern": _whole(1, 1024),
-            "_sliding_window_pattern": _whole(1, 1024),
+            "rope_parameters": two_ropes,
+            "rope_local_base_freq": real(1, 1e9),
+            "sliding_window_pattern": whole(1, 1024),
+            "_sliding_window_pattern": whole(1, 1024),
             # The faster attention, which long sequences take, has none.
-            "attn_logit_softcapping": _one_of(None),
+            "attn_logit_softcapping": one_of(None),
         },
         tied=True,
     ),
-    "olmo": _kin("OlmoForCausalLM", tensors.olmo, 2048, _BIAS, {"clip_qkv": _one_of(None)}),
+    "olmo": _kin("OlmoForCausalLM", tensors.olmo, 2048, _BIAS, {"clip_qkv": one_of(None)}),
     "olmo2": _kin("Olmo2ForCausalLM", tensors.olmo2, 2048, _NORM, _BIAS),
     "phi": _kin(
         "PhiForCausalLM",
         tensors.phi,
         2048,
         {
-            "layer_norm_eps": _EPSILON,
-            "resid_pdrop": _SHARE,
-            "embd_pdrop": _SHARE,
-            "qk_layernorm": _one_of(False),
-            "partial_rotary_factor": _real(0.01, 1),
-            "tie_word_embeddings": _one_of(False),
+            "layer_norm_eps": EPSILON,
+            "resid_pdrop": SHARE,
+            "embd_pdrop": SHARE,
+            "qk_layernorm": one_of(False),
+            "partial_rotary_factor": real(0.01, 1),
+            "tie_word_embeddings": one_of(False),
         },
     ),
     "falcon": Architecture(
         model_class="FalconForCausalLM",
         fields={
-            "vocab_size": _VOCABULARY,
-            "hidden_size": _WIDTH,
-            "ffn_hidden_size": _whole(1, 2**18, optional=True),
-            "num_hidden_layers": _LAYERS,
-            "num_attention_heads": _HEADS,
-            "num_kv_heads": _whole(1, 2**12, optional=True),
-            "num_ln_in_parallel_attn": _whole(1, 2, optional=True),
-            "activation": _ACTIVATION,
-            "layer_norm_epsilon": _EPSILON,
-            "max_position_embeddings": _POSITIONS,
-            "alibi": _one_of(False),
-            "new_decoder_architecture": _SWITCH,
-            "multi_query": _SWITCH,
-            "parallel_attn": _SWITCH,
-            "bias": _SWITCH,
-            "rope_parameters": _rope,
-            "rope_scaling": _rope,
-            "rope_theta": _real(1, 1e9),
-            "hidden_dropout": _SHARE,
-            "attention_dropout": _SHARE,
-            "tie_word_embeddings": _SWITCH,
+            "vocab_size": VOCABULARY,
+            "hidden_size": WIDTH,
+            "ffn_hidden_size": whole(1, 2**18, optional=True),
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_kv_heads": whole(1, 2**12, optional=True),
+            "num_ln_in_parallel_attn": whole(1, 2, optional=True),
+            "activation": ACTIVATION,
+            "layer_norm_epsilon": EPSILON,
+            "max_position_embeddings": POSITIONS,
+            "alibi": one_of(False),
+            "new_decoder_architecture": SWITCH,
+            "multi_query": SWITCH,
+            "parallel_attn": SWITCH,
+            "bias": SWITCH,
+            "rope_parameters": rope,
+            "rope_scaling": rope,
+            "rope_theta": real(1, 1e9),
+            "hidden_dropout": SHARE,
+            "attention_dropout": SHARE,
+            "tie_word_embeddings": SWITCH,
         },
         required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
         shapes=tensors.falcon,
@@ -319,21 +278,21 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": Architecture(
         model_class="GPT2LMHeadModel",
         fields={
-            "vocab_size": _VOCABULARY,
-            "n_positions": _POSITIONS,
-            "n_embd": _WIDTH,
-            "n_layer": _LAYERS,
-            "n_head": _HEADS,
-            "n_inner": _whole(1, 2**18, optional=True),
-            "activation_function": _ACTIVATION,
-            "resid_pdrop": _SHARE,
-            "embd_pdrop": _SHARE,
-            "attn_pdrop": _SHARE,
-            "layer_norm_epsilon": _EPSILON,
-            "scale_attn_weights": _SWITCH,
-            "scale_attn_by_inverse_layer_idx": _SWITCH,
-            "reorder_and_upcast_attn": _one_of(False),
-            "tie_word_embeddings": _SWITCH,
+            "vocab_size": VOCABULARY,
+            "n_positions": POSITIONS,
+            "n_embd": WIDTH,
+            "n_layer": LAYERS,
+            "n_head": HEADS,
+            "n_inner": whole(1, 2**18, optional=True),
+            "activation_function": ACTIVATION,
+            "resid_pdrop": SHARE,
+            "embd_pdrop": SHARE,
+            "attn_pdrop": SHARE,
+            "layer_norm_epsilon": EPSILON,
+            "scale_attn_weights": SWITCH,
+            "scale_attn_by_inverse_layer_idx": SWITCH,
+            "reorder_and_upcast_attn": one_of(False),
+            "tie_word_embeddings": SWITCH,
         },
         required=("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"),
         shapes=tensors.gpt2,
@@ -346,23 +305,23 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt_neox": Architecture(
         model_class="GPTNeoXForCausalLM",
         fields={
-            "vocab_size": _VOCABULARY,
-            "hidden_size": _WIDTH,
-            "intermediate_size": _INNER,
-            "num_hidden_layers": _LAYERS,
-            "num_attention_heads": _HEADS,
-            "hidden_act": _ACTIVATION,
-            "max_position_embeddings": _POSITIONS,
-            "layer_norm_eps": _EPSILON,
-            "tie_word_embeddings": _SWITCH,
-            "use_parallel_residual": _SWITCH,
-            "rope_parameters": _rope,
-            "rope_scaling": _rope,
-            "rotary_emb_base": _real(1, 1e9),
-            "rotary_pct": _real(0.01, 1),
-            "attention_bias": _SWITCH,
-            "attention_dropout": _SHARE,
-            "hidden_dropout": _SHARE,
+            "vocab_size": VOCABULARY,
+            "hidden_size": WIDTH,
+            "intermediate_size": INNER,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "hidden_act": ACTIVATION,
+            "max_position_embeddings": POSITIONS,
+            "layer_norm_eps": EPSILON,
+            "tie_word_embeddings": SWITCH,
+            "use_parallel_residual": SWITCH,
+            "rope_parameters": rope,
+            "rope_scaling": rope,
+            "rotary_emb_base": real(1, 1e9),
+            "rotary_pct": real(0.01, 1),
+            "attention_bias": SWITCH,
+            "attention_dropout": SHARE,
+            "hidden_dropout": SHARE,
         },
         required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
         shapes=tensors.gpt_neox,
@@ -390,23 +349,35 @@ def problems(config: Mapping[str, Any], allowed: tuple[str, ...]) -> list[str]:
     kind = ARCHITECTURES[name]
     if config.get("architectures") not in (None, [kind.model_class]):
         found.append(f"architectures is {_short(config['architectures'])}, expected [{kind.model_class!r}]")
-    rules = {**_DESCRIPTIVE, **kind.fields}
-    for field, value in config.items():
-        if field in ("auto_map", "trust_remote_code"):
+    rules = {**DESCRIPTIVE, **kind.told, **kind.fields}
+    for key, value in config.items():
+        if key in ("auto_map", "trust_remote_code"):
             continue
-        if field not in rules:
-            found.append(f"{_short(field)} is not an allowed field of {name}")
-        elif wrong := rules[field](value):
-            found.append(f"{field} is {_short(value)}, expected {wrong}")
-    found += [f"{field} is missing" for field in kind.required if field not in config]
-    return found or _divisions(config, kind)
+        if key not in rules:
+            found.append(f"{_short(key)} is not an allowed field of {name}")
+        elif wrong := rules[key](value):
+            found.append(f"{key} is {_short(value)}, expected {wrong}")
+    found += [f"{key} is missing" for key in kind.required if key not in config]
+    return found or (_copies(config, kind) if kind.heads is None else _divisions(config, kind, kind.heads))
 
 
-def _divisions(config: Mapping[str, Any], kind: Architecture) -> list[str]:
-    width, heads = (config[field] for field in kind.heads)
+def _copies(config: Mapping[str, Any], kind: Architecture) -> list[str]:
+    """Fields that say again what others do, in files of the kin of Mamba."""
+    inner = config.get("expand", 2) * config["hidden_size"]
+    same = {"intermediate_size": inner, "d_inner": inner, "d_model": config["hidden_size"]}
+    same |= {"n_layer": config["num_hidden_layers"]}
+    return [
+        f"{name} is {config[name]}, the other fields make it {value}"
+        for name, value in same.items()
+        if config.get(name, value) != value
+    ]
+
+
+def _divisions(config: Mapping[str, Any], kind: Architecture, names: tuple[str, str]) -> list[str]:
+    width, heads = (config[name] for name in names)
     found = []
     if width % heads:
-        found.append(f"{kind.heads[0]} {width} is not a multiple of {kind.heads[1]} {heads}")
+        found.append(f"{names[0]} {width} is not a multiple of {names[1]} {heads}")
     for name in ("num_key_value_heads", "num_kv_heads"):
         keys = config.get(name) or heads
         if heads % keys:
@@ -438,8 +409,8 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 def positions(config: Mapping[str, Any]) -> int:
     """How many tokens a sequence may have, for a checked config."""
-    field, default = ARCHITECTURES[config["model_type"]].positions
-    return int(config.get(field, default))
+    named = ARCHITECTURES[config["model_type"]].positions
+    return UNBOUNDED if named is None else int(config.get(named[0], named[1]))
 
 
 def shapes(config: Mapping[str, Any]) -> Shapes:

@@ -45,12 +45,16 @@ _CONFIGS = {
     "gemma2": "Gemma2Config",
     "gemma3_text": "Gemma3TextConfig",
     "falcon": "FalconConfig",
+    "mamba": "MambaConfig",
+    "falcon_mamba": "FalconMambaConfig",
 }
 """Names of transformers' configuration classes, each in the module of its model type, or in that of _MODULES."""
 
 _MODULES = {"gemma3_text": "gemma3"}
-_EAGER_ONLY = ("gemma2",)
-"""Architectures whose attention the faster one can't do."""
+_EAGER_ONLY = ("gemma2", "mamba", "falcon_mamba")
+"""Architectures whose attention the faster one can't do, or that have none."""
+_KERNELS = ("mamba_ssm", "causal_conv1d", "mambapy")
+"""Packages that transformers would take for Mamba where a machine has them, with other numbers than everywhere else."""
 
 
 @dataclass
@@ -92,7 +96,8 @@ class Network:
     def can_lay(self, length: int) -> bool:
         """Whether sequences of so many tokens may stand beside others in a row: each token sees all before it in its own."""
         window = getattr(self.model.config, "sliding_window", None)
-        return window is None or length <= window
+        attends = architectures.ARCHITECTURES[self.facts.architecture].attends
+        return attends and (window is None or length <= window)
 
     def _logits(self, inputs: Tensor, at: Tensor, *, positions: Tensor, mask: Tensor | None) -> Tensor:
         hidden = self.model.base_model(
@@ -135,6 +140,9 @@ def be_deterministic(threads: int) -> None:
 
 def classes(kind: str) -> tuple[Any, Any]:
     """Transformers' classes of an architecture: of its configuration and of its model."""
+    for name in _KERNELS:
+        # None has an import fail.
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     found = import_module(f"transformers.models.{_MODULES.get(kind, kind)}")
     return getattr(found, _CONFIGS[kind]), getattr(found, architectures.ARCHITECTURES[kind].model_class)
 

@@ -8,8 +8,11 @@ from typing import Any
 
 Shapes = dict[str, tuple[int, ...]]
 
-PARTS = {"attention": ("attention", "attn", "self_attention", "self_attn"), "mlp": ("mlp",)}
-"""A layer's parts, as a recipe names them -> their names in files, of all architectures."""
+PARTS = {"attention": ("attention", "attn", "self_attention", "self_attn", "mixer"), "mlp": ("mlp",)}
+"""A layer's parts, as a recipe names them -> their names in files, of all architectures; Mamba's mixer is in attention's place."""
+
+_NO_LAYERS = ("dt_proj", "out_proj")
+"""Matrices that Mamba's mixer, or a kernel of it, multiplies with by itself: nothing stands where an adapter could; peft refuses them, too."""
 
 
 def linear(shapes: Shapes, parts: Sequence[str]) -> list[str]:
@@ -22,7 +25,9 @@ def linear(shapes: Shapes, parts: Sequence[str]) -> list[str]:
     for name, shape in shapes.items():
         words = name.split(".")
         at = next((place for place, word in enumerate(words) if word.isdecimal()), None)
-        if at is not None and len(shape) == 2 and words[at + 1] in named:
+        # Other matrices than a linear layer's, such as Mamba's A_log, are no weights by name.
+        linear_ = len(shape) == 2 and words[-1] == "weight" and words[-2] not in _NO_LAYERS
+        if at is not None and linear_ and words[at + 1] in named:
             found.append(name)
     return sorted(found)
 
@@ -229,4 +234,33 @@ def gpt_neox(config: Mapping[str, Any]) -> Shapes:
         for name in ("input_layernorm", "post_attention_layernorm"):
             shapes[f"gpt_neox.layers.{layer}.{name}.weight"] = (width,)
             shapes[f"gpt_neox.layers.{layer}.{name}.bias"] = (width,)
+    return shapes
+
+
+def mamba(config: Mapping[str, Any]) -> Shapes:
+    """Mamba's, and Falcon Mamba's, whose further norms have no weights."""
+    width, state = config["hidden_size"], config["state_size"]
+    inner, given = config.get("expand", 2) * width, config.get("time_step_rank", "auto")
+    rank, kernel = -(-width // 16) if given == "auto" else given, config.get("conv_kernel", 4)
+    shapes: Shapes = {
+        "backbone.embeddings.weight": (config["vocab_size"], width),
+        "backbone.norm_f.weight": (width,),
+    }
+    mixer: Shapes = {
+        "A_log": (inner, state),
+        "D": (inner,),
+        "conv1d.weight": (inner, 1, kernel),
+        "in_proj.weight": (2 * inner, width),
+        "x_proj.weight": (rank + 2 * state, inner),
+        "dt_proj.weight": (inner, rank),
+        "dt_proj.bias": (inner,),
+        "out_proj.weight": (width, inner),
+    }
+    if config.get("use_conv_bias", True):
+        mixer["conv1d.bias"] = (inner,)
+    if config.get("use_bias", False):
+        mixer |= {"in_proj.bias": (2 * inner,), "out_proj.bias": (width,)}
+    for layer in range(config["num_hidden_layers"]):
+        shapes[f"backbone.layers.{layer}.norm.weight"] = (width,)
+        shapes |= {f"backbone.layers.{layer}.mixer.{name}": shape for name, shape in mixer.items()}
     return shapes

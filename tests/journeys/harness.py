@@ -55,8 +55,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
         "max_position_embeddings": LENGTH, "rotary_pct": 0.5,
     },
+    "mamba": {"hidden_size": 16, "num_hidden_layers": 2, "state_size": 4},
 }  # fmt: skip
-BEGINNINGS = {"llama": "added", "gpt2": "not added", "gpt_neox": "added"}
+BEGINNINGS = {"llama": "added", "gpt2": "not added", "gpt_neox": "added", "mamba": "not added"}
 """Whether the tokenizer's own post-processor puts its beginning-of-text token before a text."""
 
 

@@ -14,8 +14,8 @@ from acclimate_runners import architectures
 PIECES = 600
 
 
-def model(folder: Path, built: Path, *, seed: int, width: int = 32, layers: int = 2) -> Path:
-    """Write a submission for the competition that is built at `built`."""
+def model(folder: Path, built: Path, *, seed: int, width: int = 32, layers: int = 2, mamba: bool = False) -> Path:
+    """Write a submission for the competition that is built at `built`: a Llama, or a Mamba."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     def texts() -> Iterator[str]:
@@ -44,6 +44,9 @@ def model(folder: Path, built: Path, *, seed: int, width: int = 32, layers: int 
         "max_position_embeddings": 256,
         "tie_word_embeddings": True,
     }
+    if mamba:
+        config = {"architectures": ["MambaForCausalLM"], "model_type": "mamba", "vocab_size": PIECES, "state_size": 4}
+        config |= {"hidden_size": width, "num_hidden_layers": layers}
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     draw = np.random.default_rng(seed)
     weights = {

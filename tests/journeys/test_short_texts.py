@@ -56,7 +56,8 @@ class Readers(Players):
         # Entrants bring tokenizers of their own, here one that all have learned alike.
         for name, seed in ENTRANTS.items():
             shutil.rmtree(self.where / "models" / name)
-            readers.model(self.where / "models" / name, self.built, seed=seed, width=16 * seed)
+            mamba = name == "bela"
+            readers.model(self.where / "models" / name, self.built, seed=seed, width=16 * seed, mamba=mamba)
         return self
 
 

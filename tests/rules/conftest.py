@@ -109,6 +109,10 @@ CONFIGS["falcon"] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 16,
 }
+CONFIGS |= {
+    name: {"model_type": name, "vocab_size": len(WORDS), "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
+    for name in ("mamba", "falcon_mamba")
+}
 CONFIGS |= {name: {**CONFIGS["llama"], "model_type": name, **changes} for name, changes in _KIN.items()}
 
 

@@ -19,10 +19,10 @@ from acclimate_runners.blobs import FolderBlobs
 from acclimate_runners.checkpoints import ASKED, RESUME, STATE, TENSORS, WRITTEN
 
 
-def job_in(tiny: Any, folder: Path, *, seconds: float, **changes: Any) -> Any:
+def job_in(tiny: Any, folder: Path, *, seconds: float, architecture: str = "llama", **changes: Any) -> Any:
     limits = replace(tiny.limits, checkpoint_seconds=seconds)
     values = {"stages": (("words", 11), ("words", 12)), "recipe": tiny.recipe(epochs=1), "limits": limits, **changes}
-    return tiny.job(folder, tiny.model(folder / "model"), "prepare", **values)
+    return tiny.job(folder, tiny.model(folder / "model", architecture), "prepare", **values)
 
 
 def prepare(job: Any, folder: Path, on_word: Callable[..., None] = lambda *words: None) -> jobs.Outcome:
@@ -237,9 +237,18 @@ def test_killed_while_it_writes_one_the_one_before_is_whole(tiny: Any, undisturb
 def test_adapters_go_on_to_the_same_bytes_too(tiny: Any, tmp_path: Path, step: int) -> None:
     """Killed in the second rate's fit, and in a seed's: what a checkpoint holds are the adapters, what comes out whole weights."""
     recipe = tiny.recipe(epochs=1, method="lora", lora=Lora(2, 4.0, ("attention", "mlp")))
+    killed_and_resumed(tiny, tmp_path, step, recipe=recipe)
+
+
+@pytest.mark.slow
+def test_a_state_instead_of_attention_goes_on_to_the_same_bytes_too(tiny: Any, tmp_path: Path) -> None:
+    killed_and_resumed(tiny, tmp_path, 16, architecture="mamba")
+
+
+def killed_and_resumed(tiny: Any, tmp_path: Path, step: int, **given: Any) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    outcome = prepare(job_in(tiny, whole, seconds=3600.0, recipe=recipe), whole)
-    job = job_in(tiny, cut, seconds=0.0, recipe=recipe)
+    outcome = prepare(job_in(tiny, whole, seconds=3600.0, **given), whole)
+    job = job_in(tiny, cut, seconds=0.0, **given)
     killed = KILLED.replace("count == 9", f"count == {step}")
     done = subprocess.run([sys.executable, "-P", "-c", killed, str(cut)], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -46,7 +46,7 @@ def naive(tiny: Any, model: Path, task: Any) -> list[list[float]]:
     return found
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gpt_neox", "mamba"])
 def test_it_agrees_with_one_at_a_time(tiny: Any, tmp_path: Path, architecture: str) -> None:
     model = tiny.model(tmp_path / "model", architecture)
     stages = tuple((task.name, None, "direct") for task in tiny.tasks)

@@ -56,6 +56,18 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("olmo2", {"attention_bias": True, "pad_token_id": 3}),
     ("phi", {}),
     ("phi", {"num_key_value_heads": None, "resid_pdrop": 0.1}),
+    ("mamba", {}),
+    (
+        "mamba",
+        {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": False, "time_step_rank": 3, "expand": 3},
+    ),
+    # As the files of the first models say it, and what is computed otherwise elsewhere.
+    (
+        "mamba",
+        {"d_inner": 32, "n_layer": 2, "ssm_cfg": {}, "use_mambapy": True, "conv_kernel": 2, "time_step_rank": "auto"},
+    ),
+    ("falcon_mamba", {}),
+    ("falcon_mamba", {"mixer_rms_eps": 0.01, "use_falcon_mambapy": True, "tie_word_embeddings": False}),
 ]
 
 
@@ -113,8 +125,10 @@ def test_logits_are_those_of_the_librarys_own_forward(
 
     from acclimate_runners import network
 
-    positions = {"n_positions" if architecture == "gpt2" else "max_position_embeddings": max_length}
-    folder = tiny.model(tmp_path / "model", architecture, **{**changes, **positions})
+    named = architectures.ARCHITECTURES[architecture].positions
+    folder = tiny.model(
+        tmp_path / "model", architecture, **{**changes, **({named[0]: max_length} if named is not None else {})}
+    )
     theirs, told = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     assert not any(told[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     loaded = network.load({path.name: path for path in folder.iterdir()}, tiny.limits, max_length=max_length)
@@ -153,6 +167,13 @@ def test_a_phi_that_rotates_an_odd_part_of_a_head_is_refused(tiny: Any, tmp_path
         ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "no model is of both"),
         ("falcon", {"num_ln_in_parallel_attn": 2}, "no model is of both"),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 3}, "is not a multiple of num_kv_heads 3"),
+        ("mamba", {"time_step_rank": "wide"}, 'expected "auto", or a whole number'),
+        ("mamba", {"intermediate_size": 40}, "intermediate_size is 40, the other fields make it 32"),
+        ("mamba", {"n_layer": 3}, "n_layer is 3, the other fields make it 2"),
+        ("mamba", {"ssm_cfg": {"dt_rank": 1}}, "ssm_cfg is {'dt_rank': 1}, expected one of {}"),
+        ("mamba", {"num_attention_heads": 4}, "'num_attention_heads' is not an allowed field of mamba"),
+        ("mamba", {"mixer_rms_eps": 0.01}, "'mixer_rms_eps' is not an allowed field of mamba"),
+        ("mamba", {"state_size": 5}, "has shape [32, 4], config.json asks for [32, 5]"),
     ],
 )
 def test_configs_of_other_architectures_that_are_refused(

@@ -352,7 +352,7 @@ def test_long_curves_are_thinned() -> None:
     assert curve((1.0, math.inf)) == {"losses": [1.0, None], "loss_steps": [1, 2]}
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gpt_neox", "mamba"])
 def test_padding_and_batching_change_nothing(tiny: Any, tmp_path: Path, architecture: str) -> None:
     import torch
 

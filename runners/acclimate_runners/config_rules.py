@@ -1,0 +1,152 @@
+"""Rules for the fields of a config.json: what each may be, in plain Python, and what is said of one that isn't."""
+
+from collections.abc import Callable
+from typing import Any
+
+Check = Callable[[Any], str | None]
+"""A field's rule: None where the value is fine, else what it should have been."""
+
+ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "tanh")
+DTYPES = ("float32", "float16", "bfloat16")
+ROPE_TYPES = ("default", "linear", "llama3")
+
+
+def whole(low: int, high: int, *, optional: bool = False) -> Check:
+    """A whole number, or null where it is optional."""
+
+    def check(value: Any) -> str | None:
+        if value is None and optional:
+            return None
+        return None if type(value) is int and low <= value <= high else f"a whole number from {low} to {high}"
+
+    return check
+
+
+def real(low: float, high: float, *, optional: bool = False) -> Check:
+    """A number, or null where it is optional."""
+
+    def check(value: Any) -> str | None:
+        if value is None and optional:
+            return None
+        fine = type(value) in (int, float) and low <= value <= high
+        return None if fine else f"a number from {low:g} to {high:g}"
+
+    return check
+
+
+def one_of(*allowed: Any) -> Check:
+    """One of these values, type included."""
+
+    def check(value: Any) -> str | None:
+        # True == 1 in Python, but not in a config.
+        fine = any(value == a and type(value) is type(a) for a in allowed)
+        return None if fine else "one of " + ", ".join(map(str, allowed))
+
+    return check
+
+
+def text(value: Any) -> str | None:
+    """A text."""
+    return None if isinstance(value, str) and len(value) <= 200 else "a text of at most 200 characters"
+
+
+def texts(value: Any) -> str | None:
+    """A few texts."""
+    fine = isinstance(value, list) and len(value) <= 8 and all(text(item) is None for item in value)
+    return None if fine else "a list of at most 8 texts"
+
+
+def rank(value: Any) -> str | None:
+    """The rank of Mamba's time steps."""
+    fine = value == "auto" or (type(value) is int and 1 <= value <= 2**16)
+    return None if fine else '"auto", or a whole number from 1 to 65536'
+
+
+def full_attention(value: Any) -> str | None:
+    """Kinds of attention by layer, all of them full."""
+    fine = isinstance(value, list) and len(value) <= 1024 and all(item == "full_attention" for item in value)
+    return None if fine or value is None else 'null, or a list of "full_attention", one a layer'
+
+
+def attentions(value: Any) -> str | None:
+    """Kinds of attention by layer, full or with a window."""
+    known = ("full_attention", "sliding_attention")
+    fine = isinstance(value, list) and len(value) <= 1024 and all(item in known for item in value)
+    return None if fine or value is None else f"null, or a list of {' and '.join(known)}, one a layer"
+
+
+def tokens(value: Any) -> str | None:
+    """Numbers of tokens."""
+    if value is None or (isinstance(value, list) and len(value) <= 64 and all(type(item) is int for item in value)):
+        return None
+    return None if type(value) is int else "a token's number, a list of them, or null"
+
+
+ROPE: dict[str, Check] = {
+    "rope_type": one_of(*ROPE_TYPES),
+    "rope_theta": real(1, 1e9),
+    "factor": real(1, 1024),
+    "low_freq_factor": real(0.01, 1024),
+    "high_freq_factor": real(0.01, 1024),
+    "original_max_position_embeddings": whole(1, 2**22),
+    "partial_rotary_factor": real(0.01, 1),
+}
+
+
+def rope(value: Any) -> str | None:
+    """Parameters of rotary positions."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        return "an object of rope parameters, or null"
+    for name, item in value.items():
+        if name not in ROPE:
+            return "without " + repr(name)[:60]
+        if wrong := ROPE[name](item):
+            return f"with {name} {wrong}"
+    needed = {"linear": {"factor"}, "llama3": set(ROPE) - {"rope_theta", "partial_rotary_factor"}}
+    lacking = needed.get(value.get("rope_type", "default"), set()) - set(value)
+    return "with " + ", ".join(sorted(lacking)) if lacking else None
+
+
+def two_ropes(value: Any) -> str | None:
+    """Parameters of rotary positions, by kind of attention."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or set(value) - {"full_attention", "sliding_attention"}:
+        return "an object of rope parameters for full_attention and sliding_attention, or null"
+    wrong = [rope(item) for item in value.values()]
+    return next((each for each in wrong if each), None)
+
+
+VOCABULARY, WIDTH, LAYERS = whole(1, 2**20), whole(1, 2**16), whole(1, 1024)
+HEADS, POSITIONS, INNER = whole(1, 2**12), whole(1, 2**22), whole(1, 2**18)
+SWITCH, SHARE, EPSILON = one_of(True, False), real(0, 0.9), real(1e-12, 0.1)
+ACTIVATION = one_of(*ACTIVATIONS)
+
+# Fields that say nothing about the computation here: read, checked, and then left out of the model that is built. A padding token
+# is among them: sequences are padded on the right, where a causal model can't see it.
+DESCRIPTIVE: dict[str, Check] = {
+    "architectures": texts,
+    "model_type": text,
+    "transformers_version": text,
+    "_name_or_path": text,
+    "dtype": one_of(*DTYPES),
+    "torch_dtype": one_of(*DTYPES),
+    "bos_token_id": tokens,
+    "eos_token_id": tokens,
+    "pad_token_id": tokens,
+    "use_cache": SWITCH,
+    "initializer_range": real(0, 1),
+    "pretraining_tp": one_of(1),
+    "is_decoder": one_of(False),
+    "add_cross_attention": one_of(False),
+    "classifier_dropout": real(0, 1),
+    "summary_type": text,
+    "summary_use_proj": SWITCH,
+    "summary_activation": one_of(None),
+    "summary_proj_to_labels": SWITCH,
+    "summary_first_dropout": real(0, 1),
+    "n_ctx": POSITIONS,
+    "cache_implementation": text,
+}
