@@ -29,6 +29,9 @@ from acclimate_runners.reading import ModelFacts, Rules
 # Up to this length the plain attention is the faster one on a CPU; the choice depends on the recipe alone, so it is the same for all.
 EAGER_UP_TO = 128
 
+LOGITS = 1 << 22
+"""How many logits are held at once where nothing is learned; in the code's digest, as it can change the last bits of a number."""
+
 VERSIONED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "jinja2")
 
 _CONFIGS = {
@@ -80,18 +83,26 @@ class Network:
         return architectures.positions(self.facts.config)
 
     def logits(self, inputs: Tensor, at: Tensor) -> Tensor:
-        """Next-token logits [positions, vocabulary] at the flat positions `at` of inputs [rows, length]."""
+        """Next-token logits [positions, vocabulary] at the flat positions `at`, each once and ascending, of inputs [rows, length]."""
+        return self.head(self.hidden(inputs, at))
+
+    def hidden(self, inputs: Tensor, at: Tensor) -> Tensor:
+        """What the head makes logits of [positions, width]; as logits."""
         length = inputs.shape[1]
         if length not in self._masks:
             self._masks[length] = _mask(length) if self._is_plain(length) else None
-        return self._logits(inputs, at, positions=torch.arange(length)[None], mask=self._masks[length])
+        return self._hidden(inputs, at, positions=torch.arange(length)[None], mask=self._masks[length])
 
     def laid_logits(self, rows: Laid, at: Tensor) -> Tensor:
         """As logits, of rows that hold several sequences each; only of those that `can_lay`."""
+        return self.head(self.laid_hidden(rows, at))
+
+    def laid_hidden(self, rows: Laid, at: Tensor) -> Tensor:
+        """As hidden, of rows that hold several sequences each; only of those that `can_lay`."""
         seen = torch.from_numpy(rows.sees())[:, None]
         if self.model.config._attn_implementation == "eager":
             seen = torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)
-        return self._logits(torch.from_numpy(rows.inputs), at, positions=torch.from_numpy(rows.positions), mask=seen)
+        return self._hidden(torch.from_numpy(rows.inputs), at, positions=torch.from_numpy(rows.positions), mask=seen)
 
     def can_lay(self, length: int) -> bool:
         """Whether sequences of so many tokens may stand beside others in a row: each token sees all before it in its own."""
@@ -99,15 +110,19 @@ class Network:
         attends = architectures.ARCHITECTURES[self.facts.architecture].attends
         return attends and (window is None or length <= window)
 
-    def _logits(self, inputs: Tensor, at: Tensor, *, positions: Tensor, mask: Tensor | None) -> Tensor:
-        hidden = self.model.base_model(
+    def _hidden(self, inputs: Tensor, at: Tensor, *, positions: Tensor, mask: Tensor | None) -> Tensor:
+        hidden: Tensor = self.model.base_model(
             input_ids=inputs, position_ids=positions, attention_mask=mask, use_cache=False
         ).last_hidden_state
-        chosen = hidden.flatten(0, 1).index_select(0, at)
-        result: Tensor = self.model.get_output_embeddings()(chosen)
+        self.on_batch()
+        every = hidden.flatten(0, 1)
+        return every if len(at) == len(every) else every.index_select(0, at)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Next-token logits [positions, vocabulary] of what `hidden` gives."""
+        result: Tensor = self.model.get_output_embeddings()(hidden)
         if (bound := getattr(self.model.config, "final_logit_softcapping", None)) is not None:
             result = torch.tanh(result / bound) * bound
-        self.on_batch()
         return result
 
     def _is_plain(self, length: int) -> bool:
@@ -240,8 +255,7 @@ def answer_loglikelihoods(network: Network, packed: Packed) -> Tensor:
         labels = torch.from_numpy(packed.labels[rows, :longest])
         at = (labels != packing.NOT_SCORED).flatten().nonzero()[:, 0]
         with torch.no_grad():
-            chances = functional.log_softmax(network.logits(inputs, at).float(), dim=-1)
-        picked = chances.gather(1, labels.flatten()[at][:, None])[:, 0].double()
+            picked = _picked(network, network.hidden(inputs, at), torch.arange(len(at)), labels.flatten()[at])
         sums = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, at // longest, picked)
         result[torch.from_numpy(rows)] = sums
     return result
@@ -251,10 +265,10 @@ def shared_loglikelihoods(network: Network, answers: Answers) -> Tensor:
     """As answer_loglikelihoods, [answers], of prompts that are read once for all of their answers."""
     network.model.eval()
     needed, place = np.unique(answers.at[answers.real], return_inverse=True)
+    tokens = torch.from_numpy(answers.tokens[answers.real])
     with torch.no_grad():
-        logits = network.laid_logits(answers.laid, torch.from_numpy(needed))
-        chances = functional.log_softmax(logits.float(), dim=-1)
-    picked = chances[torch.from_numpy(place), torch.from_numpy(answers.tokens[answers.real])].double()
+        hidden = network.laid_hidden(answers.laid, torch.from_numpy(needed))
+        picked = _picked(network, hidden, torch.from_numpy(place), tokens)
     of = torch.from_numpy(answers.real.nonzero()[0])
     return torch.zeros(len(answers.at), dtype=torch.float64).index_add_(0, of, picked)
 
@@ -267,9 +281,22 @@ def last_logprobs(network: Network, packed: Packed, choices: packing.Integers) -
         longest = int(packed.lengths[rows].max())
         inputs = torch.from_numpy(packed.inputs[rows, :longest])
         at = torch.arange(len(rows)) * longest + torch.from_numpy(packed.lengths[rows]) - 1
+        wanted = torch.from_numpy(choices[rows])
+        place = torch.arange(len(rows))[:, None].expand_as(wanted)
         with torch.no_grad():
-            chances = functional.log_softmax(network.logits(inputs, at).float(), dim=-1)
-        result[torch.from_numpy(rows)] = chances.gather(1, torch.from_numpy(choices[rows])).double()
+            picked = _picked(network, network.hidden(inputs, at), place.flatten(), wanted.flatten())
+        result[torch.from_numpy(rows)] = picked.view(wanted.shape)
+    return result
+
+
+def _picked(network: Network, hidden: Tensor, place: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probabilities [tokens], float64, of `tokens`, each by the row `place` of hidden; few rows' logits are held at once."""
+    result = torch.zeros(len(tokens), dtype=torch.float64)
+    size = max(1, LOGITS // int(network.facts.config["vocab_size"]))
+    for begin in range(0, len(hidden), size):
+        chances = functional.log_softmax(network.head(hidden[begin : begin + size]).float(), dim=-1)
+        mine = ((place >= begin) & (place < begin + size)).nonzero()[:, 0]
+        result[mine] = chances[place[mine] - begin, tokens[mine]].double()
     return result
 
 

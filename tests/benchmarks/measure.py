@@ -21,6 +21,7 @@ import log_verify
 import makespan
 import on_ray
 import overhead
+import preparing
 import rounds_read
 import seal
 import takeover
@@ -54,6 +55,7 @@ def main() -> None:
         read_rows = rounds_read.measure(folder / "rounds")
         ray_rows, ratios = on_ray.measure(folder / "ray")
         evaluation_rows = evaluating.measure(folder / "evaluating")
+        preparation_rows = preparing.measure(folder / "preparing")
     lines = [
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}",
         "",
@@ -82,6 +84,10 @@ def main() -> None:
         "| multiple choice, examples a second of one thread's processor time | |",
         "| --- | --- |",
         *(f"| {name} | {rate:.0f} |" for name, rate in evaluation_rows),
+        "",
+        "| preparation, tokens a second of one thread's processor time; of the clock | |",
+        "| --- | --- |",
+        *(f"| {name} | {words} |" for name, words in preparation_rows),
         "",
         "| simulated makespan over max(total / slots, longest) | |",
         "| --- | --- |",

@@ -61,6 +61,29 @@ def test_it_agrees_with_one_at_a_time(tiny: Any, tmp_path: Path, architecture: s
         np.testing.assert_allclose(table["loglikelihoods"].to_pylist(), naive(tiny, model, task), atol=1e-5)
 
 
+def test_the_logits_of_a_few_positions_at_a_time_give_the_same(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One position, and all of a batch: shared prompts and single tokens, and the validation split."""
+    from acclimate_runners import network
+
+    model = tiny.model(tmp_path / "model")
+    stages = tuple((task.name, None, "direct") for task in tiny.tasks)
+    loaded = network.load({path.name: path for path in model.iterdir()}, tiny.limits, max_length=16)
+    rows = packing.pack([[1, 3], [1, 4, 5, 6]], [[7, 8, 9], [10]], max_length=16)
+    found, sums = [], []
+    for held in (network.LOGITS, 1):
+        monkeypatch.setattr(network, "LOGITS", held)
+        outcome = evaluated(tiny, tmp_path / str(held), model, stages)
+        paths = [tmp_path / str(held) / "out" / entry["file"] for entry in outcome.results["predictions"]]
+        found.append(
+            np.concatenate([np.ravel(tables.read(path)["loglikelihoods"].combine_chunks().flatten()) for path in paths])
+        )
+        sums.append(network.answer_loglikelihoods(loaded, rows).numpy())
+    np.testing.assert_allclose(found[1], found[0], atol=1e-5)
+    np.testing.assert_allclose(sums[1], sums[0], atol=1e-5)
+
+
 def test_small_batches_give_the_same(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.model(tmp_path / "model")
     stages = tuple((task.name, None, "direct") for task in tiny.tasks)
