@@ -12,6 +12,7 @@ of Probability; Rajpurkar et al., SQuAD (token F1); Efron, The Jackknife. Macro-
 import math
 import re
 import string
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def score(
     for place, target in enumerate(targets):
         if target is None or target != target:
             raise Refusal("scores_invalid", f"example {place} has no target")
-    known = np.array([not _absent(prediction) for prediction in predictions], dtype=bool)
+    known = np.array([not absent(prediction) for prediction in predictions], dtype=bool)
     kept = np.flatnonzero(known).tolist()
     given, right = [predictions[place] for place in kept], [targets[place] for place in kept]
     of = [clusters[place] if clusters is not None else place for place in kept]
@@ -138,7 +139,93 @@ def score(
     return Measured(whole_value, error, None, len(kept), n - len(kept), found.direction)
 
 
-def _absent(prediction: Any) -> bool:
+OF_CHOICE = ("accuracy", "macro_f1", "mcc", "log_loss", "brier", "ece")
+"""Metrics of a task of kind choice, computed from the log-likelihoods of its choices."""
+
+
+def of_choice(
+    metric: str,
+    loglikelihoods: Sequence[Sequence[float] | None],
+    targets: Sequence[str],
+    *,
+    choices: Sequence[str],
+    clusters: Sequence[object] | None = None,
+) -> Measured:
+    """A metric of multiple choice: the label is the choice with the largest log-likelihood, the first at a tie; probabilities are the softmax of all.
+
+    Args:
+        metric: one of OF_CHOICE.
+        loglikelihoods: n lists of one natural logarithm a choice; None, of another length or not finite: unscored.
+        targets: n right answers.
+        choices: in the order of the log-likelihoods.
+        clusters: as for score.
+
+    Raises:
+        Refusal: as score.
+    """
+    usable = [
+        None if row is None or len(row) != len(choices) or not all(map(math.isfinite, row)) else list(row)
+        for row in loglikelihoods
+    ]
+    given: list[Any]
+    if MEASURES[metric].takes == "label":
+        given = [None if row is None else choices[row.index(max(row))] for row in usable]
+    else:
+        given = [None if row is None else softmax(row) for row in usable]
+    return score(metric, given, targets, labels=choices, clusters=clusters)
+
+
+def softmax(logarithms: Sequence[float]) -> list[float]:
+    """Probabilities in proportion to the exponentials."""
+    most = max(logarithms)
+    parts = [math.exp(one - most) for one in logarithms]
+    whole = math.fsum(parts)
+    return [part / whole for part in parts]
+
+
+def pseudo_values(
+    metric: str,
+    predictions: Sequence[Any],
+    targets: Sequence[Any],
+    *,
+    groups: Sequence[int],
+    labels: Sequence[str] = (),
+) -> dict[int, float | None]:
+    """A number a group whose mean is the metric's value, and whose spread is that of the delete-a-group jackknife.
+
+    They let a metric that is no mean of scores by example be ranked and compared like one (Efron, The Jackknife): value + (G − 1)(mean of the
+    values without a group − value without this one).
+
+    Args:
+        metric: a name of MEASURES.
+        predictions: n, none of them absent.
+        targets: n.
+        groups: n.
+        labels: as for score.
+
+    Returns:
+        By group; None throughout where the metric is undefined, on all examples or without one of the groups.
+
+    Raises:
+        Refusal: as score.
+    """
+    found = MEASURES[metric]
+    given = _prepared(found, list(predictions), list(targets), labels)
+    by_example = _BY_EXAMPLE.get(metric)
+    whole = (lambda *pair: _mean(by_example(*pair), [], 0)[0]) if by_example is not None else _WHOLE[metric]
+    place, names = np.array(groups, dtype=np.int64), sorted(set(groups))
+    value, without = whole(*given), [whole(given[0][place != name], given[1][place != name]) for name in names]
+    if len(names) == 1:
+        return {names[0]: value}
+    known = [one for one in without if one is not None]
+    if value is None or len(known) < len(names):
+        return dict.fromkeys(names)
+    middle = math.fsum(known) / len(known)
+    return {name: value + (len(names) - 1) * (middle - one) for name, one in zip(names, known, strict=True)}
+
+
+def absent(prediction: Any) -> bool:
+    """Whether a prediction is None, or holds a NaN."""
     if prediction is None:
         return True
     if isinstance(prediction, str):
@@ -271,7 +358,10 @@ def _of_sklearn(name: str, **options: Any) -> Callable[[Any, Any], float | None]
         except ModuleNotFoundError as error:
             hint = installing("analysis")
             raise Refusal("extra_missing", "this needs scikit-learn, which is not installed", hint=hint) from error
-        return float(getattr(metrics, name)(right.astype(str), given.astype(str), **options))
+        with warnings.catch_warnings():
+            # It tells of a single label, for which it has a value all the same.
+            warnings.simplefilter("ignore", UserWarning)
+            return float(getattr(metrics, name)(right.astype(str), given.astype(str), **options))
 
     return whole
 

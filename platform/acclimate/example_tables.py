@@ -101,6 +101,19 @@ def answered(found: Items, options: Mapping[str, Any], notes: list[str]) -> Item
         empty = [i for i in range(len(found.entrants)) if found.of([i]).scores()[0] is None]
         notes += left_out([found.entrants[i] for i in empty], "no score in a whole set")
         return found.of([i for i in range(len(found.entrants)) if i not in empty])
+    worst = _worst(found, options)
+    notes.append(f"counted as {worst:g}, the worst score, as missing: {total} ({listed(lacks, quoted=False)})")
+    return found.filled(worst)
+
+
+def _worst(found: Items, options: Mapping[str, Any]) -> float:
+    """What a missing score counts: the metric's worst, or that of scores from 0 to 1."""
+    if "worst_score" in options:
+        worst: float | None = options["worst_score"]
+        if worst is None:
+            sentence = "the metric has no worst score, so that a missing one can't count as that"
+            raise Refusal("scores_invalid", sentence, hint="--missing exclude or fail")
+        return worst
     scored = np.concatenate([value[~np.isnan(value)] for value in found.values])
     if len(scored) and (scored.min() < 0 or scored.max() > 1):
         raise Refusal(
@@ -108,9 +121,12 @@ def answered(found: Items, options: Mapping[str, Any], notes: list[str]) -> Item
             f"scores reach from {scored.min()} to {scored.max()}: which is the worst is not known",
             hint="--missing exclude or fail",
         )
-    worst = 1.0 if options.get("lower_is_better") else 0.0
-    notes.append(f"counted as {worst:.0f}, the worst score, as missing: {total} ({listed(lacks, quoted=False)})")
-    return found.filled(worst)
+    return 1.0 if options.get("lower_is_better") else 0.0
+
+
+def sets_of(table: Columns) -> list[str]:
+    """[rows] the set of each row; "" where no column names one."""
+    return _sets(table, [])
 
 
 def _roles(table: Columns) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from acclimate import foreign_results
+from acclimate import foreign_results, measured_items
 from acclimate.score_tables import Named, Source, listed
 from acclimate_competitions.errors import Refusal
 
@@ -67,7 +67,7 @@ def opened(source: Source, options: Any, *, rounds_are_sets: bool = False) -> tu
         return _chosen(_of_rounds(source, wanted), "MLflow", source.notes, options, sets=rounds_are_sets)
     if isinstance(source, str | Path) and foreign_results.is_foreign(Path(source)):
         return foreign_results.items(Path(source)), options
-    return source, options
+    return measured_items.opened(source, options) or (source, options)
 
 
 def is_rounds(source: Source) -> bool:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from acclimate import evaluations, files, round_jobs
 from acclimate.extras import need
 from acclimate.rerun import SILENT, Progress, RerunFolder
-from acclimate_competitions import definition, digests, metrics, recipe, splits, tables
-from acclimate_competitions.definition import Competition
+from acclimate_competitions import definition, digests, measures, metrics, recipe, splits, tables
+from acclimate_competitions.definition import Competition, Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import LARGEST_SEED
 from acclimate_runners import reading
@@ -62,7 +62,7 @@ def evaluate(
     Returns:
         {"competition", "definition", "model", "split", "tasks", "hardware", "versions", "memory", "seconds"}: tasks has for each
         task {<metric>: mean, "metric": its name, "se": standard error by cluster, None with one cluster, "n": scored examples,
-        "unscored", "chance"}; memory is the child's peak in bytes.
+        "unscored", "chance", "metrics": {name: {"value", "se", "n"}} of all metrics that fit the task's kind}; memory is the child's peak in bytes.
 
     Raises:
         Refusal: extra_missing, file_unreadable, definition_invalid, splits_invalid, holdout_private, request_invalid,
@@ -279,7 +279,33 @@ class _Folder:
             "n": summary[".n"],
             "unscored": summary[".missing"],
             "chance": task.chance,
+            "metrics": _measured(task, rows, predictions, cluster=self.competition.ranking.cluster),
         }
+
+
+def _measured(
+    task: Task, rows: "pa.Table", predictions: "pa.Table", *, cluster: str | None
+) -> dict[str, dict[str, Any]]:
+    """Every metric of an analyst that fits the task's kind: {name: {value, se, n}}, with a reason where there is no value."""
+    if task.kind != "choice":
+        return {}
+    given = dict(
+        zip(predictions.column("example").to_pylist(), predictions.column("loglikelihoods").to_pylist(), strict=True)
+    )
+    values = [given.get(example) for example in rows.column("example").to_pylist()]
+    targets = rows.column("target").to_pylist()
+    clusters = rows.column(cluster).to_pylist() if cluster else None
+    found: dict[str, dict[str, Any]] = {}
+    for name in measures.OF_CHOICE:
+        try:
+            own = measures.of_choice(name, values, targets, choices=task.choices, clusters=clusters)
+        except Refusal as refusal:
+            if refusal.code != "extra_missing":
+                raise
+            found[name] = {"value": None, "se": None, "n": 0, "reason": f"{refusal.sentence}; {refusal.hint}"}
+        else:
+            found[name] = {"value": own.value, "se": own.se, "n": own.n}
+    return found
 
 
 def _public(split: str) -> str:

@@ -146,6 +146,15 @@ def test_an_evaluation_at_home_is_the_rounds(at_home: Path, tmp_path: Path) -> N
         pairs = (np.array(right) - np.mean(right)).reshape(-1, 2).sum(1)
         assert summary["se"] == pytest.approx(math.sqrt((pairs**2).sum() * 4 / 3) / 8)
         assert summary["unscored"] == 0
+        measured = summary["metrics"]
+        assert list(measured) == ["accuracy", "macro_f1", "mcc", "log_loss", "brier", "ece"]
+        assert measured["accuracy"] == {"value": summary["accuracy"], "se": pytest.approx(summary["se"]), "n": 8}
+        logs = np.array([row["loglikelihoods"] for row in mine])
+        p = np.exp(logs) / np.exp(logs).sum(axis=1, keepdims=True)
+        wanted = np.array([choices.index(row["target"]) for row in mine])
+        assert measured["log_loss"]["value"] == pytest.approx(-np.log(p[np.arange(8), wanted]).mean())
+        assert measured["brier"]["value"] == pytest.approx(((p - np.eye(len(choices))[wanted]) ** 2).sum(1).mean())
+        assert all(set(one) == {"value", "se", "n"} and one["n"] == 8 for one in measured.values())
     # As the round's own job has it, from the rows without targets.
     blobs = FolderBlobs(at_home / "blobs")
     base: Any = jobs.from_json((at_home / "job.json").read_text("utf-8"))

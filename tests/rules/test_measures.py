@@ -107,6 +107,11 @@ def test_the_order_of_examples_changes_no_value(order, name):
     assert (low is None or one.value >= low) and (high is None or one.value <= high)
 
 
+def test_a_single_label_has_a_value_without_a_warning():
+    assert measures.score("mcc", ["a"] * 5, ["a"] * 5).value == 0.0
+    assert measures.score("macro_f1", ["a"] * 5, ["a"] * 5).value == 1.0
+
+
 def test_the_page_has_each_metric_with_its_direction_and_error():
     page = (Path(__file__).parents[2] / "docs/analysts.md").read_text("utf-8")
     for one in measures.MEASURES.values():

@@ -45,7 +45,7 @@ OneMetric = Annotated[
     str | None,
     typer.Option(
         "--metric",
-        help="Whose rows count, where there are several; of rounds that of the ranking, if none is named.",
+        help="Whose rows count, where there are several; of rounds that of the ranking, if none is named. Of a table of predictions it is computed.",
         metavar="NAME",
     ),
 ]

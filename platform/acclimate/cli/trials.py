@@ -98,7 +98,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on this machine on a public split, by the code that evaluates on the holdout.
 
-    The model is taken as it is; give a folder that `acclimate prepare` made to evaluate a prepared one. The standard error is by cluster.
+    The model is taken as it is; give a folder that `acclimate prepare` made to evaluate a prepared one. Of each task the round's metric stands first, then
+    all others that its predictions allow; probabilities are the softmax of the choices' log-likelihoods. The standard error is by cluster.
 
     Example: acclimate evaluate ./my-model --competition round-files --examples scores.parquet
     """
@@ -110,15 +111,21 @@ def evaluate(
 
 
 def _evaluated(found: Mapping[str, Any]) -> list[str]:
-    rows = [
-        [name, part["metric"], _number(part[part["metric"]]), _number(part["se"]), part["n"], part["unscored"]]
-        for name, part in found["tasks"].items()
-    ]
-    return table(
-        ("task", "metric", found["split"], "se", "n", "unscored"),
-        rows,
-        right=(found["split"], "se", "n", "unscored"),
+    rows = []
+    reasons: dict[str, None] = {}
+    for name, part in found["tasks"].items():
+        own = part["metric"]
+        rows.append([name, own, _number(part[own]), _number(part["se"]), part["n"], part["unscored"]])
+        for metric, one in part["metrics"].items():
+            if "reason" in one:
+                reasons[one["reason"]] = None
+            elif metric != own:
+                unscored = part["n"] + part["unscored"] - one["n"]
+                rows.append(["", metric, _number(one["value"]), _number(one["se"]), one["n"], unscored])
+    lines = table(
+        ("task", "metric", found["split"], "se", "n", "unscored"), rows, right=(found["split"], "se", "n", "unscored")
     )
+    return [*lines, *(f"not computed: {reason}" for reason in reasons)]
 
 
 def _prepared(found: Mapping[str, Any]) -> Iterator[str]:
