@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from acclimate_competitions import compute, digests, parsing, reading, recipe
+from acclimate_competitions import anchors, compute, digests, parsing, reading, recipe
+from acclimate_competitions.anchors import Anchor
 from acclimate_competitions.compute import Compute
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.fields import NAME, NAME_MEANING, Document, Table, flat, rfc3339
@@ -194,6 +195,7 @@ class Competition:
     tasks: tuple[Task, ...]
     preparation: Recipe
     ranking: Policy
+    anchors: tuple[Anchor, ...]
     compute: Compute
     isolation: Isolation
     entrants_see: str
@@ -202,6 +204,10 @@ class Competition:
     def task(self, name: str) -> Task:
         """The task of this name; KeyError where there is none."""
         return {task.name: task for task in self.tasks}[name]
+
+    def anchor(self, name: str) -> Anchor | None:
+        """The anchor of this name, or None where it is none."""
+        return {anchor.name: anchor for anchor in self.anchors}.get(name)
 
     def effective(self) -> dict[str, Any]:
         """Every value in force by its dotted key, JSON-ready: times as RFC 3339, durations in seconds, sizes in bytes."""
@@ -246,7 +252,8 @@ def parse(raw: bytes) -> Competition:
         submission=_submission(root.table("submission", required=True)),
         tasks=_tasks(root),
         preparation=recipe.read(root.table("preparation", required=True)),
-        ranking=_ranking(root.table("ranking")),
+        ranking=(policy := _ranking(root.table("ranking"))),
+        anchors=anchors.read(root, policy.baselines),
         compute=compute.read(root.table("compute")),
         isolation=_isolation(root.table("isolation")),
         entrants_see=_logs(root.table("logs")),

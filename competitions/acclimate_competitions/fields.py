@@ -265,14 +265,17 @@ class Table:
         self._document.origins[dotted(self._at(key))] = "default"
         return None
 
-    def tables(self, key: str) -> list["Table"]:
-        """An array of tables, at least one."""
+    def tables(self, key: str, *, least: int = 1) -> list["Table"]:
+        """An array of tables, at least one; or none, where least is 0."""
         self._asked.append(key)
         value = self._values.get(key, [])
+        if least == 0:
+            there = key in self._values
+            self._document.origins[key] = f"line {self._document.line(self._at(key))}" if there else "default"
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             self.problem(key, f"must be tables: write [[{dotted(self._at(key))}]]")
             return []
-        if not value:
+        if not value and least:
             self.problem(key, f"is missing: write at least one [[{dotted(self._at(key))}]]")
         return [Table(self._document, (*self._at(key), index), item) for index, item in enumerate(value)]
 

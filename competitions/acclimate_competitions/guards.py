@@ -1,6 +1,7 @@
 """What the guards of a round's transitions are made of."""
 
 import base64
+from collections.abc import Mapping
 from itertools import product
 
 from acclimate_competitions import recipe, records
@@ -35,6 +36,27 @@ def require_micro_batch(state: Round, record: Record) -> None:
     other = next((state.prepared[key] for key in keys if key in state.prepared), None)
     had = size if other is None else other.fields.get("micro_batch", whole)
     require(size == had, f"one entry was prepared with the micro-batches {had} and {size}")
+
+
+def bases_with(state: Round, record: Record) -> Mapping[int, str]:
+    """The models that preparations started from, with that of a ModelPrepared: one an entry; an anchor's is the definition's.
+
+    Raises:
+        Refusal: guard_failed.
+    """
+    submission, base = record["submission"], record["base"]
+    known = state.bases.get(submission)
+    require(known in (None, base), "one entry was prepared from two models")
+    if known is not None:
+        return state.bases
+    if state.competition.anchors:
+        name = next(entry.entrant for entry in state.entries if entry.submission == submission)
+        anchor = state.competition.anchor(name)
+        if anchor is not None:
+            require(
+                anchor.model == base, f"the definition's anchor {name} is the model {anchor.model}, prepared was {base}"
+            )
+    return {**state.bases, submission: base}
 
 
 def secret_of(text: str) -> bytes:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from acclimate_competitions.anchors import MAJORITY as MAJORITY
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 
@@ -29,9 +30,6 @@ NOT_FINITE = "a log-likelihood is not a finite number"
 
 OWN_FAULTS = frozenset({NO_LOGLIKELIHOODS, WRONG_LENGTH, NOT_FINITE})
 """Reasons that lie with the model: it was asked and gave nothing usable. NO_PREDICTION does not: nobody asked it."""
-
-MAJORITY = "majority"
-"""The null predictor's name: it answers with the most frequent target of the preparation split. No entrant may take it."""
 
 
 @dataclass(frozen=True)

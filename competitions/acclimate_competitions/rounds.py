@@ -17,7 +17,14 @@ from acclimate_competitions import digests, drawing, records
 from acclimate_competitions.defining import begin, scorer_digest
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.guards import agreed_to_void, check_audit, require, require_micro_batch, secret_of
+from acclimate_competitions.guards import (
+    agreed_to_void,
+    bases_with,
+    check_audit,
+    require,
+    require_micro_batch,
+    secret_of,
+)
 from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.phases import Phase, Round, Submission, entries_root
 from acclimate_competitions.records import Record, parse_time
@@ -236,10 +243,8 @@ def _prepare(state: Round, record: Record, index: int) -> Round:
         "a preparation that failed gave no model: `diverged` says why the base counts as prepared",
         "record_invalid",
     )
-    base = state.bases.get(key[0])
-    require(base in (None, record["base"]), "one entry was prepared from two models")
+    bases = bases_with(state, record)
     require_micro_batch(state, record)
-    bases = state.bases if base is not None else {**state.bases, key[0]: record["base"]}
     return replace(state, prepared=state.prepared.plus(key, record), bases=bases)
 
 

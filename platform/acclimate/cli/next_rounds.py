@@ -1,4 +1,4 @@
-"""`acclimate round next`: the next round of a competition, once its holdout is known to be new."""
+"""`acclimate round next` and `acclimate round anchors`: the next round of a competition, and what stands in it from earlier ones."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from acclimate.cli import moments
-from acclimate.cli.options import AsJson, KeysFolder, connect, witnesses_asked
+from acclimate.cli.options import AsJson, KeysFolder, RoundId, connect, witnesses_asked
 from acclimate.cli.output import bar, emit, say, table
 
 if TYPE_CHECKING:
@@ -157,3 +157,42 @@ def _notes(found: "Following") -> list[str]:
     if not found.seen:
         notes.append("note: there is no earlier round whose holdout the new one could share anything with")
     return notes
+
+
+def anchors(
+    round_id: RoundId,
+    keys: KeysFolder,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="An anchor's folder, where no earlier round has it.", metavar="NAME=DIR"),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the server's check of each.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Enter every anchor that a round's definition names, unchanged: each as it was in the newest round that had it.
+
+    An anchor is a baseline whose model the definition names by its digest, so that no other can be prepared in its place. Repeated, the command goes on.
+
+    Example: acclimate round anchors digits-2027-2 --keys ./me
+    """
+    from acclimate.client import standing
+    from acclimate.client.entrant import Sending
+
+    folders = {}
+    for given in model or []:
+        name, equals, folder = given.partition("=")
+        if not (name and equals and folder):
+            raise typer.BadParameter(f"--model NAME=DIR, not {given!r}")
+        folders[name] = Path(folder)
+    client, opened = connect(keys)
+    with client, bar("uploading") as progress:
+        how = Sending(None, wait=wait, progress=progress, say=say)
+        found = standing.enter_anchors(client, opened, round_id, models=folders, sending=how)
+    rows = [(row["anchor"], row["state"], row["from"] or "-", row["model"]) for row in found]
+    emit(
+        found,
+        as_json=as_json,
+        text=table(("anchor", "state", "stands from", "model"), rows) if rows else ["no anchors"],
+    )
+    if any(row["state"] in ("refused", "forfeited") for row in found):
+        raise typer.Exit(1)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from acclimate.cli import moments
-from acclimate.cli.next_rounds import next_round
+from acclimate.cli.next_rounds import anchors, next_round
 from acclimate.cli.options import AsJson, KeysFolder, ReaderKeys, RoundId, Server, connect, reader, witnesses_asked
 from acclimate.cli.output import bar, emit, say, table
 from acclimate.cli.status import status
@@ -336,6 +336,7 @@ def report(
 
 
 app.command("next")(next_round)
+app.command("anchors")(anchors)
 app.command("status", epilog="The same: acclimate round status digits-2027-1 --server https://rounds.example.org")(
     status
 )

@@ -10,7 +10,9 @@ from acclimate.cli.options import AsJson, KeysFolder, RoundId, connect, named
 from acclimate.cli.output import bar, emit, say, table
 
 if TYPE_CHECKING:
-    from acclimate.client.entrant import Submission
+    from acclimate.client import Client
+    from acclimate.client.entrant import Sending, Submission
+    from acclimate.keys import Keys
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="See what became of submissions; withdraw one.")
 
@@ -48,23 +50,36 @@ def enter(
 
 
 def submit(
-    model: Annotated[
-        Path, typer.Argument(help="Folder with config.json, model.safetensors (or its shards), tokenizer.json.")
-    ],
     round_id: Annotated[
         str, typer.Option("--round", help="The round's id, or any beginning of it that is unique.", callback=named)
     ],
     keys: KeysFolder,
-    title: Annotated[
-        str, typer.Option("--title", help="What people read beside the entry; else the folder's name.")
-    ] = "",
-    weights_after: Annotated[
-        str,
-        typer.Option(
-            "--weights-after", help="What becomes of the weights after the round: publish, auditor or delete."
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Folder with config.json, model.safetensors (or its shards), tokenizer.json; with --standing-from it may be left out."
         ),
-    ] = "delete",
-    family: Annotated[str, typer.Option("--family", help="The model's family, if it has one.")] = "",
+    ] = None,
+    standing_from: Annotated[
+        str | None,
+        typer.Option(
+            "--standing-from",
+            help="Submit again, unchanged, what counts for you in this earlier round; its files are not sent once more.",
+            metavar="ROUND",
+            callback=named,
+        ),
+    ] = None,
+    title: Annotated[
+        str | None, typer.Option("--title", help="What people read beside the entry; else the folder's name.")
+    ] = None,
+    weights_after: Annotated[
+        str | None,
+        typer.Option(
+            "--weights-after",
+            help="What becomes of the weights after the round: publish, auditor or delete; else delete.",
+        ),
+    ] = None,
+    family: Annotated[str | None, typer.Option("--family", help="The model's family, if it has one.")] = None,
     base: Annotated[str | None, typer.Option("--base", help="The model that it was trained from, if any.")] = None,
     released: Annotated[
         str | None, typer.Option("--released", help="When the model was released, if it was.", metavar="YYYY-MM-DD")
@@ -81,35 +96,65 @@ def submit(
 
     Of your accepted submissions that you did not withdraw, the one committed last counts, however long its check took.
 
+    With --standing-from a model of an earlier round stands again: it uses quota and is withdrawn like any submission, and the log shows that it is
+    the same model. Words that you don't give are those of then.
+
     Example: acclimate submit ./model --round digits-2027-1 --title "Tiny Llama" --weights-after publish --keys ./ada
     """
-    from acclimate import client as actors
+    from acclimate.client.entrant import Sending
 
+    if model is None and standing_from is None:
+        raise typer.BadParameter("name the model's folder, or the round that it stands from: --standing-from ROUND")
+    words = {"title": title, "weights_after": weights_after, "family": family, "base": base, "released": released}
     client, opened = connect(keys)
     try:
-        with client, bar(f"uploading {model.name}") as progress:
-            mine = actors.submit(
-                client,
-                opened,
-                round_id,
-                model,
-                title=title or model.resolve().name,
-                weights_after=weights_after,
-                family=family,
-                base=base,
-                released=released,
-                baseline=baseline,
-                again=again,
-                wait=wait,
-                progress=progress,
-                say=say,
-            )
+        with client, bar("uploading") as progress:
+            how = Sending(model, again=again, wait=wait, progress=progress, say=say)
+            mine = _sent(client, opened, round_id, how, standing_from=standing_from, words=words, baseline=baseline)
     except KeyboardInterrupt:
         say("interrupted; nothing is lost: the same command goes on with this submission")
         raise typer.Exit(130) from None
     emit(_document(mine, keys), as_json=as_json, text=_lines(mine, keys))
     if mine.state in ("refused", "forfeited"):
         raise typer.Exit(1)
+
+
+def _sent(
+    client: "Client",
+    keys: "Keys",
+    round_id: str,
+    how: "Sending",
+    *,
+    standing_from: str | None,
+    words: dict[str, str | None],
+    baseline: str,
+) -> "Submission":
+    """The submission of a model, or of what stands from an earlier round; `words` that are None were not given."""
+    from acclimate import client as actors
+    from acclimate.client import standing
+
+    if standing_from is not None:
+        given = {name: value for name, value in words.items() if value is not None}
+        return standing.submit_standing(
+            client, keys, round_id, standing_from, sending=how, changes=given, baseline=baseline
+        )
+    assert how.model is not None
+    return actors.submit(
+        client,
+        keys,
+        round_id,
+        how.model,
+        title=words["title"] or how.model.resolve().name,
+        weights_after=words["weights_after"] or "delete",
+        family=words["family"] or "",
+        base=words["base"],
+        released=words["released"],
+        baseline=baseline,
+        again=how.again,
+        wait=how.wait,
+        progress=how.progress,
+        say=how.say,
+    )
 
 
 @app.command("status")

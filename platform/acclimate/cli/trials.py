@@ -151,6 +151,7 @@ def _checked(found: Mapping[str, Any]) -> Iterator[str]:
     forecast, allowed = found["forecast"], found["allowed"]
     yield f"{found['architecture']}, {found['parameters']} parameters of at most {allowed['parameters']}"
     yield f"{found['bytes']} bytes of at most {allowed['bytes']}"
+    yield f"model {found['model']}"
     yield f"the preparation of all tasks and seeds: about {forecast['seconds']:.3g} s here, {allowed['seconds']:.3g} s are allowed"
     yield f"memory: {_size(forecast['memory'])} here, {_size(allowed['memory'])} are allowed"
     yield (

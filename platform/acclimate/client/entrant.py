@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,11 +162,43 @@ def submit(
     """
     entrant = baseline or load_account(keys.folder).id
     defined, competition = definition_of(client, round_id)
-    facts = _check(model, defined, competition, weights_after=weights_after)
+    facts = check_model(model, defined, competition, weights_after=weights_after)
     about: dict[str, Any] = {"title": title, "family": family, "base": base, "released": released}
     about |= {"weights_after": weights_after, "parameters": facts.parameters}
     manifest = manifest_of(model, about, defined=defined, entrant=entrant)
-    mine = _taken_up(client, keys, manifest, baseline=bool(baseline), again=again, say=say)
+    sending = Sending(model, again=again, wait=wait, progress=progress, say=say)
+    return send(client, keys, manifest, defined=defined, baseline=bool(baseline), sending=sending)
+
+
+@dataclass(frozen=True)
+class Sending:
+    """How a submission is sent.
+
+    Attributes:
+        model: folder with the files; None where the server is to have them all.
+        again: begin anew what was refused or withdrawn.
+        wait: wait for the server's check.
+        progress: called while uploading with (bytes done, bytes in all).
+        say: called with a sentence at each step.
+    """
+
+    model: Path | None
+    again: bool = False
+    wait: bool = True
+    progress: Progress | None = None
+    say: Say = lambda line: None
+
+
+def send(
+    client: Client, keys: Keys, manifest: dict[str, Any], *, defined: Record, baseline: bool, sending: Sending
+) -> Submission:
+    """Commit to a manifest, send what the server lacks of its files, and wait for the check; or go on with it where it stopped.
+
+    Raises:
+        Refusal: as submit.
+    """
+    say = sending.say
+    mine = _taken_up(client, keys, manifest, baseline=baseline, again=sending.again, say=say)
     if mine.state in FINAL:
         say(f"this model was submitted before: {mine.state}")
         return submission_status(client, keys, mine.short)[0]
@@ -177,10 +209,10 @@ def submit(
     mine = _receipt(client, keys, mine, defined=defined, request=committed)
     say(f"committed as log entry {mine.committed}; receipt {keys.folder / 'receipts' / mine.receipt}")
     if mine.state == "uploading":
-        outcome = _sent(client, mine, model, missing=answer["missing"], progress=progress, say=say)
+        outcome = _sent(client, mine, sending, missing=answer["missing"])
         mine = _keep(keys, mine, state=outcome["state"], reason=outcome.get("reason") or "")
     mine = refresh(client, keys, mine)
-    if wait and mine.state not in FINAL:
+    if sending.wait and mine.state not in FINAL:
         say("all files are there; the server checks the model")
         mine = await_outcome(client, keys, mine)
     if mine.state == "accepted":
@@ -288,7 +320,7 @@ def manifest_of(model: Path, about: dict[str, Any], *, defined: Record, entrant:
     }
 
 
-def _check(model: Path, defined: Record, competition: Competition, *, weights_after: str) -> ModelFacts:
+def check_model(model: Path, defined: Record, competition: Competition, *, weights_after: str) -> ModelFacts:
     """Read the model as strictly as the server will, so that nothing is committed to, and no quota used, in vain."""
     given = reading.of_folder(model)
     allowed = competition.submission.weights_after
@@ -424,13 +456,11 @@ def _receipt(client: Client, keys: Keys, mine: Submission, *, defined: Record, r
     return _keep(keys, mine, receipt=name)
 
 
-def _sent(
-    client: Client, mine: Submission, model: Path, *, missing: Sequence[str], progress: Progress | None, say: Say
-) -> dict[str, Any]:
+def _sent(client: Client, mine: Submission, sending: Sending, *, missing: Sequence[str]) -> dict[str, Any]:
     """Upload what is missing and say that all is there; what the server has lost since is sent again, a few times."""
     for left in reversed(range(_SENDINGS)):
         try:
-            _upload(client, mine, model, missing=missing, progress=progress)
+            _upload(client, mine, sending, missing=missing)
             return client.complete(mine.submission)
         except Refusal as refusal:
             if refusal.code == "phase_wrong":
@@ -438,7 +468,7 @@ def _sent(
                 found = client.submission(mine.submission)
                 if found["state"] == "uploading":
                     raise
-                say("another command has sent the files")
+                sending.say("another command has sent the files")
                 return found
             if refusal.code != "upload_mismatch" or not left:
                 raise
@@ -448,22 +478,22 @@ def _sent(
     raise AssertionError("unreachable")
 
 
-def _upload(
-    client: Client, mine: Submission, model: Path, *, missing: Sequence[str], progress: Progress | None
-) -> None:
+def _upload(client: Client, mine: Submission, sending: Sending, *, missing: Sequence[str]) -> None:
     todo = [item for item in mine.manifest["files"] if item["sha256"] in missing]
+    if todo and sending.model is None:
+        raise Refusal(
+            "upload_mismatch",
+            f"the server lacks {len(todo)} of the files, such as {todo[0]['name']}",
+            hint="give the model's folder as well: the same command goes on with this submission",
+        )
     total = sum(item["size"] for item in todo)
-    for item, before in zip(todo, _running(todo), strict=True):
+    before = 0
+    for item in todo:
 
         def tell(done: int, size: int, before: int = before) -> None:
-            if progress is not None:
-                progress(before + done, total)
+            if sending.progress is not None:
+                sending.progress(before + done, total)
 
-        client.put_file(mine.submission, model / item["name"], digest=item["sha256"], progress=tell)
-
-
-def _running(items: Sequence[dict[str, Any]]) -> Iterator[int]:
-    before = 0
-    for item in items:
-        yield before
+        assert sending.model is not None
+        client.put_file(mine.submission, sending.model / item["name"], digest=item["sha256"], progress=tell)
         before += item["size"]

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from acclimate.service import names
-from acclimate_competitions import digests
+from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
 from acclimate_runners import reading, shards
 
 _KEYS = frozenset("v round entrant title kind files family base parameters released weights_after".split())
+STANDS = "stands"
+"""Key of a manifest whose model is that of an earlier submission: {round, commitment}."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _LARGEST = 2**53 - 1
 
@@ -26,6 +28,8 @@ def check(manifest: Mapping[str, Any], *, state: Round, entrant: str) -> None:
         *_texts(manifest),
         *_files(manifest, state),
         *_limits(manifest, state),
+        *_standing(manifest, state),
+        *_anchor(manifest, state, entrant),
     ]
     if problems:
         raise Refusal(
@@ -57,13 +61,18 @@ def digests_of(manifest: Mapping[str, Any]) -> dict[str, str]:
     return {item["name"]: item["sha256"] for item in manifest["files"]}
 
 
+def model_of(manifest: Mapping[str, Any]) -> str:
+    """The digest of a manifest's model, as ModelPrepared has it in `base`."""
+    return digests.of_json(digests_of(manifest))
+
+
 def sizes_of(manifest: Mapping[str, Any]) -> dict[str, int]:
     """Digest -> size in bytes."""
     return {item["sha256"]: item["size"] for item in manifest["files"]}
 
 
 def _keys(manifest: Mapping[str, Any]) -> list[str]:
-    missing, extra = sorted(_KEYS - set(manifest)), sorted(set(manifest) - _KEYS)
+    missing, extra = sorted(_KEYS - set(manifest)), sorted(set(manifest) - _KEYS - {STANDS})
     return [f"{name} is missing" for name in missing] + [f"{name[:64]!r} is not a known key" for name in extra]
 
 
@@ -135,3 +144,30 @@ def _limits(manifest: Mapping[str, Any], state: Round) -> list[str]:
     if type(parameters) is not int or not 0 < parameters <= rules.max_parameters:
         problems.append(f"parameters is {parameters!r}, must be a whole number from 1 to {rules.max_parameters}")
     return problems
+
+
+def _standing(manifest: Mapping[str, Any], state: Round) -> list[str]:
+    if STANDS not in manifest:
+        return []
+    stands = manifest[STANDS]
+    if not isinstance(stands, dict) or set(stands) != {"round", "commitment"}:
+        return [f"{STANDS} must be {{round, commitment}} of an earlier submission"]
+    if not records.is_round_id(stands["round"]) or stands["round"] == state.id:
+        return [f"{STANDS}.round is {str(stands['round'])[:120]!r}, must be the id of another round"]
+    if not digests.is_digest(stands["commitment"]):
+        return [f"{STANDS}.commitment must be 'sha256:' and 64 lower-case hex digits"]
+    return []
+
+
+def _anchor(manifest: Mapping[str, Any], state: Round, entrant: str) -> list[str]:
+    anchor = state.competition.anchor(entrant)
+    if anchor is None:
+        return []
+    try:
+        found = model_of(manifest)
+    except (LookupError, TypeError, Refusal):
+        # What is wrong with the files is told already.
+        return []
+    return (
+        [] if found == anchor.model else [f"the files are the model {found}, the definition's anchor is {anchor.model}"]
+    )

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Row, delete, insert, select, update
 
 from acclimate import round_jobs
-from acclimate.service import finding, manifests, names, quota
+from acclimate.service import finding, manifests, names, quota, standing
 from acclimate.service.accounts import Account, decode, require_signer
 from acclimate.service.identity import Identity
 from acclimate.store import Store, Tx, submissions, timestamp, uploads
@@ -68,7 +68,7 @@ def create(
     1. both requests are of this round, say the same, and the caller signed them (or is the organizer, for a baseline);
     2. a submission that is there already is answered as it stands, if nonce and manifest are those that it came with (decision 0019);
     3. the commitment opens with the nonce and the manifest;
-    4. the manifest is one that the round takes;
+    4. the manifest is one that the round takes, and if it stands for an earlier submission, its files are that one's;
     5. the quota is debited, and the commitment logged before the round closes, by the database's clock.
 
     Args:
@@ -104,6 +104,7 @@ def create(
         _require_opening(fields["commitment"], nonce, manifest)
         # 4
         manifests.check(manifest, state=state, entrant=fields["entrant"])
+        standing.check(tx, manifest, state=state, entrant=fields["entrant"])
         # 5
         index, record = tx.append(committed)
         row = {

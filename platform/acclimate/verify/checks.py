@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from acclimate.log import parse_vkey
 from acclimate.log_keys import LogKeys
-from acclimate.verify import audits, files, history, order, private, scores, seal, witnesses
+from acclimate.verify import audits, files, history, order, private, scores, seal, standing, witnesses
 from acclimate.verify.audit import Audit, Rerun
 from acclimate.verify.report import Beside, Check, Failed, NotChecked, Report, lacking
 from acclimate_competitions import tables
@@ -249,6 +249,14 @@ _SCORES = (
         private.reported,
     ),
     Rule("honest preparation", "scores", "a second operator's drawn re-runs agree", ("rules",), audits.honest),
+    Rule(
+        "standing",
+        "scores",
+        "each entry that stands from an earlier round has the model that the log names for it there, and each anchor that of the definition",
+        ("prepared", "records"),
+        standing.standing,
+        rests=("entries",),
+    ),
 )
 _RERUN = (
     Rule(
