@@ -147,7 +147,7 @@ class Interval:
 class Policy:
     """`[ranking]`: everything that turns per-example scores into the ranking."""
 
-    aggregate: Literal["mean"]
+    aggregate: Literal["mean", "mean_rank", "win_rate"]
     missing: Literal["worst", "exclude"]
     ties: Ties
     interval: Interval
@@ -261,10 +261,23 @@ def parse(raw: bytes) -> Competition:
     )
     if competition.round.auditor in competition.custody.custodians:
         document.problem(("round", "auditor"), f'round.auditor = "{competition.round.auditor}" is a custodian, too')
+    _check_scales(document, competition)
     root.finish()
     if document.problems:
         raise _invalid(document)
     return competition
+
+
+def _check_scales(document: Document, competition: Competition) -> None:
+    wrong = [sentence.split(" ")[0] for _, sentence in document.problems]
+    if competition.ranking.aggregate != "mean" or {"ranking.aggregate", "tasks[0].metric"}.intersection(wrong):
+        return
+    for index, task in enumerate(competition.tasks):
+        where = f"tasks[{index}].metric"
+        if task.metric != competition.tasks[0].metric and where not in wrong:
+            reason = "the mean over tasks needs one metric, and the first task has another"
+            hint = 'ranking.aggregate = "win_rate" or "mean_rank" needs none'
+            document.problem(("tasks", index, "metric"), f'{where} = "{task.metric}": {reason}; {hint}')
 
 
 def load(path: Path) -> Competition:
@@ -412,10 +425,6 @@ def _tasks(root: Table) -> tuple[Task, ...]:
         )
         if table.good("chance") and share and task.chance > 1:
             table.problem("chance", f"= {task.chance}: must be at most 1")
-        if table.good("metric") and tasks and metric != tasks[0].metric:
-            table.problem(
-                "metric", f'= "{metric}": the mean over tasks needs one metric, and the first task has another'
-            )
         if table.good("name") and task.name in [other.name for other in tasks]:
             table.problem("name", f'= "{task.name}" is the name of another task')
         tasks.append(task)
@@ -428,9 +437,9 @@ def _ranking(table: Table) -> Policy:
     policy = Policy(
         aggregate=table.word(
             "aggregate",
-            ("mean",),
+            ("mean", "mean_rank", "win_rate"),
             default="mean",
-            designed=("mean_rank", "casp", "win_rate", "bradley_terry", "test_then_rank"),
+            designed=("casp", "bradley_terry", "test_then_rank"),
         ),
         missing=table.word("missing", ("worst", "exclude"), default="worst", designed=("fail",)),
         ties=Ties(

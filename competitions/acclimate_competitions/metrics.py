@@ -110,6 +110,12 @@ def metric_of(task: Task) -> Metric:
     return metric
 
 
+def turns(tasks: Sequence[Task]) -> list[float]:
+    """1 for each task whose better direction is that of the first, else −1: by these all scores point the same way."""
+    directions = [metric_of(task).direction for task in tasks]
+    return [1.0 if direction == directions[0] else -1.0 for direction in directions]
+
+
 def score_choice(
     task: Task, *, targets: Sequence[str], loglikelihoods: Sequence[Sequence[float] | None]
 ) -> list[Scored]:

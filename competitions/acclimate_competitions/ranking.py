@@ -15,6 +15,9 @@ cluster c of seed-averaged residuals in task t, S_ij = Σ_c u_ic u_jc with u_ic 
 Σ_tu w_t w_u S_tu with examples that tasks share in one cluster; plus, on the diagonal, (1/T²) Σ_t σ²_t / K. σ²_t is the variance
 between seed means beyond what items explain, pooled over the ranked entrants below 10 seeds, never negative, and not
 applicable (0) to an entrant whose seeds all gave the same scores, since then the base model was chosen.
+
+Tasks whose metrics share no scale are aggregated by ranks (task_ranks.py): the score is then the mean over tasks of an entrant's
+rank in each, or its win rate, among those who have a score; a task alone is ranked by its metric in any case.
 """
 
 import dataclasses
@@ -22,12 +25,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from acclimate_competitions import confidence, digests, metrics
+from acclimate_competitions import confidence, digests, metrics, task_ranks
 from acclimate_competitions.confidence import Bools, Floats
 from acclimate_competitions.definition import Policy, Task
 from acclimate_competitions.errors import Refusal
@@ -125,17 +128,28 @@ def rank(
     Raises:
         Refusal: scores_invalid, naming the row; definition_invalid, for metrics that can't be averaged over tasks.
     """
-    _check_scale(tasks)
+    _check_scale(tasks, policy)
     beside = sorted(set(policy.baselines) | set(entrants).intersection(unranked))
     ranked = sorted(set(entrants).difference(beside))
     book = read(scores, tasks=tasks, entrants=[*ranked, *beside])
     pool = np.isin(book.entrants, ranked)
     parts = {key: _Part.of(book, key, missing=policy.missing, pool=pool) for key in book.grids}
     names = [task.name for task in tasks]
-    whole = _Standing(book, parts, policy, names)
+    by_mean = dataclasses.replace(policy, aggregate="mean")
+    alone = {name: _Standing(book, parts, by_mean, [name]) for name in names}
+    if policy.aggregate == "mean":
+        whole = _Standing(book, parts, policy, names)
+    else:
+        whole = _ByRanks(book, parts, policy, names, ranked=ranked)
     baselines = tuple(whole.baseline(book.entrants.index(name)) for name in beside)
-    alone = {name: _Standing(book, parts, policy, [name]).rows(ranked) for name in names}
-    return Ranking(policy, whole.rows(ranked), baselines, alone)
+    return Ranking(policy, whole.rows(ranked), baselines, {name: one.rows(ranked) for name, one in alone.items()})
+
+
+def direction(policy: Policy, tasks: Sequence[Task]) -> Literal["max", "min"]:
+    """Whether a larger or a smaller score of the whole ranking is the better one."""
+    if policy.aggregate == "mean":
+        return metrics.metric_of(tasks[0]).direction
+    return "max" if policy.aggregate == "win_rate" else "min"
 
 
 def shared_ranks(scores: Sequence[Fraction | None], *, tolerance: float) -> list[int]:
@@ -194,16 +208,18 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     return [name, *numbers, str(row["n"]), str(row["seeds"])]
 
 
-def _check_scale(tasks: Sequence[Task]) -> None:
+def _check_scale(tasks: Sequence[Task], policy: Policy) -> None:
     if not tasks:
         raise Refusal("definition_invalid", "there are no tasks to rank by")
+    if policy.aggregate != "mean":
+        return
     scales = {(metric.direction, metric.scale) for metric in map(metrics.metric_of, tasks)}
     if len(scales) > 1:
         found = ", ".join(f"{task.name}: {task.metric}" for task in tasks)
         raise Refusal(
             "definition_invalid",
             f"a mean over tasks needs metrics of one scale and direction, found {found}",
-            hint="use one metric for all tasks",
+            hint='use one metric for all tasks, or [ranking] aggregate = "win_rate"',
         )
 
 
@@ -264,7 +280,7 @@ class _Standing:
         self._prepared = [parts["prepared", name] for name in names]
         self._scores = self._means(self._prepared)
         self._direct = self._means([parts["direct", name] for name in names])
-        self._sign = 1 if metrics.metric_of(book.tasks[names[0]]).direction == "max" else -1
+        self._sign = 1 if direction(policy, [book.tasks[name] for name in names]) == "max" else -1
         self._errors = confidence.standard_errors([part.error for part in self._prepared])
 
     def _means(self, parts: list[_Part]) -> list[Fraction | None]:
@@ -331,6 +347,57 @@ class _Standing:
             draws=interval.draws,
             seed=interval.seed,
         )
+
+
+class _ByRanks(_Standing):
+    """The same by ranks in each of the tasks, among those of `ranked` who have a score; others are compared with these."""
+
+    def __init__(
+        self,
+        book: Scores,
+        parts: Mapping[tuple[str, str], _Part],
+        policy: Policy,
+        names: list[str],
+        *,
+        ranked: Sequence[str],
+    ) -> None:
+        super().__init__(book, parts, policy, names)
+        self._signs = [1 if metrics.metric_of(book.tasks[name]).direction == "max" else -1 for name in names]
+        places = {book.entrants.index(name) for name in ranked}
+        self._scores = self._aggregated(self._prepared, self._scores, places)
+        self._direct = self._aggregated([parts["direct", name] for name in names], self._direct, places)
+        self._errors = [math.nan] * len(self._entrants)
+
+    def _aggregated(self, parts: list[_Part], means: list[Fraction | None], places: set[int]) -> list[Fraction | None]:
+        among = sorted(place for place in places if means[place] is not None)
+        table = [
+            [None if mean is None else sign * mean for mean in part.means]
+            for sign, part in zip(self._signs, parts, strict=True)
+        ]
+        ordered = [sorted(mean for place in among if (mean := row[place]) is not None) for row in table]
+        result: list[Fraction | None] = []
+        for place, mean in enumerate(means):
+            own = [row[place] for row in table]
+            if mean is None:
+                result.append(None)
+                continue
+            known = [score for score in own if score is not None]
+            inside = place in places
+            rank = task_ranks.mean_rank(known, ordered) - (Fraction(1, 2) if inside else 0)  # it is no tie of its own
+            rate = self._policy.aggregate == "win_rate"
+            result.append(task_ranks.win_rate(rank, others=len(among) - inside) if rate else rank)
+        return result
+
+    def _rank_sets(self, places: list[int]) -> confidence.RankSets:
+        interval, count = self._policy.interval, len(self._prepared)
+        level = task_ranks.task_level(interval.level, count)
+        found = []
+        for sign, part in zip(self._signs, self._prepared, strict=True):
+            scores = [sign * float(part.means[place] or 0) for place in places]
+            covariance = confidence.covariance([part.error])[np.ix_(places, places)]
+            rule: Any = {"kind": "simultaneous", "level": level, "draws": interval.draws, "seed": interval.seed}
+            found.append(confidence.rank_sets(scores, covariance, **rule))
+        return task_ranks.rank_sets(found)
 
 
 def _tiers(ranks: list[int], better: Bools) -> list[int]:

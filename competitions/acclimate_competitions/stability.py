@@ -173,9 +173,11 @@ def of_round(
         for name in everyone
         if all(rows[task][name].score is not None and rows[task][name].direct_score is not None for task in names)
     ]
+    # Tasks in which the other direction is the better one than in the first are turned, so that all of them can be compared.
+    turns = metrics.turns(tasks)
     matrices = {
-        "direct": _matrix([[rows[task][name].direct_score for task in names] for name in used], len(names)),
-        "prepared": _matrix([[rows[task][name].score for task in names] for name in used], len(names)),
+        "direct": _matrix([[rows[task][name].direct_score for task in names] for name in used], len(names)) * turns,
+        "prepared": _matrix([[rows[task][name].score for task in names] for name in used], len(names)) * turns,
     }
     places = np.array([book.entrants.index(name) for name in used], dtype=np.int64)
     effects = {}
@@ -297,9 +299,9 @@ class Halves:
     def of(book: Scores, protocol: str, places: Ints, *, missing: str) -> "Halves":
         """Of a round's scores under one protocol, of the entrants in `places`."""
         values, clusters = [], []
-        for name, task in book.tasks.items():
+        for (name, task), turn in zip(book.tasks.items(), metrics.turns(list(book.tasks.values())), strict=True):
             grid, worst = book.grids[protocol, name], metrics.metric_of(task).worst
-            values.append(grid.counted(missing=missing, worst=worst)[0][places])
+            values.append(grid.counted(missing=missing, worst=worst)[0][places] * turn)
             clusters.append(grid.clusters)
         return Halves.of_values(values, clusters, count=len(book.clusters))
 

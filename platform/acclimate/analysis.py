@@ -27,13 +27,20 @@ def rank(scores: Source = None, *, items: Source = None, **options: Unpack[RankO
 
     Returns:
         {ranking: [{entrant, rank, rank_low, rank_high, score, se}], top_set, top, level, sets, left_out, notes}; the best first, equal
-        scores share a rank. top_set holds all of the best `top` with probability `level`.
+        scores share a rank. top_set holds all of the best `top` with probability `level`. With ways=True also ways: {ranks: [{entrant, a rank for
+        each way, rank_low, rank_high}], tau_b, level}, as competitions' ways.py has them.
 
     Raises:
-        Refusal: scores_invalid, file_unreadable.
+        Refusal: scores_invalid, file_unreadable; extra_missing, for ways without scipy.
     """
     known(options, RankOptions)
     _one_of(scores, items)
+    if options.get("ways"):
+        if items is None:
+            raise Refusal(
+                "scores_invalid", "five ways to rank need scores by example", hint="--items, --bundle, --tracking-uri"
+            )
+        _need_scipy()
     items, options = item_sources.opened(items, options)
     if chosen("method", options.get("method", "sets"), ("sets", "casp")) == "casp":
         return table_analysis.casp_rank(items if scores is None else scores, options)

@@ -39,6 +39,7 @@ class RankOptions(TypedDict, total=False):
         tasks: the sets or targets that count, all where not given.
         protocol: whose rows count, where there are several; of rounds prepared, if not given.
         metric: whose rows count, where there are several; of rounds that of the ranking, if not given.
+        ways: also rank by items in each of five ways, and say how far they agree.
         draws: of Monte Carlo.
         seed: of Monte Carlo.
     """
@@ -56,6 +57,7 @@ class RankOptions(TypedDict, total=False):
     tasks: Sequence[str]
     protocol: str
     metric: str
+    ways: bool
     draws: int
     seed: int
 

@@ -19,7 +19,7 @@ from acclimate.analysis_options import (
     number,
 )
 from acclimate.score_tables import Source, listed
-from acclimate_competitions import agreement, confidence, paired
+from acclimate_competitions import agreement, confidence, paired, ways
 from acclimate_competitions import stability as of_rounds
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.items import Items
@@ -32,8 +32,10 @@ def rank(source: Source, options: RankOptions) -> dict[str, Any]:
     everybody = found.entrants
     found = example_tables.answered(found, options, notes)
     notes += _described(found)
+    beside = {"ways": in_all_ways(found, options, notes)} if options.get("ways") else {}
     return {
         **ranked(found, options),
+        **beside,
         "left_out": [name for name in everybody if name not in found.entrants],
         "notes": notes,
     }
@@ -47,6 +49,35 @@ def ranked(found: Items, options: RankOptions) -> dict[str, Any]:
     scores = np.array(found.scores(), dtype=np.float64)
     spread = np.array(confidence.standard_errors(errors))
     return table_analysis.ranked(found.entrants, scores, confidence.covariance(errors), errors=spread, options=options)
+
+
+def in_all_ways(found: Items, options: RankOptions, notes: list[str]) -> dict[str, Any]:
+    """Ranks in each way, the ranking's own order first: {ranks: [{entrant, WAY…, rank_low, rank_high}], tau_b: {WAY: {WAY: tau-b}}, level}.
+
+    Of examples that somebody lacks none counts; which ways are undefined is said.
+    """
+    shared, gone = found.shared()
+    level = confidence_level(options.get("level", 0.95))
+    if not shared.entrants or not shared.sets or not all(value.shape[2] for value in shared.values):
+        notes.append("there are no five ways to rank: no example in some set was scored for everybody")
+        return {"ranks": [], "tau_b": {}, "level": level}
+    if gone:
+        notes.append(f"the five ways leave out {gone} examples, which not everybody has")
+    made = ways.ways(shared, lower_is_better=options.get("lower_is_better", False), level=level)
+    for name in ways.WAYS:
+        if name not in made.values:
+            notes.append(f"{name} is undefined: some entrants never lose, or never win, against the others")
+    rows = [
+        {
+            "entrant": name,
+            **{way: made.ranks[way][place] if way in made.ranks else None for way in ways.WAYS},
+            "rank_low": made.low[place],
+            "rank_high": made.high[place],
+        }
+        for place, name in enumerate(shared.entrants)
+    ]
+    rows.sort(key=lambda row: (row["mean"], row["entrant"]))
+    return {"ranks": rows, "tau_b": made.tau, "level": level}
 
 
 def compare(one: str | None, other: str | None, source: Source, options: CompareOptions) -> dict[str, Any]:

@@ -150,9 +150,10 @@ def _chosen(
     if not len(table):
         raise Refusal("scores_invalid", f"{name}: no scores of single examples", hint="is the ranking published?")
     wanted = left.get("tasks")
-    if wanted and len(rounds) > 1 and set(wanted) <= set(_values(table, "task")):
+    if wanted and set(wanted) <= set(_values(table, "task")):
         table = table.filter(pc.is_in(table["task"], pa.array(list(wanted), pa.string())))
-        left.pop("tasks")
+        if len(rounds) > 1:
+            left.pop("tasks")
     if sets and len(rounds) > 1:
         table = _by_round(table, said)
     elif len(rounds) == 1:

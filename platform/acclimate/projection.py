@@ -22,6 +22,7 @@ from acclimate import evaluations
 from acclimate.evaluations import Evaluation
 from acclimate.round_data import EntryData, RoundData, StageData
 from acclimate_competitions import digests
+from acclimate_competitions.definition import Competition
 
 EXAMPLES = "examples.parquet"
 """The artifact of an evaluation with the score of each example."""
@@ -84,17 +85,22 @@ def experiment_name(competition: str, round_name: str) -> str:
     return f"acclimate/{competition}/{round_name}"
 
 
+def overall_metric(competition: Competition) -> str:
+    """What the score over all tasks is called: the metric that they share, or how they are aggregated by ranks."""
+    aggregate = competition.ranking.aggregate
+    return competition.tasks[0].metric if aggregate == "mean" else aggregate
+
+
 def experiment_tags(data: RoundData) -> dict[str, str]:
     """The experiment's tags."""
     c = data.competition
     public = " The data are public: the round shows the protocol, not blindness." if c.data_is_public else ""
-    metrics = list(dict.fromkeys(task.metric for task in c.tasks))
     found = {
         "round": data.round,
         "competition": c.slug,
         "round_name": data.name,
         "origin": data.origin,
-        "metric": metrics[0],
+        "metric": overall_metric(c),
         "tasks": json.dumps([task.name for task in c.tasks]),
         "definition_digest": c.digest,
         "recipe_digest": c.preparation.digest,
@@ -336,7 +342,7 @@ def _aggregated(data: RoundData, groups: list[Evaluation]) -> dict[str, dict[str
     """Metrics of each parent: ranked entrants as the ranking says, baselines' tasks as means over their seeds."""
     if data.ranking is None:
         return {}
-    metric = data.competition.tasks[0].metric
+    metric = overall_metric(data.competition)
     found: dict[str, dict[str, float | None]] = {}
     for row in [*data.ranking["ranking"], *data.ranking["baselines"]]:
         own = found.setdefault(row["entrant"], {})

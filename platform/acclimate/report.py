@@ -111,6 +111,13 @@ def _head(title: str, info: Mapping[str, Any]) -> str:
     )
 
 
+_AGGREGATES = {
+    "mean": "the mean over tasks, seeds and examples",
+    "win_rate": "the share of the others that it beats, as a mean over the tasks",
+    "mean_rank": "the mean over the tasks of its rank in each, so that less is better",
+}
+
+
 def _standing(ranking: Mapping[str, Any]) -> str:
     rows = ranking["ranking"]
     if not rows:
@@ -119,10 +126,10 @@ def _standing(ranking: Mapping[str, Any]) -> str:
     interval = ranking["policy"]["interval"]
     possible = sum(row["rank_low"] == 1 for row in rows)
     shared = f" At the chosen level, {possible} of {len(rows)} entrants may be the best." if possible > 1 else ""
+    score = _AGGREGATES.get(ranking["policy"].get("aggregate", "mean"), _AGGREGATES["mean"])
     return (
         "<h2>Ranking</h2>\n"
-        f"<p>First: {', '.join(first)}.{shared} Every entrant's model had the same preparation; the score is the mean over "
-        "tasks, seeds and examples. The bar holds all ranks that the data do not rule out "
+        f"<p>First: {', '.join(first)}.{shared} Every entrant's model had the same preparation; the score is {score}. The bar holds all ranks that the data do not rule out "
         f"({html.escape(interval['kind'])}, {interval['level']:.0%}); entrants whose bars overlap are not to be told apart "
         "by their order alone. Baselines are unranked.</p>\n"
         + _figure(

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from acclimate import example_tables, item_analysis, item_sources, score_tables
 from acclimate.analysis_options import RankOptions
-from acclimate.score_tables import Source
+from acclimate.score_tables import Source, listed
 from acclimate_competitions import definition, metrics
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.items import Items
@@ -133,6 +133,10 @@ def _bundle(path: Path, options: Mapping[str, Any]) -> RoundScores:
     lower = metrics.metric_of(competition.tasks[0]).direction == "min"
     public = competition.data_is_public
     chosen = {key: options[key] for key in ("metric", "tasks") if options.get(key) is not None}
+    counted = [task.metric for task in competition.tasks if task.name in (options.get("tasks") or [task.name])]
+    if len(set(counted)) > 1 and "metric" not in chosen:
+        said = f"{name}: its tasks have several metrics ({listed(sorted(set(counted)))}), so only the published ranking is shown; --metric or --tasks chooses"
+        return RoundScores(name, {}, ranking, lower, public_data=public, notes=(said,))
     try:
         found, notes = {}, []
         for protocol in PROTOCOLS:

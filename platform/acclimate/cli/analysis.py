@@ -91,6 +91,9 @@ def rank(
     ] = None,
     protocol: OneProtocol = None,
     metric: OneMetric = None,
+    ways: Annotated[
+        bool, typer.Option("--ways", help="Also rank scores by example in five ways, and say how far they agree.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Rank entrants, each with the interval in which its rank lies.
@@ -103,6 +106,7 @@ def rank(
     options = _given(
         score=score, se=se, top=top, level=level, sets=sets, lower_is_better=lower_is_better, missing=missing,
         method=method, threshold=threshold, baselines=baselines, tasks=tasks, protocol=protocol, metric=metric,
+        ways=ways,
     )  # fmt: skip
     source = item_source(items, bundle, tracking_uri=tracking_uri, competition=competition, rounds=rounds)
     found = analysis.rank(scores, items=source, **options)

@@ -35,7 +35,42 @@ def ranking(found: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield _top(found)
         yield _held(found)
+        yield from _ways(found)
     yield from notes(found)
+
+
+def _ways(found: Mapping[str, Any]) -> Iterator[str]:
+    rows = found.get("ways", {}).get("ranks", [])
+    if not rows:
+        return
+    names = {
+        "mean": "mean", "mean_rank": "mean of ranks", "win_rate": "win rate", "test_then_rank": "tests won",
+        "bradley_terry": "Bradley-Terry",
+    }  # fmt: skip
+    yield ""
+    body = [
+        (
+            *("–" if row[way] is None else row[way] for way in names),
+            interval(row["rank_low"], row["rank_high"]),
+            row["entrant"],
+        )
+        for row in rows
+    ]
+    yield from table((*names.values(), "between", "entrant"), body, right=tuple(names.values()))
+    yield ""
+    firsts = [{row["entrant"] for row in rows if row[way] == 1} for way in names if rows[0][way] is not None]
+    moved = max(row["rank_high"] - row["rank_low"] for row in rows)
+    taus = [
+        (tau, names[one], names[other])
+        for one, row in found["ways"]["tau_b"].items()
+        for other, tau in row.items()
+        if tau is not None
+    ]
+    apart = f"; the least alike are {min(taus)[1]} and {min(taus)[2]} (tau-b {min(taus)[0]:.2f})" if taus else ""
+    first = (
+        "All ways have the same first" if all(one == firsts[0] for one in firsts) else "The ways differ in who is first"
+    )
+    yield f"{first}; by the choice of a way a rank moves by {moved} at most{apart}."
 
 
 def agreement(found: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
