@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from acclimate_competitions import anchors, compute, digests, parsing, reading, recipe
+from acclimate_competitions import anchors, bases, compute, digests, parsing, reading, recipe
 from acclimate_competitions.anchors import Anchor
 from acclimate_competitions.compute import Compute
 from acclimate_competitions.errors import Refusal
@@ -115,7 +115,11 @@ class Quota:
 
 @dataclass(frozen=True)
 class SubmissionRules:
-    """`[submission]`: what may be submitted."""
+    """`[submission]`: what may be submitted.
+
+    Attributes:
+        bases: name -> digest of the models on which adapters may be submitted (bases.py).
+    """
 
     kinds: tuple[str, ...]
     architectures: tuple[str, ...]
@@ -123,6 +127,7 @@ class SubmissionRules:
     max_bytes: int
     per_entrant: Quota
     weights_after: tuple[str, ...]
+    bases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -224,6 +229,8 @@ class Competition:
 
 ROUND_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,31}")
 ROUND_NAME_MEANING = "lower-case letters, digits, dots and hyphens, at most 32, such as 2027-1"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_BASES_MEANING = 'a base\'s name, and the digest of its files, such as small = "sha256:…"'
 _ENTRANTS_SEE = re.compile(r"none|full|tail:[1-9][0-9]{0,5}")
 
 
@@ -376,9 +383,9 @@ def _submission(table: Table) -> SubmissionRules:
     rules = SubmissionRules(
         kinds=table.words(
             "kinds",
-            ("hf-causal-lm",),
+            ("hf-causal-lm", bases.KIND),
             default=("hf-causal-lm",),
-            designed=("hf-sequence-classifier", "hf-image-classifier", "lora-adapter"),
+            designed=("hf-sequence-classifier", "hf-image-classifier"),
         ),
         architectures=table.words("architectures", ARCHITECTURES),
         max_parameters=table.integer("max_parameters", least=1),
@@ -391,7 +398,13 @@ def _submission(table: Table) -> SubmissionRules:
         weights_after=table.words(
             "weights_after", ("publish", "auditor", "delete"), default=("publish", "auditor", "delete")
         ),
+        bases=table.texts("bases", names=NAME, values=_DIGEST, form=_BASES_MEANING),
     )
+    if table.good("kinds", "bases") and bool(rules.bases) != (bases.KIND in rules.kinds):
+        lacks = (
+            f"names none, and kinds has {bases.KIND!r}" if not rules.bases else f"needs {bases.KIND!r} among the kinds"
+        )
+        table.problem("bases", lacks)
     try:
         zoneinfo.ZoneInfo(rules.per_entrant.day)
     except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):

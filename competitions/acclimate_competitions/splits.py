@@ -1,6 +1,6 @@
 """The split files of a competition's folder: what they must look like, which are public, which are sealed.
 
-    competition.toml  tokenizer.json (optional)
+    competition.toml  tokenizer.json (optional)  bases/ (where adapters may be submitted: bases.py)
     splits/<task>/preparation.parquet  validation.parquet  holdout.parquet  [practice.parquet]
     blobs/<64 hex digits>  files that rows of a holdout name: images, structures (optional)
 
@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from acclimate_competitions import bounds, digests, reading
+from acclimate_competitions import bases, bounds, digests, reading
 from acclimate_competitions.definition import Competition, Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.tables import SPLIT_COLUMNS
@@ -90,6 +90,8 @@ def check(
     if "holdout" in only:
         _check_blobs(folder / BLOBS, seen)
     tokenizer = _check_tokenizer(folder / "tokenizer.json", seen)
+    there = {name: digests.of_file(path) for name, path in bases.in_folder(folder).items()}
+    seen.problems += bases.problems(there, competition.submission.bases)
     if seen.problems:
         count = "1 problem" if len(seen.problems) == 1 else f"{len(seen.problems)} problems"
         raise Refusal(
@@ -102,7 +104,7 @@ def check(
 
 
 def public_files(folder: Path) -> dict[str, Path]:
-    """What everybody may read, by name ("splits/digit/preparation.parquet", "tokenizer.json"); never a holdout.
+    """What everybody may read, by name ("splits/digit/preparation.parquet", "tokenizer.json", "bases/…"); never a holdout.
 
     Raises:
         Refusal: splits_invalid, where the folder has no splits.
@@ -114,7 +116,7 @@ def public_files(folder: Path) -> dict[str, Path]:
         if (task / f"{split}.parquet").is_file()
     }
     tokenizer = folder / "tokenizer.json"
-    return files | ({tokenizer.name: tokenizer} if tokenizer.is_file() else {})
+    return files | ({tokenizer.name: tokenizer} if tokenizer.is_file() else {}) | bases.in_folder(folder)
 
 
 def holdout_files(folder: Path) -> dict[str, Path]:

@@ -14,13 +14,13 @@ from sqlalchemy import Row, select
 from acclimate import round_jobs
 from acclimate.plan import demand_of
 from acclimate.schedule import Work
-from acclimate.service import forecasts, manifests
+from acclimate.service import forecasts
 from acclimate.store import Tx, submissions
 from acclimate_competitions import digests, recipe
 from acclimate_competitions.definition import Task
 from acclimate_competitions.phases import Entry, Phase, Round
 from acclimate_runners import jobs
-from acclimate_runners.jobs import CheckJob, Job, ModelFiles, PrepareJob
+from acclimate_runners.jobs import CheckJob, Job, PrepareJob
 from acclimate_runners.runner import Demand
 
 _FIRST, _LATER = 0, 1
@@ -207,7 +207,7 @@ def _entries(tx: Tx, state: Round) -> list[tuple[Entry, Row[Any]]]:
 
 
 def _check(state: Round, row: Row[Any]) -> Assignment:
-    job = round_jobs.check(state, ModelFiles(manifests.digests_of(row.manifest)))
+    job = round_jobs.check(state, round_jobs.model(state, row.manifest))
     key = stage_key("check", state, inputs=jobs.inputs(job), params={"submission": row.id})
     # First come, first served, over all rounds: an entrant waits for this answer.
     work = Work(row.entrant, cost=-float(row.committed_index), priority=_FIRST)
@@ -216,7 +216,7 @@ def _check(state: Round, row: Row[Any]) -> Assignment:
 
 
 def _prepare(state: Round, entry: Entry, row: Row[Any], *, left: Sequence[_Evaluation], work: Work) -> Assignment:
-    model, tasks = ModelFiles(manifests.digests_of(row.manifest)), {task.name: task for task in state.competition.tasks}
+    model, tasks = round_jobs.model(state, row.manifest), {task.name: task for task in state.competition.tasks}
     wanted = [(name, seed) for name, seed, _ in left if seed is not None]
     job = round_jobs.prepare(state, model, wanted)
     stages = tuple(
@@ -251,13 +251,13 @@ def _evaluate(
     }
     job = round_jobs.evaluate(
         state,
-        ModelFiles(manifests.digests_of(row.manifest)),
+        round_jobs.model(state, row.manifest),
         left,
         inputs=holdout_inputs,
         prepared=prepared,
         entrant=entry.entrant,
     )
-    shared = {*job.model.files.values(), *([job.tokenizer] if job.tokenizer else [])}
+    shared = job.model.inputs | ({job.tokenizer} if job.tokenizer else set())
     stages = tuple(
         Stage(
             stage_key(

@@ -19,6 +19,7 @@ from acclimate_competitions import tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Entry, EvaluationKey
 from acclimate_competitions.records import Record
+from acclimate_runners import adapter_files
 from acclimate_runners.code import code_digest
 from acclimate_runners.jobs import ModelFiles
 
@@ -56,7 +57,9 @@ class EntrantRerun:
         entry, files = self._entry(audit)
         shop = RerunFolder(audit.work / "rerun", progress=self.progress)
         try:
-            return _Work(audit, entry, ModelFiles(_taken(shop, self.models, files)), shop).done()
+            base = self._manifest(audit, entry)["base"] if adapter_files.are(files) else None
+            model = round_jobs.with_base(audit.round, _taken(shop, self.models, files), base)
+            return _Work(audit, entry, model, shop).done()
         except Refusal as refusal:
             # What the entry can be blamed for is an outcome; all else is this machine's.
             raise NotChecked(f"this machine could not make it again: {refusal.sentence}") from refusal
@@ -71,8 +74,12 @@ class EntrantRerun:
             raise NotChecked(
                 f"the round's code is {audit.round.defined['code']}, this machine's {code_digest()}: install that version"
             )
-        manifest = audit.manifests[entries[self.name].commitment]
-        return entries[self.name], {item["name"]: item["sha256"] for item in manifest["files"]}
+        files = self._manifest(audit, entries[self.name])["files"]
+        return entries[self.name], {item["name"]: item["sha256"] for item in files}
+
+    def _manifest(self, audit: Audit, entry: Entry) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = audit.manifests[entry.commitment]
+        return found
 
 
 def _taken(shop: RerunFolder, folder: Path, files: Mapping[str, str]) -> dict[str, str]:
@@ -102,7 +109,8 @@ class _Work:
     def done(self) -> str:
         state = self.audit.round
         stages = [key[1:] for key in state.preparations if key[0] == self.entry.submission]
-        for name in round_jobs.public_files(state, [task.name for task in state.competition.tasks]):
+        tasks = [task.name for task in state.competition.tasks]
+        for name in round_jobs.public_files(state, tasks, self.model):
             self.shop.blobs.put(self.audit.bundle.path(f"public/{name}"))
         # 2
         first = state.prepared[self.entry.submission, *stages[0]]

@@ -7,6 +7,7 @@ so does whoever has the competition's public files, before there is a round (tri
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from acclimate_competitions import bases
 from acclimate_competitions.definition import Competition, Task
 from acclimate_runners.jobs import CheckJob, EvaluateJob, Limits, ModelFiles, PrepareJob, TaskData
 
@@ -43,6 +44,17 @@ def tokenizer(state: Terms) -> str | None:
     return dict(state.defined["files"]).get("tokenizer.json")
 
 
+def model(state: Terms, manifest: Mapping[str, Any]) -> ModelFiles:
+    """The model of a manifest, with the base that an adapter stands on."""
+    files = {item["name"]: item["sha256"] for item in manifest["files"]}
+    return with_base(state, files, manifest["base"] if manifest["kind"] == bases.KIND else None)
+
+
+def with_base(state: Terms, files: Mapping[str, str], base: str | None) -> ModelFiles:
+    """A model's files, name -> digest, with those of the base that it stands on; None for a whole model."""
+    return ModelFiles(files, bases.of(state.defined["files"], base) if base is not None else {})
+
+
 def public_data(state: Terms, task: Task) -> TaskData:
     """A task with the public splits that preparing for it reads."""
     files = state.defined["files"]
@@ -50,10 +62,16 @@ def public_data(state: Terms, task: Task) -> TaskData:
     return TaskData(task, preparation=preparation, validation=validation)
 
 
-def public_files(state: Terms, tasks: Sequence[str]) -> list[str]:
-    """Names of the public files that preparing for these tasks reads."""
-    names = [f"splits/{task}/{split}.parquet" for task in tasks for split in ("preparation", "validation")]
-    return [name for name in [*names, "tokenizer.json"] if name in state.defined["files"]]
+def public_files(state: Terms, tasks: Sequence[str], model: ModelFiles) -> list[str]:
+    """Names of the public files that preparing a model for these tasks reads."""
+    names = {f"splits/{task}/{split}.parquet" for task in tasks for split in ("preparation", "validation")}
+    names.add("tokenizer.json")
+    files, base = state.defined["files"], set(model.base.values())
+    return [
+        name
+        for name, digest in files.items()
+        if name in names or (name.startswith(f"{bases.FOLDER}/") and digest in base)
+    ]
 
 
 def check(state: Terms, model: ModelFiles) -> CheckJob:

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from acclimate import evaluations, files, round_jobs
 from acclimate.extras import need
 from acclimate.rerun import SILENT, Progress, RerunFolder
-from acclimate_competitions import definition, digests, measures, metrics, recipe, splits, tables
+from acclimate_competitions import bases, definition, digests, measures, metrics, recipe, splits, tables
 from acclimate_competitions.definition import Competition, Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import LARGEST_SEED
-from acclimate_runners import reading
+from acclimate_runners import adapter_files, reading
 from acclimate_runners.jobs import CheckJob, Job, ModelFiles, Outcome, PrepareJob
 
 if TYPE_CHECKING:
@@ -233,7 +233,9 @@ class _Folder:
                     )
                     raise Refusal("splits_invalid", sentence, hint=hint)
         splits.check(folder, competition, only=splits_, tasks=tasks)
+        adapter_files.check_bases(folder, competition)
         wanted = {f"splits/{name}/{split}.parquet" for name in tasks for split in splits_} | {"tokenizer.json"}
+        wanted |= set(bases.in_folder(folder))
         used = {name: found for name, found in paths.items() if name in wanted}
         return cls(
             folder, competition, tasks, {"files": {name: digests.of_file(found) for name, found in used.items()}}, used
@@ -245,11 +247,14 @@ class _Folder:
 
     def model(self, folder: Path, shop: RerunFolder) -> ModelFiles:
         """A model's files as blobs, after the strict reading that the server does; the public files are blobs then, too."""
-        given = reading.of_folder(folder)
-        reading.inspect(given, self.competition.submission, tokenizer=round_jobs.tokenizer(self))
-        for path in self.paths.values():
-            shop.blobs.put(path)
-        return ModelFiles({name: shop.blobs.put(path) for name, path in given.items()})
+        given, rules = adapter_files.of_folder(folder), self.competition.submission
+        base = adapter_files.stands_on(given, rules, folder=folder)
+        on = (base, self.paths[f"{bases.FOLDER}/{base}/config.json"]) if base is not None else None
+        adapter_files.inspect_submitted(given, rules, on=on, tokenizer=round_jobs.tokenizer(self))
+        for name, path in self.paths.items():
+            if not name.startswith(f"{bases.FOLDER}/") or name.startswith(f"{bases.FOLDER}/{base}/"):
+                shop.blobs.put(path)
+        return round_jobs.with_base(self, {name: shop.blobs.put(path) for name, path in given.items()}, base)
 
     def named(self, model: ModelFiles) -> dict[str, Any]:
         """What each result begins with."""
@@ -415,7 +420,8 @@ def _place(shop: RerunFolder, model: ModelFiles, summary: Mapping[str, Any], out
             if each["folder"] is None:
                 continue
             # Whatever the submission's weights came in, the prepared ones are one file.
-            contents = {name: model.files[name] for name in reading.BESIDES} | {"model.safetensors": each["prepared"]}
+            beside = model.base or model.files
+            contents = {name: beside[name] for name in reading.BESIDES} | {"model.safetensors": each["prepared"]}
             (made / each["folder"]).mkdir(parents=True)
             for name, digest in contents.items():
                 shop.blobs.get(digest, made / each["folder"] / name)

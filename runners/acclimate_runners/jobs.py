@@ -13,7 +13,7 @@ is a fault of the platform or the machine, and may be tried again.
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,14 +24,26 @@ from acclimate_competitions.recipe import Recipe
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A submitted model: file name -> digest, in Hugging Face layout (config.json, model.safetensors or its index and shards, tokenizer.json)."""
+    """A submitted model: file name -> digest.
+
+    Attributes:
+        files: in Hugging Face layout (config.json, model.safetensors or its index and shards, tokenizer.json), or an adapter's in peft's
+            (adapter_files.py).
+        base: those of the model that an adapter stands on, which the competition names; empty for a whole model.
+    """
 
     files: Mapping[str, str]
+    base: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
-        """The model's digest: of the canonical JSON of {name: digest}."""
+        """The model's digest: of the canonical JSON of {name: digest} of what was submitted."""
         return digests.of_json(dict(self.files))
+
+    @property
+    def inputs(self) -> set[str]:
+        """Digests of all files that opening it reads."""
+        return {*self.files.values(), *self.base.values()}
 
 
 @dataclass(frozen=True)
@@ -157,7 +169,7 @@ class Outcome:
 
 def inputs(job: Job) -> set[str]:
     """Digests of all files that a job reads."""
-    found = set(job.model.files.values())
+    found = job.model.inputs
     for data in job.tasks:
         found |= {d for d in (data.preparation, data.validation, data.holdout_inputs) if d is not None}
     if job.tokenizer is not None:
@@ -180,7 +192,7 @@ def digest(job: Job) -> str:
 def from_json(text: str) -> Job:
     """The job of to_json's text."""
     values = json.loads(text)
-    values["model"] = ModelFiles(values["model"]["files"])
+    values["model"] = ModelFiles(**values["model"])
     values["tasks"] = tuple(
         TaskData(**{**data, "task": Task(**{**data["task"], "choices": tuple(data["task"]["choices"])})})
         for data in values["tasks"]

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
-from acclimate_runners import architectures, packing, reading, shards
+from acclimate_runners import adapter_files, architectures, merging, packing, reading, shards
 from acclimate_runners.layouts import Answers, Laid
 from acclimate_runners.packing import Packed
 from acclimate_runners.reading import ModelFacts, Rules
@@ -171,19 +171,35 @@ def build(config: Mapping[str, Any], *, max_length: int) -> Any:
     return model_class(made).float().eval()
 
 
-def load(files: Mapping[str, Path], rules: Rules, *, max_length: int, tokenizer: str | None = None) -> Network:
-    """Read a submission strictly, then load it.
+def load(
+    files: Mapping[str, Path],
+    rules: Rules,
+    *,
+    max_length: int,
+    tokenizer: str | None = None,
+    base: Mapping[str, Path] | None = None,
+) -> Network:
+    """Read a submission strictly, then load it; an adapter is merged into its base, and from there on it is a model as any other.
 
     Args:
         files: name -> path of the submission's files.
         rules: the competition's limits.
         max_length: tokens of a sequence in the recipe.
         tokenizer: digest of the competition's tokenizer, where it fixes one.
+        base: name -> path of the files of the model that an adapter stands on; none for a whole model.
 
     Raises:
         Refusal: model_invalid.
     """
-    facts = reading.inspect(files, rules, tokenizer=tokenizer)
+    whole = base or files
+    # The competition's own base may be as large as it likes.
+    facts, adapter = (
+        reading.inspect(whole, adapter_files.unlimited(rules) if base else rules, tokenizer=tokenizer),
+        None,
+    )
+    if base:
+        adapter = adapter_files.inspect(files, rules, config=base["config.json"])
+        facts = adapter.facts
     try:
         model = build(facts.config, max_length=max_length)
     except (ValueError, TypeError, KeyError) as error:
@@ -198,7 +214,10 @@ def load(files: Mapping[str, Path], rules: Rules, *, max_length: int, tokenizer:
     if {name: tuple(tensor.shape) for name, tensor in parameters.items()} != names:
         raise Refusal("model_invalid", "the tensors of config.json differ from those of transformers' model")
     network = Network(model, facts, {name: parameters[name] for name in sorted(names)})
-    network.set_weights(read_weights([files[name] for name in shards.weights_of(files)], facts))
+    weights = read_weights([whole[name] for name in shards.weights_of(whole)], facts)
+    if adapter is not None:
+        merging.merge(weights, files[adapter_files.WEIGHTS], adapter)
+    network.set_weights(weights)
     return network
 
 

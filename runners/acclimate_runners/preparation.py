@@ -430,9 +430,12 @@ def open_model(job: CheckJob | PrepareJob | EvaluateJob, folder: Path) -> tuple[
     Raises:
         Refusal: model_invalid.
     """
-    files = {name: input_path(folder, digest) for name, digest in job.model.files.items()}
-    model = network.load(files, job.limits, max_length=job.recipe.max_length, tokenizer=job.tokenizer)
-    return model, packing.load_tokenizer(files["tokenizer.json"])
+    files, base = (
+        {name: input_path(folder, digest) for name, digest in given.items()}
+        for given in (job.model.files, job.model.base)
+    )
+    model = network.load(files, job.limits, max_length=job.recipe.max_length, tokenizer=job.tokenizer, base=base)
+    return model, packing.load_tokenizer((base or files)["tokenizer.json"])
 
 
 def pack_splits(

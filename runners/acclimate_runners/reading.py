@@ -23,7 +23,7 @@ BESIDES = tuple(name for name in NAMES if name != shards.WHOLE)
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 TOKENIZER_MODELS = ("BPE", "WordLevel", "WordPiece", "Unigram")
 
-_CONFIG_BYTES = 1 << 16
+CONFIG_BYTES = 1 << 16
 _HEADER_BYTES = 1 << 22
 _INDEX_BYTES = 1 << 22
 _TOKENIZER_BYTES = 1 << 25
@@ -95,8 +95,8 @@ def inspect(files: Path | Mapping[str, Path], rules: Rules, *, tokenizer: str | 
     total = sum(sizes.values())
     if total > rules.max_bytes:
         problems.append(f"the files have {total} bytes, at most {rules.max_bytes} are allowed")
-        raise _refusal(problems)
-    config = _config(given["config.json"], rules, problems) if "config.json" in sizes else None
+        raise refusal(problems)
+    config = read_config(given["config.json"], rules, problems) if "config.json" in sizes else None
     tensors = _weights({name: given[name] for name in sizes}, problems)
     parameters = 0
     if config is not None:
@@ -110,7 +110,7 @@ def inspect(files: Path | Mapping[str, Path], rules: Rules, *, tokenizer: str | 
     if "tokenizer.json" in sizes:
         _tokenizer(given["tokenizer.json"], config, tokenizer, problems)
     if problems or config is None:
-        raise _refusal(problems)
+        raise refusal(problems)
     return ModelFacts(str(config["model_type"]), parameters, total, config)
 
 
@@ -136,7 +136,8 @@ def of_folder(folder: Path) -> dict[str, Path]:
     return shards.of_folder(folder, besides=BESIDES)
 
 
-def _refusal(problems: list[str]) -> Refusal:
+def refusal(problems: list[str]) -> Refusal:
+    """What a model with these problems is refused with: model_invalid."""
     count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
     return Refusal(
         "model_invalid",
@@ -183,7 +184,8 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"JSON has no {name}")
 
 
-def _object(name: str, path: Path, limit: int, problems: list[str]) -> dict[str, Any] | None:
+def read_object(name: str, path: Path, limit: int, problems: list[str]) -> dict[str, Any] | None:
+    """The object of a JSON file of at most so many bytes; None, with its problem noted, where it is none."""
     if path.stat().st_size > limit:
         problems.append(f"{name}: {path.stat().st_size} bytes, at most {limit} are read")
         return None
@@ -198,8 +200,9 @@ def _object(name: str, path: Path, limit: int, problems: list[str]) -> dict[str,
     return value
 
 
-def _config(path: Path, rules: Rules, problems: list[str]) -> dict[str, Any] | None:
-    config = _object("config.json", path, _CONFIG_BYTES, problems)
+def read_config(path: Path, rules: Rules, problems: list[str]) -> dict[str, Any] | None:
+    """A checked config.json; None, with its problems noted, where it is not acceptable."""
+    config = read_object("config.json", path, CONFIG_BYTES, problems)
     if config is None:
         return None
     found = architectures.problems(config, tuple(rules.architectures))
@@ -213,7 +216,7 @@ def _tokenizer(path: Path, config: Mapping[str, Any] | None, fixed: str | None, 
             "tokenizer.json: differs from the competition's tokenizer.json, which is the same for all entries"
         )
         return
-    value = _object("tokenizer.json", path, _TOKENIZER_BYTES, problems)
+    value = read_object("tokenizer.json", path, _TOKENIZER_BYTES, problems)
     if value is None:
         return
     model = value.get("model")
@@ -243,8 +246,8 @@ def _tokenizer(path: Path, config: Mapping[str, Any] | None, fixed: str | None, 
 def _weights(given: Mapping[str, Path], problems: list[str]) -> dict[str, Tensor] | None:
     """The tensors of all weight files; None where a file of them can't be read, or they differ from their index."""
     before, names = len(problems), shards.weights_of(given)
-    headers = {name: _tensors(name, given[name], problems) for name in names}
-    index = _object(shards.INDEX, given[shards.INDEX], _INDEX_BYTES, problems) if shards.INDEX in given else None
+    headers = {name: read_tensors(name, given[name], problems) for name in names}
+    index = read_object(shards.INDEX, given[shards.INDEX], _INDEX_BYTES, problems) if shards.INDEX in given else None
     if not names or len(problems) > before:
         return None
     if index is not None:
@@ -253,7 +256,8 @@ def _weights(given: Mapping[str, Path], problems: list[str]) -> dict[str, Tensor
     return {name: tensor for found in headers.values() for name, tensor in (found or {}).items()}
 
 
-def _tensors(name: str, path: Path, problems: list[str]) -> dict[str, Tensor] | None:
+def read_tensors(name: str, path: Path, problems: list[str]) -> dict[str, Tensor] | None:
+    """The tensors of a safetensors file by name; None, with the problem noted, where it can't be read."""
     try:
         return read_header(path)
     except ValueError as error:

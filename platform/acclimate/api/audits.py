@@ -31,13 +31,14 @@ def draw(round_id: RoundId, body: bodies.AuditDrawn, here: Here, account: Caller
                 "task": "digit",
                 "seed": 11,
                 "files": {"config.json": "sha256:" + "7" * 64},
+                "base": None,
                 "versions": {"python": "3.11.9", "torch": "2.9.1"},
             }
         ]
     ),
 )
 def jobs(round_id: RoundId, request: Request, here: Here, account: Caller) -> list[dict[str, Any]]:
-    """With the submitted files of each, and the versions that the first preparation ran with. The header `Acclimate-Proof` signs the request."""
+    """With the submitted files of each, the competition's base that an adapter stands on, and the versions that the first preparation ran with. The header `Acclimate-Proof` signs the request."""
     found = audits.jobs(here.store, account, round_id)
     require_proof(request, account)
     return found

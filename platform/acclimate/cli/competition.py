@@ -144,14 +144,17 @@ def checked(folder: Path) -> dict[str, Any]:
         Refusal: file_unreadable, definition_invalid, splits_invalid.
     """
     from acclimate_competitions import splits
+    from acclimate_runners import adapter_files
 
     competition: Competition = definition.load(folder)
+    held = splits.check(folder, competition)
+    adapter_files.check_bases(folder, competition)
     return {
         "competition": competition.slug,
         "title": competition.title,
         "digest": competition.digest,
         "folder": str(folder),
-        **splits.check(folder, competition),
+        **held,
     }
 
 

@@ -16,18 +16,16 @@ from typing import Any
 
 from acclimate import files
 from acclimate import keys as key_files
+from acclimate.client import model_folders
 from acclimate.client.connection import Client, Progress, Request
 from acclimate.client.definitions import definition_of, full_id
 from acclimate.client.folder import lacks_quorum, load_account, save_receipt
 from acclimate.client.folder_lock import alone
 from acclimate.keys import Keys
 from acclimate.service import manifests
-from acclimate_competitions import digests, records
-from acclimate_competitions.definition import Competition
+from acclimate_competitions import bases, digests, records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record
-from acclimate_runners import reading
-from acclimate_runners.reading import ModelFacts
 
 DEFINITION_FILE = "competition.toml"
 FINAL = ("accepted", "refused", "forfeited", "withdrawn")
@@ -95,7 +93,10 @@ def public_files(client: Client, round_id: str, out: Path) -> dict[str, str]:
     wanted = {DEFINITION_FILE: str(defined["definition"]), **defined["files"]}
     # What a server names is no path on this machine: only names that a competition can have are taken.
     known = {f"splits/{task.name}/{split}.parquet" for task in competition.tasks for split in splits.PUBLIC}
-    if odd := sorted(wanted.keys() - known - {DEFINITION_FILE, "tokenizer.json"}):
+    odd = sorted(wanted.keys() - known - {DEFINITION_FILE, "tokenizer.json"})
+    # The names of a base's files are checked, too.
+    odd = [name for name in odd if not name.startswith(f"{bases.FOLDER}/")]
+    if odd := odd or bases.problems(defined["files"], competition.submission.bases):
         raise Refusal("log_inconsistent", f"{defined.round} names a public file that no competition has: {odd[0]!r}")
     there = out / DEFINITION_FILE
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -144,11 +145,11 @@ def submit(
         client: a connection for the entrant's account.
         keys: the entrant's keys.
         round_id: the round, or a prefix of its id.
-        model: folder with config.json, model.safetensors (or its index and shards), tokenizer.json.
+        model: folder with config.json, model.safetensors (or its index and shards), tokenizer.json; or with an adapter's two files.
         title: what people read beside the entry.
         weights_after: what becomes of the weights: publish | auditor | delete.
         family: the model's family, if it has one.
-        base: the model that it was trained from, if any.
+        base: the model that it was trained from, if any; an adapter's own is taken from its files.
         released: when the model was released (YYYY-MM-DD), if it was.
         baseline: for the organizer: the baseline to submit; its own key signs.
         again: submit anew what was refused or withdrawn.
@@ -162,10 +163,8 @@ def submit(
     """
     entrant = baseline or load_account(keys.folder).id
     defined, competition = definition_of(client, round_id)
-    facts = check_model(model, defined, competition, weights_after=weights_after)
-    about: dict[str, Any] = {"title": title, "family": family, "base": base, "released": released}
-    about |= {"weights_after": weights_after, "parameters": facts.parameters}
-    manifest = manifest_of(model, about, defined=defined, entrant=entrant)
+    about = {"title": title, "family": family, "base": base, "released": released, "weights_after": weights_after}
+    manifest = model_folders.manifest(client, model, about, of=(defined, competition), entrant=entrant)
     sending = Sending(model, again=again, wait=wait, progress=progress, say=say)
     return send(client, keys, manifest, defined=defined, baseline=bool(baseline), sending=sending)
 
@@ -295,42 +294,6 @@ def baseline_keys(keys: Keys, name: str) -> Keys:
 def _signing(keys: Keys, mine: Submission) -> Keys:
     folder = keys.folder / "baselines" / mine.entrant
     return key_files.load(folder) if folder.exists() else keys
-
-
-def manifest_of(model: Path, about: dict[str, Any], *, defined: Record, entrant: str) -> dict[str, Any]:
-    """The manifest of a model folder; each file is read once for its digest.
-
-    Raises:
-        Refusal: file_unreadable.
-    """
-    try:
-        listed = [
-            {"name": name, "size": path.stat().st_size, "sha256": digests.of_file(path)}
-            for name, path in reading.of_folder(model).items()
-        ]
-    except OSError as error:
-        raise files.failed(model, error) from error
-    return {
-        "v": 1,
-        "round": defined.round,
-        "entrant": entrant,
-        "kind": "hf-causal-lm",
-        "files": listed,
-        **about,
-    }
-
-
-def check_model(model: Path, defined: Record, competition: Competition, *, weights_after: str) -> ModelFacts:
-    """Read the model as strictly as the server will, so that nothing is committed to, and no quota used, in vain."""
-    given = reading.of_folder(model)
-    allowed = competition.submission.weights_after
-    if weights_after not in allowed:
-        raise Refusal(
-            "manifest_invalid",
-            f"weights after the round: {weights_after!r}; this round allows {', '.join(allowed)}",
-            hint="--weights-after says what becomes of them",
-        )
-    return reading.inspect(given, competition.submission, tokenizer=defined["files"].get("tokenizer.json"))
 
 
 def requests(mine: Submission, keys: Keys) -> tuple[Request, Request]:

@@ -305,9 +305,11 @@ def _signed(keys: Keys, fields: dict[str, Any], competition: Competition, *, now
 def _checked(folder: Path) -> Competition:
     """The definition of a built competition whose splits are sound."""
     from acclimate_competitions import splits
+    from acclimate_runners import adapter_files
 
     competition = definition.load(folder)
     splits.check(folder, competition)
+    adapter_files.check_bases(folder, competition)
     return competition
 
 

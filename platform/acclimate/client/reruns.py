@@ -146,7 +146,7 @@ def _fetched(
     """The entry's model, with all that preparing it reads in the workshop's blobs."""
     submission, task = group
     job = next(iter(jobs.values()))
-    model = ModelFiles(dict(job["files"]))
+    model = round_jobs.with_base(state, dict(job["files"]), job.get("base"))
     if model.digest != state.bases[submission]:
         raise Refusal(
             "log_inconsistent",
@@ -159,7 +159,7 @@ def _fetched(
             what = f"downloading {name} of {job['entrant']}"
             say(what)
             _fetch(shop, digest, partial(client.audit_file, state.id, digest, progress=shop.telling(what)))
-    for name in round_jobs.public_files(state, [task]):
+    for name in round_jobs.public_files(state, [task], model):
         digest = state.defined["files"][name]
         if not shop.blobs.has(digest):
             _fetch(shop, digest, partial(client.file, state.id, name))

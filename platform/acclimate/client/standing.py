@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from acclimate.client import entrant
+from acclimate.client import entrant, model_folders
 from acclimate.client.connection import Client
 from acclimate.client.definitions import definition_of
 from acclimate.client.entrant import Sending, Submission
@@ -18,7 +18,6 @@ from acclimate.keys import Keys
 from acclimate.service import manifests
 from acclimate_competitions import rounds
 from acclimate_competitions.anchors import Anchor
-from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Entry, Round
 from acclimate_competitions.records import Record
@@ -60,7 +59,9 @@ def submit_standing(
     known = next((s for s in entrant.submissions(keys, before.round) if s.commitment == entry.commitment), None)
     manifest = dict(known.manifest) if known is not None else {}
     if sending.model is not None:
-        made = _made(sending.model, defined, competition, name, changes or {})
+        about = {"title": sending.model.resolve().name, "family": "", "base": None, "released": None}
+        about |= {"weights_after": "delete", **(changes or {})}
+        made = model_folders.manifest(client, sending.model, about, of=(defined, competition), entrant=name)
         if known is not None and made["files"] != known.manifest["files"]:
             raise Refusal(
                 "manifest_invalid",
@@ -96,14 +97,6 @@ def _entry(state: Round, before: Record, name: str) -> Entry:
             hint="what was refused, withdrawn or not accepted in time stands for nothing: acclimate submission status",
         )
     return found
-
-
-def _made(model: Path, defined: Record, competition: Competition, name: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of a model's folder, with the words that are given."""
-    about: dict[str, Any] = {"title": model.resolve().name, "family": "", "base": None, "released": None}
-    about |= {"weights_after": "delete", **changes}
-    facts = entrant.check_model(model, defined, competition, weights_after=about["weights_after"])
-    return entrant.manifest_of(model, {**about, "parameters": facts.parameters}, defined=defined, entrant=name)
 
 
 def enter_anchors(

@@ -13,6 +13,7 @@ from acclimate.service import finding, manifests
 from acclimate.service.accounts import Account, require_signer
 from acclimate.service.submit import answer
 from acclimate.store import Store, Tx, results, stages, submissions
+from acclimate_competitions import bases
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, PreparationKey, Round
 
@@ -35,7 +36,8 @@ def jobs(store: Store, account: Account, given: str) -> list[dict[str, Any]]:
     """The drawn preparations, in the order drawn, with what making them again needs that no record says.
 
     Returns:
-        [{submission, entrant, task, seed, files: {name: digest}, versions}]; versions are those that the first one ran with.
+        [{submission, entrant, task, seed, files: {name: digest}, base, versions}]; base is the competition's that an adapter stands on,
+        null for a whole model, versions are those that the first one ran with.
 
     Raises:
         Refusal: role_missing; phase_wrong, where nothing is drawn.
@@ -44,14 +46,15 @@ def jobs(store: Store, account: Account, given: str) -> list[dict[str, Any]]:
         state = _drawn(tx, given, account)
         ran = _versions(tx, state)
         entrants = {entry.submission: entry.entrant for entry in state.entries}
-        files = _files(tx, state)
+        drawn = _manifests(tx, state)
         return [
             {
                 "submission": submission,
                 "entrant": entrants[submission],
                 "task": task,
                 "seed": seed,
-                "files": files[submission],
+                "files": manifests.digests_of(drawn[submission]),
+                "base": drawn[submission]["base"] if drawn[submission]["kind"] == bases.KIND else None,
                 "versions": ran.get((submission, task, seed), {}),
             }
             for submission, task, seed in state.drawn or ()
@@ -66,7 +69,7 @@ def file_of(store: Store, account: Account, given: str, digest: str) -> str:
     """
     with store.snapshot() as tx:
         state = _drawn(tx, given, account)
-        allowed = {found for files in _files(tx, state).values() for found in files.values()}
+        allowed = {found for each in _manifests(tx, state).values() for found in manifests.sizes_of(each)}
         drawn = [state.prepared[key] for key in state.drawn or ()]
         allowed |= {record["prepared"] for record in drawn if "failed" not in record.fields}
     if digest not in allowed:
@@ -87,13 +90,13 @@ def _drawn(tx: Tx, given: str, account: Account) -> Round:
     return state
 
 
-def _files(tx: Tx, state: Round) -> dict[int, dict[str, str]]:
-    """Submission -> {file name: digest}, of the entries that were drawn."""
+def _manifests(tx: Tx, state: Round) -> dict[int, Mapping[str, Any]]:
+    """Submission -> manifest, of the entries that were drawn."""
     drawn = {submission for submission, _, _ in state.drawn or ()}
     rows = tx.execute(select(submissions).where(submissions.c.round == state.id)).all()
     by_commitment = {row.commitment: row for row in rows}
     return {
-        entry.submission: manifests.digests_of(by_commitment[entry.commitment].manifest)
+        entry.submission: by_commitment[entry.commitment].manifest
         for entry in state.entries
         if entry.submission in drawn
     }

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from acclimate.service import names
-from acclimate_competitions import digests, records
+from acclimate_competitions import bases, digests, records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
-from acclimate_runners import reading, shards
+from acclimate_runners import adapter_files, reading, shards
 
 _KEYS = frozenset("v round entrant title kind files family base parameters released weights_after".split())
 STANDS = "stands"
@@ -103,14 +103,17 @@ def _texts(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _files(manifest: Mapping[str, Any], state: Round) -> list[str]:
-    files = manifest["files"]
+    files, kind = manifest["files"], manifest["kind"]
     if not isinstance(files, list) or not all(
         isinstance(f, dict) and set(f) == {"name", "size", "sha256"} for f in files
     ):
         return ["files must be a list of {name, size, sha256}"]
     problems = []
     given = [str(f["name"]) for f in files]
-    if (
+    if kind == bases.KIND:
+        if sorted(given) != sorted(adapter_files.NAMES):
+            problems.append(f"files must be exactly {' and '.join(adapter_files.NAMES)}, each once")
+    elif (
         len(set(given)) < len(given)
         or not set(reading.BESIDES) <= set(given)
         or reading.unknown(given)
@@ -128,7 +131,8 @@ def _files(manifest: Mapping[str, Any], state: Round) -> list[str]:
     if size > most:
         problems.append(f"the files have {size} bytes, at most {most} are allowed")
     fixed = state.defined["files"].get("tokenizer.json")
-    tokenizer = {f["name"]: f["sha256"] for f in files}["tokenizer.json"]
+    # An adapter has its base's.
+    tokenizer = {f["name"]: f["sha256"] for f in files}.get("tokenizer.json", fixed)
     if fixed is not None and tokenizer != fixed:
         problems.append(f"tokenizer.json has {tokenizer}, the competition fixes {fixed}")
     return problems
@@ -138,6 +142,8 @@ def _limits(manifest: Mapping[str, Any], state: Round) -> list[str]:
     rules, problems = state.competition.submission, []
     if manifest["kind"] not in rules.kinds:
         problems.append(f"kind is {manifest['kind']!r}, allowed: {', '.join(rules.kinds)}")
+    elif manifest["kind"] == bases.KIND and manifest["base"] not in rules.bases:
+        problems.append(f"base is {manifest['base']!r}, an adapter's must be one of: {', '.join(rules.bases)}")
     if manifest["weights_after"] not in rules.weights_after:
         problems.append(f"weights_after is {manifest['weights_after']!r}, allowed: {', '.join(rules.weights_after)}")
     parameters = manifest["parameters"]

@@ -11,6 +11,7 @@ from acclimate.service.accounts import Account, require_signer
 from acclimate.service.identity import Identity
 from acclimate.service.submit import answer
 from acclimate.store import Store, Tx, rounds, seals, stages, submissions, timestamp
+from acclimate_competitions import bases
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
@@ -113,9 +114,12 @@ def _check_files(store: Store, files: Mapping[str, str], competition: Competitio
     optional = {f"splits/{task.name}/practice.parquet" for task in competition.tasks} | {"tokenizer.json"}
     problems = [f"{name} is missing" for name in sorted(required - set(files))]
     # Nothing else may be made public under a round: a holdout by mistake, above all.
+    standing = {name for name in files if name.startswith(f"{bases.FOLDER}/")}
     problems += [
-        f"{name!r} is not a public file of this competition" for name in sorted(set(files) - required - optional)
+        f"{name!r} is not a public file of this competition"
+        for name in sorted(set(files) - required - optional - standing)
     ]
+    problems += bases.problems(files, competition.submission.bases)
     problems += [
         f"{name}: blob {digest} was not uploaded" for name, digest in files.items() if not store.blobs.keep(digest)
     ]

@@ -7,6 +7,7 @@ from sqlalchemy import select
 
 from acclimate.service import manifests
 from acclimate.store import Tx, rounds, submissions
+from acclimate_competitions import bases
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
 
@@ -16,7 +17,7 @@ def check(tx: Tx, manifest: Mapping[str, Any], *, state: Round, entrant: str) ->
 
     1. The earlier round is one of the same competition here.
     2. The entrant's submission there was accepted and stands; where that round is closed, it is the entrant's entry.
-    3. Its files are the same, byte for byte.
+    3. Its files are the same, byte for byte; so are those of its base, where it is an adapter.
 
     Args:
         tx: a transaction.
@@ -45,9 +46,15 @@ def check(tx: Tx, manifest: Mapping[str, Any], *, state: Round, entrant: str) ->
     query = select(submissions.c.manifest).where(
         submissions.c.round == before.id, submissions.c.commitment == stands["commitment"]
     )
-    files = manifests.digests_of(tx.execute(query).scalar_one())
-    if files != manifests.digests_of(manifest):
+    earlier = tx.execute(query).scalar_one()
+    if manifests.digests_of(earlier) != manifests.digests_of(manifest):
         raise _wrong(f"its files are not those of {entrant!r} in {before.id}")
+    if manifest["kind"] == bases.KIND:
+        was, now = (
+            each.competition.submission.bases.get(said["base"]) for each, said in ((before, earlier), (state, manifest))
+        )
+        if was != now:
+            raise _wrong(f"its base {manifest['base']!r} is {now}, in {before.id} it was {was}")
 
 
 def _wrong(sentence: str) -> Refusal:

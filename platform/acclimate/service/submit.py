@@ -319,16 +319,21 @@ def _forgotten(store: Store, lost: list[str]) -> Refusal:
 
 def _inspect(store: Store, state: Round, manifest: Mapping[str, Any]) -> str | None:
     """Why the model is not acceptable, or None."""
-    from acclimate_runners import models, reading
+    from acclimate_runners import adapter_files, reading
 
+    model = round_jobs.model(state, manifest)
     try:
         with ExitStack() as stack:
             # Weights may be large and elsewhere; what is looked at here is their beginning and their size.
-            files = {
-                name: stack.enter_context(store.blobs.local(digest, first=reading.READ_AT_MOST))
-                for name, digest in manifests.digests_of(manifest).items()
-            }
-            models.inspect(files, round_jobs.limits(state))
+            files, base = (
+                {
+                    name: stack.enter_context(store.blobs.local(d, first=reading.READ_AT_MOST))
+                    for name, d in given.items()
+                }
+                for given in (model.files, model.base)
+            )
+            on = (manifest["base"], base["config.json"]) if base else None
+            adapter_files.inspect_submitted(files, round_jobs.limits(state), on=on)
     except Refusal as refusal:
         if refusal.status >= 500 or refusal.code in LOST:
             raise

@@ -15,7 +15,7 @@ from acclimate import custody, sealing
 from acclimate.verify import parquet
 from acclimate.verify.audit import Audit
 from acclimate.verify.report import Failed, NotChecked
-from acclimate_competitions import digests, splits
+from acclimate_competitions import bases, digests, splits
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record
 
@@ -123,7 +123,8 @@ def unseen(audit: Audit) -> str:
     public = {f"splits/{task.name}/{split}.parquet" for task in audit.competition.tasks for split in splits.PUBLIC}
     for name in audit.bundle.under("public"):
         short = name.removeprefix("public/")
-        if short in public or short == "tokenizer.json":
+        # Of a base, check() below holds the digest against the definition's.
+        if short in public or short == "tokenizer.json" or short.startswith(f"{bases.FOLDER}/"):
             _link(folder / short, audit.bundle.path(name))
         else:
             other.append(name)

@@ -1,0 +1,72 @@
+"""A tiny competition with a base, and what stands on it: adapters in peft's layout, written without peft."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiny
+from safetensors.numpy import save_file
+
+from acclimate_competitions import definition, digests
+from acclimate_competitions.definition import Competition
+
+BASE = "small"
+TARGETS = ("q_proj", "v_proj", "down_proj")
+
+
+def with_base(folder: Path) -> Competition:
+    """Lay a base into a built tiny competition, and have its definition name it."""
+    paths = tiny.model(folder / "bases" / BASE, seed=7)
+    digest = digests.of_json({name: digests.of_file(path) for name, path in paths.items()})
+    toml = folder / "competition.toml"
+    kinds = f'kinds = ["hf-causal-lm", "lora-adapter"]\nbases = {{ {BASE} = "{digest}" }}'
+    text = toml.read_text("utf-8").replace('kinds = ["hf-causal-lm"]', kinds)
+    toml.write_text(text.replace('architectures = ["llama"]', 'architectures = ["llama", "mamba"]'), "utf-8")
+    return definition.load(toml)
+
+
+def adapter(folder: Path, *, seed: int, rank: int = 4, **changes: Any) -> Path:
+    """Write an adapter on the base, with drawn weights."""
+    folder.mkdir(parents=True)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": f"round-files/bases/{BASE}",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": list(TARGETS),
+        "lora_dropout": 0.05,
+        "modules_to_save": None,
+        **changes,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config), "utf-8")
+    draw, weights = np.random.default_rng(seed), dict[str, Any]()
+    for layer, inputs, outputs in (
+        ("self_attn.q_proj", 16, 16),
+        ("self_attn.v_proj", 16, 16),
+        ("mlp.down_proj", 32, 16),
+    ):
+        for part, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
+            name = f"base_model.model.model.layers.0.{layer}.lora_{part}.weight"
+            weights[name] = draw.normal(0, 0.1, shape).astype(np.float32)
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def mamba(folder: Path, *, seed: int) -> Path:
+    """Write a submission of two Mamba layers with drawn weights."""
+    folder.mkdir(parents=True)
+    config = {
+        "model_type": "mamba",
+        "vocab_size": len(tiny.WORDS),
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "state_size": 4,
+    }
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    draw = np.random.default_rng(seed)
+    weights = {name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in tiny.shapes(config).items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    tiny.write_tokenizer(folder / "tokenizer.json")
+    return folder
