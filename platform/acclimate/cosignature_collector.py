@@ -49,7 +49,7 @@ class Witness:
     Attributes:
         endpoint: where it listens.
         size: entries of the newest checkpoint that it is known to have cosigned.
-        problem: the code of what it did last; empty where all is well.
+        problem: what it did last, as anybody may read it, beginning with a code; empty where all is well.
         told: what was logged of it last.
         again: when it may be asked again, by the monotonic clock.
         asked: the last time that it was asked; done, once it has answered.
@@ -237,4 +237,5 @@ class CosignatureCollector:
             level = logging.ERROR if code == "witness_disagrees" else logging.WARNING
             trace = None if isinstance(error, Refusal) else error
             _log.log(level, "witness %s: %s", witness.endpoint.verifier.name, told, exc_info=trace)
-        witness.problem, witness.told = code, reason
+        shown = witness_client.for_anybody(witness.endpoint, error) if isinstance(error, Refusal) else code
+        witness.problem, witness.told = shown, reason

@@ -146,7 +146,7 @@ def ask(
     if status == 422:
         _disagrees(endpoint, parsed, old, client)
     if status != 200:
-        raise _unusable(endpoint, f"answers {status} {_words(body)}", _HINTS.get(status, "ask its operator"))
+        raise _unusable(endpoint, f"answers {status}", _HINTS.get(status, "ask its operator"), said=_words(body))
     # 4
     return _cosignature(endpoint, note, body, clock())
 
@@ -205,14 +205,14 @@ def latest(endpoint: Endpoint, origin: str, *, client: httpx.Client) -> str:
             notes.parse_note(body)
             return body.decode()
     except Refusal as refusal:
-        raise _unusable(endpoint, f"shows no checkpoint: {refusal.sentence}") from refusal
+        raise _unusable(endpoint, "shows no checkpoint", said=refusal.sentence) from refusal
     if status == 404:
         raise Refusal(
             "entry_unknown",
             f"witness {endpoint.verifier.name} has cosigned no checkpoint of {origin}",
             hint=_HINTS[404],
         )
-    raise _unusable(endpoint, f"shows no checkpoint of {origin}: {status} {_words(body)}")
+    raise _unusable(endpoint, f"shows no checkpoint of {origin}", said=f"{status} {_words(body)}")
 
 
 _HINTS = {
@@ -253,9 +253,7 @@ def _send(
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             if over.is_set():
                 raise _late(endpoint) from error
-            raise _unusable(
-                endpoint, f"does not answer: {error or type(error).__name__}", "ask its operator"
-            ) from error
+            raise _unusable(endpoint, "does not answer", said=f"{error or type(error).__name__}") from error
 
 
 @contextmanager
@@ -294,9 +292,8 @@ def _cut_after(seconds: float) -> Iterator[tuple[threading.Event, Callable[[str,
 
 def _size_of(endpoint: Endpoint, kind: str, body: bytes) -> int:
     if kind != _SIZE_TYPE or not _SIZE.fullmatch(body) or int(body) >= 2**63:
-        raise _unusable(
-            endpoint, f"answers 409 with {kind or 'no type'} {_words(body)}, expected {_SIZE_TYPE} and a size"
-        )
+        said = f"{kind or 'no type'} {_words(body)}, expected {_SIZE_TYPE} and a size"
+        raise _unusable(endpoint, "answers 409 without a size", said=said)
     return int(body)
 
 
@@ -310,20 +307,21 @@ def _cosignature(endpoint: Endpoint, note: str, body: bytes, now: float) -> note
             names = ", ".join(f"{one.name}+{one.key_id.hex()}" for one in found)
             raise _unusable(
                 endpoint,
-                f"signed as {names}, expected {known.name}+{known.key_id.hex()}",
+                "signed with another key",
                 "another witness listens there, or it has a new key: ask its operator, elsewhere than there",
+                said=f"signed as {names}, expected {known.name}+{known.key_id.hex()}",
             )
         at = known.verify(text, mine.data) or 0
     except Refusal as refusal:
         if refusal.code != "proof_invalid":
             raise
-        raise _unusable(endpoint, f"gave no valid cosignature: {refusal.sentence}") from refusal
+        raise _unusable(endpoint, "gave no valid cosignature", said=refusal.sentence) from refusal
     if not abs(at - now) <= CLOCK_TOLERANCE:
         raise _unusable(
             endpoint,
-            f"cosigned with the time {at}, this machine's clock says {now:.0f}: {abs(at - now):.0f} s apart, at most"
-            f" {CLOCK_TOLERANCE} are allowed",
+            "cosigned with a time that is too far from this machine's",
             "one of the two clocks is wrong: compare both with a third",
+            said=f"the time {at}, this machine's clock says {now:.0f}, {abs(at - now):.0f} s apart, at most {CLOCK_TOLERANCE} are allowed",
         )
     return mine
 
@@ -346,8 +344,21 @@ def _disagrees(endpoint: Endpoint, parsed: Checkpoint, old: int, client: httpx.C
     )
 
 
-def _unusable(endpoint: Endpoint, what: str, hint: str = "ask its operator") -> Refusal:
-    return Refusal("witness_unreachable", f"witness {endpoint.verifier.name} at {endpoint.url} {what}", hint=hint)
+def for_anybody(endpoint: Endpoint, refusal: Refusal) -> str:
+    """What a witness did, as anybody may read it who may not know its address: of a refusal what is in our own words."""
+    if not refusal.code.startswith("witness_"):
+        return refusal.code
+    for beginning in (f"witness {endpoint.verifier.name} at {endpoint.url} ", f"witness {endpoint.verifier.name} "):
+        if refusal.sentence.startswith(beginning):
+            # What follows a colon, whoever listens there may have said, or it names hosts.
+            return f"{refusal.code}: {refusal.sentence.removeprefix(beginning).partition(': ')[0]}"
+    return refusal.code
+
+
+def _unusable(endpoint: Endpoint, what: str, hint: str = "ask its operator", *, said: str = "") -> Refusal:
+    """What a witness did, in our own words, and then what it or a library said."""
+    sentence = f"witness {endpoint.verifier.name} at {endpoint.url} {what}" + (f": {said}" if said else "")
+    return Refusal("witness_unreachable", sentence, hint=hint)
 
 
 def _late(endpoint: Endpoint) -> Refusal:

@@ -85,6 +85,10 @@ def refused(
         witness_client.ask(endpoint, small.checkpoint(), old=old, proof_of=small.proof, client=client)
     assert caught.value.code == code and caught.value.hint
     assert endpoint.verifier.name in caught.value.sentence
+    # What anybody may read has neither its address nor what it, or a library, said.
+    shown = witness_client.for_anybody(endpoint, caught.value)
+    assert shown == code or shown.startswith(f"{code}: ")
+    assert not any(secret in shown for secret in (endpoint.url, "127.0.0.1", "localhost", " '", "\\x", "Errno"))
     return caught.value
 
 
@@ -281,7 +285,7 @@ def test_a_witness_whose_clock_was_a_day_ahead_says_nothing_until_then(
     with here(tmp_path, small.vkey, clock=lambda: time.time() + ahead[0]) as endpoint:
         refused("witness_unreachable", endpoint, small, client, match="apart")
         ahead[0] = 0
-        refused("witness_unreachable", endpoint, small.grow(1), client, match="503 .*which it has said already")
+        refused("witness_unreachable", endpoint, small.grow(1), client, match="503: .*which it has said already")
 
 
 def test_who_asks_with_a_wrong_clock_is_told_so_too(tmp_path: Path, small: SmallLog, client: httpx.Client) -> None:
@@ -374,7 +378,7 @@ ODD = {
     "a page": (http(200, b"<html>Welcome to nginx</html>"), "no valid cosignature"),
     "nothing": (http(200, b""), "no valid cosignature"),
     "too much": (http(200, b"x" * 70_000), "more than 65536 bytes"),
-    "an error": (http(500, b"\x1b[31mfailed\n"), "answers 500 '\\\\x1b"),
+    "an error": (http(500, b"\x1b[31mfailed\n"), "answers 500: '\\\\x1b"),
     "a conflict without a type": (http(409, b"3\n"), "expected text/x.tlog.size"),
     "a conflict without a size": (http(409, b"three\n", "text/x.tlog.size"), "expected text/x.tlog.size"),
     "a conflict with a size beyond all": (http(409, b"9223372036854775808\n", "text/x.tlog.size"), "and a size"),
@@ -388,7 +392,9 @@ ODD = {
 def test_an_answer_that_is_none_of_a_witness(small: SmallLog, client: httpx.Client, what: str) -> None:
     body, match = ODD[what]
     with answering(body) as endpoint:
-        refused("witness_unreachable", endpoint, small, client, match=match)
+        found = refused("witness_unreachable", endpoint, small, client, match=match)
+    shown = witness_client.for_anybody(endpoint, found)
+    assert shown.startswith("witness_unreachable: ") and not any(word in shown for word in ("SSH", "nginx", "failed"))
 
 
 def test_a_cosignature_must_verify_for_this_checkpoint_and_this_key(small: SmallLog, client: httpx.Client) -> None:
