@@ -42,6 +42,7 @@ def rank(scores: Source = None, *, items: Source = None, **options: Unpack[RankO
             )
         _need_scipy()
     items, options = item_sources.opened(items, options)
+    item_sources.require_one_scale(items)
     if chosen("method", options.get("method", "sets"), ("sets", "casp")) == "casp":
         return table_analysis.casp_rank(items if scores is None else scores, options)
     return item_analysis.rank(items, options) if scores is None else table_analysis.rank(scores, options)
@@ -82,6 +83,7 @@ def compare(
     _need_scipy()
     if items is not None:
         items, options = item_sources.opened(items, options)
+        item_sources.require_one_scale(items)
         return item_analysis.compare(a, b, items, options)
     if a is not None or b is not None:
         raise Refusal(

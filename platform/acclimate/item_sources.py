@@ -7,18 +7,19 @@ never pooled. Of several rounds each is a set where they are compared with each 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from acclimate import foreign_results, measured_items
+from acclimate import example_tables, foreign_results, measured_items, score_tables, tracked_rows
 from acclimate.score_tables import Named, Source, listed
+from acclimate_competitions import measures, metrics
 from acclimate_competitions.errors import Refusal
 
 PROTOCOL = "prepared"
 """The protocol of a round that counts where none is chosen."""
-_COLUMNS = ("entrant", "task", "protocol", "seed", "metric", "example", "cluster", "score")
+COLUMNS = ("entrant", "task", "protocol", "seed", "metric", "example", "cluster", "score")
 
 
 @dataclass(frozen=True)
@@ -29,20 +30,24 @@ class Bundle:
 
 
 @dataclass(frozen=True)
-class _Round:
-    """A round's scores by example.
+class Round:
+    """A round as it was published.
 
     Attributes:
         name: of the round.
-        scores: with _COLUMNS.
+        scores: by example, with COLUMNS; None where the holdout stays private.
         metrics: task -> the metric of its ranking.
         baselines: who is beside the ranking.
+        ranking: as Ranking.document(); None where it is not known.
+        public_data: whether the definition says that the data were public before; None where it is not known.
     """
 
     name: str
-    scores: pa.Table
+    scores: pa.Table | None
     metrics: Mapping[str, str]
     baselines: frozenset[str]
+    ranking: Mapping[str, Any] | None = None
+    public_data: bool | None = None
 
 
 def opened(source: Source, options: Any, *, rounds_are_sets: bool = False) -> tuple[Source, Any]:
@@ -59,15 +64,29 @@ def opened(source: Source, options: Any, *, rounds_are_sets: bool = False) -> tu
     if isinstance(source, str | Path) and is_bundle(Path(source)):
         source = Bundle(Path(source))
     if isinstance(source, Bundle):
-        return _chosen([_of_bundle(source.path)], f"the bundle {source.path.name}", (), options, sets=False)
+        return chosen([of_bundle(source.path)], f"the bundle {source.path.name}", (), options)
     if hasattr(source, "example_table"):
         wanted = options.get("protocol", PROTOCOL)
         if wanted not in ("direct", "prepared"):
             raise Refusal("scores_invalid", f"no protocol {wanted!r}", hint="direct or prepared")
-        return _chosen(_of_rounds(source, wanted), "MLflow", source.notes, options, sets=rounds_are_sets)
+        return chosen(of_tracked(source, wanted), "MLflow", source.notes, options, sets=rounds_are_sets)
     if isinstance(source, str | Path) and foreign_results.is_foreign(Path(source)):
         return foreign_results.items(Path(source)), options
     return measured_items.opened(source, options) or (source, options)
+
+
+def require_one_scale(items: Source) -> None:
+    """Refuse a table whose tasks are of several scales, where a mean over them is needed.
+
+    Raises:
+        Refusal: scores_invalid.
+    """
+    if getattr(items, "mixed", False):
+        raise Refusal(
+            "scores_invalid",
+            f"{items.name}: tasks are scored by metrics of several scales or directions, of which there is no mean",
+            hint="--tasks chooses tasks of one; stability takes each task as a set of its own",
+        )
 
 
 def is_rounds(source: Source) -> bool:
@@ -84,18 +103,27 @@ def is_bundle(path: Path) -> bool:
     return (path / "MANIFEST").is_file() or (path.suffix.lower() == ".zip" and path.is_file())
 
 
-def _of_rounds(found: Any, protocol: str) -> list[_Round]:
+def of_tracked(found: Any, protocol: str) -> list[Round]:
+    """The rounds of `acclimate.load_rounds`, with scores under one protocol.
+
+    Raises:
+        Refusal: holdout_private.
+    """
     parts = []
-    metrics = dict(zip(found.rounds["round"], found.rounds["metric"], strict=True))
-    for name, metric in metrics.items():
-        table = found.example_table(rounds=[name], protocol=protocol).select(_COLUMNS)
+    for name in found.rounds["round"]:
+        table = found.example_table(rounds=[name], protocol=protocol).select(COLUMNS)
         ranking = found.ranking[found.ranking["round"] == name]
         baselines = frozenset(ranking[ranking["baseline"]]["entrant"])
-        parts.append(_Round(name, table, {task: metric for task in _values(table, "task")}, baselines))
+        parts.append(Round(name, table, tracked_rows.metrics_of(found.tracked[name].tags), baselines))
     return parts
 
 
-def _of_bundle(path: Path) -> _Round:
+def of_bundle(path: Path) -> Round:
+    """The round of a bundle, once its files are what its MANIFEST says.
+
+    Raises:
+        Refusal: bundle_invalid.
+    """
     from acclimate.verify import files, order
     from acclimate.verify.report import Failed
     from acclimate_competitions import definition, tables
@@ -105,42 +133,59 @@ def _of_bundle(path: Path) -> _Round:
         with files.opened(path) as bundle:
             files.manifest(bundle)
             called = order.round_name(bundle)
+            ranking = cast(dict[str, Any], bundle.json("ranking.json"))
             competition = definition.parse(bundle.read("definition.toml"))
             names = bundle.under("scores")
-            if not names:
-                raise Refusal(
-                    "holdout_private" if competition.round.holdout_after == "private" else "bundle_invalid",
-                    f"the bundle {path} has no scores of single examples",
-                    hint="of a private holdout only the whole bundle has them, which its organizer and its auditor get",
-                )
-            parts = [tables.read(bundle.path(name), tables.SCORES).select(_COLUMNS) for name in names]
+            if not names and competition.round.holdout_after != "private":
+                raise Refusal("bundle_invalid", f"the bundle {path} has no scores of single examples")
+            parts = [tables.read(bundle.path(name), tables.SCORES).select(COLUMNS) for name in names]
     except Failed as failed:
         raise Refusal(
             "bundle_invalid", f"the bundle {path}: {failed}", hint="acclimate verify tells all that is wrong with it"
         ) from failed
-    metrics = {task.name: task.metric for task in competition.tasks}
-    return _Round(called, pa.concat_tables(parts), metrics, frozenset({*competition.ranking.baselines, MAJORITY}))
+    return Round(
+        called,
+        pa.concat_tables(parts) if parts else None,
+        {task.name: task.metric for task in competition.tasks},
+        frozenset({*competition.ranking.baselines, MAJORITY}),
+        ranking,
+        competition.data_is_public,
+    )
 
 
-def _chosen(
-    rounds: Sequence[_Round], name: str, notes: Sequence[str], options: Any, *, sets: bool
+def chosen(
+    rounds: Sequence[Round], name: str, notes: Sequence[str], options: Any, *, sets: bool = False
 ) -> tuple[Named, dict[str, Any]]:
-    """One table of rounds: the rows of one protocol and metric, without baselines."""
+    """One table of rounds, as `--items` takes it: the rows of one protocol and of each task's metric, without baselines.
+
+    Args:
+        rounds: at least one.
+        name: what refusals and notes call it.
+        notes: what is known before.
+        options: protocol, metric, tasks; those that are left are given back, with the direction of the metric.
+        sets: of several rounds each is a set, not each of their tasks.
+
+    Raises:
+        Refusal: scores_invalid, holdout_private.
+    """
     left, said = dict(options), list(notes)
     if "protocol" not in left:
         said.append(f"{name}: the protocol is {PROTOCOL}, as none was chosen")
     protocol = left.pop("protocol", PROTOCOL)
-    metric = left.pop("metric", None)
+    metric, wanted = left.pop("metric", None), left.get("tasks")
     parts: list[pa.Table] = []
     gone: set[str] = set()
     for one in rounds:
+        if one.scores is None:
+            raise Refusal(
+                "holdout_private",
+                f"{name} has no scores of single examples",
+                hint="of a private holdout only the whole bundle has them, which its organizer and its auditor get",
+            )
         table = one.scores.filter(pc.equal(one.scores["protocol"], protocol))
-        known = _values(table, "metric")
-        if metric is not None and metric not in known:
-            hint = f"there are {listed(known)}"
-            raise Refusal("scores_invalid", f"{name}: no metric {metric!r} in round {one.name}", hint=hint)
-        own = pa.array([metric or one.metrics.get(task) for task in table["task"].to_pylist()], pa.string())
-        table = table.filter(pc.equal(table["metric"], own))
+        if wanted and set(wanted) <= set(_values(table, "task")):
+            table = table.filter(pc.is_in(table["task"], pa.array(list(wanted), pa.string())))
+        table = _of_metrics(table, one, metric, said, name=name)
         gone |= one.baselines & set(_values(table, "entrant"))
         table = table.filter(pc.invert(pc.is_in(table["entrant"], pa.array(sorted(one.baselines), pa.string()))))
         parts.append(table.add_column(0, "round", pa.repeat(pa.scalar(one.name, pa.string()), len(table))))
@@ -149,16 +194,63 @@ def _chosen(
         said.append(f"{name}: left out, as baselines: {listed(sorted(gone), most=40)}")
     if not len(table):
         raise Refusal("scores_invalid", f"{name}: no scores of single examples", hint="is the ranking published?")
-    wanted = left.get("tasks")
-    if wanted and set(wanted) <= set(_values(table, "task")):
-        table = table.filter(pc.is_in(table["task"], pa.array(list(wanted), pa.string())))
-        if len(rounds) > 1:
-            left.pop("tasks")
-    if sets and len(rounds) > 1:
+    if wanted and len(rounds) > 1 and set(wanted) <= set(_values(table, "task")):
+        left.pop("tasks")
+    scales = {_scale(one) for one in _values(table, "metric")}
+    if sets and len(rounds) > 1 and len(scales) == 1:
         table = _by_round(table, said)
     elif len(rounds) == 1:
         table = table.drop_columns(["round"])
-    return Named(table, name, tuple(said)), left
+    left |= _directions(table, said)
+    if len(_values(table, "metric")) > 1:
+        said.append(f"{name}: each task by its own metric, of {listed(_values(table, 'metric'))}")
+        table = table.drop_columns(["metric"])
+    return Named(table, name, tuple(said), mixed=len(scales) > 1), left
+
+
+def _of_metrics(table: pa.Table, one: Round, metric: str | None, notes: list[str], *, name: str) -> pa.Table:
+    """The rows of a metric, or of each task's own; a task that has none is refused or named, never left out in silence."""
+    known = _values(table, "metric")
+    if metric is not None and metric not in known:
+        hint = f"there are {listed(known)}"
+        raise Refusal("scores_invalid", f"{name}: no metric {metric!r} in round {one.name}", hint=hint)
+    tasks = _values(table, "task")
+    own = pa.array([metric or one.metrics.get(task) for task in table["task"].to_pylist()], pa.string())
+    kept = table.filter(pc.equal(table["metric"], own))
+    lost = sorted(set(tasks) - set(_values(kept, "task")))
+    if lost and metric is None:
+        hint = f"--metric chooses one of {listed(known)}"
+        raise Refusal("scores_invalid", f"{name}: no scores by the metric of {listed(lost)}", hint=hint)
+    if lost:
+        notes.append(f"{name}: round {one.name}: left out, as without scores by {metric}: {listed(lost)}")
+    return kept
+
+
+def _measure(name: str) -> Any:
+    return metrics.METRICS.get(name) or measures.MEASURES.get(name)
+
+
+def _scale(name: str) -> tuple[str, str]:
+    """Of which direction and scale a metric is: only metrics of one make a mean."""
+    known = _measure(name)
+    return (known.direction, getattr(known, "scale", name)) if known is not None else ("max", name)
+
+
+def _directions(table: pa.Table, notes: list[str]) -> dict[str, Any]:
+    """The options that say which way the metrics of a round go, and what their worst score is."""
+    known = _values(table, "metric")
+    worst = {getattr(_measure(one), "worst", None) if one in metrics.METRICS else None for one in known}
+    found: dict[str, Any] = (
+        {"worst_score": worst.pop()} if len(worst) == 1 and set(known) <= set(metrics.METRICS) else {}
+    )
+    down = [one for one in known if _scale(one)[0] == "min"]
+    if down:
+        sets = example_tables.sets_of(score_tables.read(table))
+        of = table["metric"].to_pylist()
+        found["lower"] = sorted({name for name, metric in zip(sets, of, strict=True) if metric in down})
+        found |= {"lower_is_better": True} if len(down) == len(known) else {}
+        notes.append(f"lower is better, as of the metric: {listed(down)}")
+    return found
 
 
 def _by_round(table: pa.Table, notes: list[str]) -> pa.Table:

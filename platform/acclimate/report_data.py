@@ -7,15 +7,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from acclimate import example_tables, item_analysis, item_sources, score_tables
+from acclimate import example_tables, item_analysis, item_sources, score_tables, tracked_rows
 from acclimate.analysis_options import RankOptions
-from acclimate.score_tables import Source, listed
-from acclimate_competitions import definition, metrics
+from acclimate.score_tables import Source
+from acclimate_competitions import metrics
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.items import Items
 
@@ -51,16 +51,20 @@ class RoundScores:
 
 
 def read(source: Source, *, options: Mapping[str, Any], name: str | None = None) -> list[RoundScores]:
-    """The rounds of a source: a bundle (folder or ZIP), or a table of scores by example, with a column `round` or without.
+    """The rounds of a source: a bundle, rounds in MLflow, or a table of scores by example, with a column `round` or without.
 
     Args:
-        source: a path, a pyarrow Table or a pandas DataFrame.
+        source: a path, rounds of `acclimate.load_rounds`, a pyarrow Table or a pandas DataFrame.
         options: missing (exclude, worst, fail), lower_is_better, metric, tasks.
         name: of the round, where the source does not tell it.
 
     Raises:
         Refusal: bundle_invalid, file_unreadable, scores_invalid.
     """
+    if isinstance(source, item_sources.Bundle):
+        return [_bundle(source.path, options)]
+    if hasattr(source, "example_table"):
+        return _tracked(source, options)
     if isinstance(source, str | Path) and item_sources.is_bundle(Path(source)):
         return [_bundle(Path(source), options)]
     table = score_tables.read(source)
@@ -111,46 +115,122 @@ def _table(source: Source, name: str, options: Mapping[str, Any]) -> RoundScores
     found, notes = {}, []
     for protocol in known or ["prepared"]:
         asked = {**chosen, "protocol": protocol} if known else chosen
-        found[protocol], told = example_tables.read(source, asked)
+        table_, left = item_sources.opened(source, asked)
+        found[protocol], told = example_tables.read(table_, left)
+        options = {**options, **{key: left[key] for key in ("lower_is_better", "worst_score") if key in left}}
         notes += [note for note in told if "rows are of what was chosen" not in note]
     if not known:
         notes.append(f"{name}: no column says under which protocol scores were got; they are shown as prepared")
     return of_items(name, found, options=options, notes=notes)
 
 
-def _bundle(path: Path, options: Mapping[str, Any]) -> RoundScores:
-    from acclimate.verify import files, order
-    from acclimate.verify.report import Failed
+def of_round(
+    one: item_sources.Round, *, options: Mapping[str, Any], label: str, notes: Sequence[str] = (), policy: Any = None
+) -> RoundScores:
+    """A published round: its ranking as it was published, the rest from its scores by example under both protocols.
 
-    try:
-        with files.opened(path) as bundle:
-            name = order.round_name(bundle)
-            ranking = cast(dict[str, Any], bundle.json("ranking.json"))
-            competition = definition.parse(bundle.read("definition.toml"))
-    except Failed as failed:
-        hint = "acclimate verify tells all that is wrong with it"
-        raise Refusal("bundle_invalid", f"the bundle {path}: {failed}", hint=hint) from failed
-    lower = metrics.metric_of(competition.tasks[0]).direction == "min"
-    public = competition.data_is_public
-    chosen = {key: options[key] for key in ("metric", "tasks") if options.get(key) is not None}
-    counted = [task.metric for task in competition.tasks if task.name in (options.get("tasks") or [task.name])]
-    if len(set(counted)) > 1 and "metric" not in chosen:
-        said = f"{name}: its tasks have several metrics ({listed(sorted(set(counted)))}), so only the published ranking is shown; --metric or --tasks chooses"
-        return RoundScores(name, {}, ranking, lower, public_data=public, notes=(said,))
-    try:
-        found, notes = {}, []
-        for protocol in PROTOCOLS:
-            table, left = item_sources.opened(path, {**chosen, "protocol": protocol})
-            found[protocol], told = example_tables.read(table, left)
-            notes += told
-    except Refusal as refusal:
-        if refusal.code != "holdout_private":
-            raise
-        return RoundScores(name, {}, ranking, lower, private=True, public_data=public)
-    rule = {"missing": options.get("missing") or competition.ranking.missing, "lower_is_better": lower}
-    made = of_items(name, found, options={**options, **rule}, notes=notes)
-    notes = [*made.notes, "the bundle was read, not verified: acclimate verify does that"]
-    return RoundScores(name, made.items, ranking, lower, public_data=public, notes=tuple(notes))
+    Args:
+        one: with its ranking.
+        options: missing (else as the policy has it), metric, tasks.
+        label: what refusals and notes call its source.
+        notes: what is known before.
+        policy: of the ranking, where the ranking does not hold it.
+
+    Raises:
+        Refusal: scores_invalid.
+    """
+    rule = policy or (one.ranking or {}).get("policy", {})
+    lower = {_direction(metric) for metric in one.metrics.values()} == {"min"}
+    if one.scores is None:
+        assert one.ranking is not None
+        return RoundScores(one.name, {}, one.ranking, lower, private=True, public_data=one.public_data)
+    asked = {key: options[key] for key in ("metric", "tasks") if options.get(key) is not None}
+    found, told = {}, list(notes)
+    for protocol in PROTOCOLS:
+        table, left = item_sources.chosen([one], label, (), {**asked, "protocol": protocol})
+        if table.mixed and one.ranking is not None:
+            several = score_tables.listed(sorted(set(one.metrics.values())))
+            why = f"{one.name}: its tasks have several metrics ({several}), so only the published ranking is shown; --metric or --tasks chooses"
+            return RoundScores(one.name, {}, one.ranking, lower, public_data=one.public_data, notes=(why,))
+        item_sources.require_one_scale(table)
+        found[protocol], said = example_tables.read(table, left)
+        told += said
+    down = bool(left.get("lower_is_better", False))
+    rule = {"missing": options.get("missing") or rule.get("missing", "exclude"), "lower_is_better": down}
+    rule |= {key: left[key] for key in ("worst_score",) if key in left}
+    made = of_items(one.name, found, options={**options, **rule}, notes=told)
+    if one.ranking is None or asked:
+        notes = (*made.notes, "ranks are those of acclimate rank by what was chosen, not the published ones")
+        return dataclasses.replace(made, public_data=one.public_data, notes=notes)
+    counted = {row["entrant"]: row for row in made.ranking["ranking"]}
+    rows = [
+        {**row, **({key: counted[row["entrant"]][key] for key in ("n", "seeds")} if _uncounted(row, counted) else {})}
+        for row in one.ranking["ranking"]
+    ]
+    return dataclasses.replace(made, ranking={**one.ranking, "ranking": rows}, lower=lower, public_data=one.public_data)
+
+
+def _uncounted(row: Mapping[str, Any], counted: Mapping[str, Any]) -> bool:
+    return row.get("n") is None and row["entrant"] in counted
+
+
+def _direction(metric: str) -> str:
+    known = metrics.METRICS.get(metric)
+    return "max" if known is None else known.direction
+
+
+def _bundle(path: Path, options: Mapping[str, Any]) -> RoundScores:
+    made = of_round(item_sources.of_bundle(path), options=options, label=f"the bundle {path.name}")
+    if made.private:
+        return made
+    said = "the bundle was read, not verified: acclimate verify does that"
+    return dataclasses.replace(made, notes=(*made.notes, said))
+
+
+def _tracked(found: Any, options: Mapping[str, Any]) -> list[RoundScores]:
+    """Rounds of `acclimate.load_rounds`, which must be ranked."""
+    waiting = found.rounds[~found.rounds["ranked"]]["round"].tolist()
+    if waiting:
+        hint = "name others with --round"
+        raise Refusal("scores_invalid", f"no ranking is published yet of {score_tables.listed(waiting)}", hint=hint)
+    made = []
+    for name in found.rounds["round"]:
+        tags = found.tracked[name].tags
+        policy = tracked_rows.policy_of(tags)
+        private = tags.get("acclimate.holdout") == "private"
+        frame = found.ranking[found.ranking["round"] == name]
+        own = dict(tracked_rows.metrics_of(tags))
+        scores = None if private else found.example_table(rounds=[name]).select(item_sources.COLUMNS)
+        baselines = frozenset(frame[frame["baseline"]]["entrant"])
+        document = _published(frame, policy, own) if policy is not None else None
+        if private and document is None:
+            raise Refusal(
+                "holdout_private",
+                f"round {name}: MLflow has too little of it for a report",
+                hint="acclimate mlflow sync",
+            )
+        one = item_sources.Round(name, scores, own, baselines, document)
+        made.append(of_round(one, options=options, label="MLflow", notes=found.notes, policy=policy))
+    return made
+
+
+def _published(frame: Any, policy: Mapping[str, Any], tasks: Mapping[str, str]) -> dict[str, Any]:
+    """The ranking document of what MLflow says of entries and baselines."""
+    rows: list[dict[str, Any]] = [
+        {key: None if value != value or value is None else value for key, value in row.items() if key != "round"}
+        for row in frame.astype(object).where(frame.notna(), None).to_dict("records")
+    ]
+    for row in rows:
+        row |= {"tier": None, "n": None, "seeds": None}
+        row |= {key: int(row[key]) for key in ("rank", "rank_low", "rank_high", "direct_rank") if row[key] is not None}
+    ranked = [row for row in rows if not row.pop("baseline")]
+    beside = [row for row in rows if row["rank"] is None]
+    return {
+        "policy": dict(policy),
+        "ranking": [row for row in ranked if row["rank"] is not None],
+        "baselines": beside,
+        "tasks": {name: [] for name in tasks},
+    }
 
 
 def _complete(found: Items, options: Mapping[str, Any], notes: list[str]) -> Items:

@@ -140,13 +140,17 @@ def _text(value: str) -> str:
     return html.escape(plain(value))
 
 
-def notebook(sources: Sequence[str], options: Mapping[str, Any]) -> str:
+def notebook(
+    sources: Sequence[str], options: Mapping[str, Any], *, tracked: tuple[str, str, Sequence[str] | None] | None = None
+) -> str:
     """A Jupyter notebook (nbformat 4.5) that makes the report's numbers step by step, for an analyst to go on from.
 
     Args:
         sources: paths, as seen from where the notebook is opened.
         options: of report_data.read.
+        tracked: what `acclimate.load_rounds` is given, where rounds in MLflow are a source, too.
     """
+    loaded = "" if tracked is None else f"import acclimate\n\nsources.append(acclimate.load_rounds(*{tracked!r}))\n"
     cells = [
         (
             "markdown",
@@ -155,7 +159,7 @@ def notebook(sources: Sequence[str], options: Mapping[str, Any]) -> str:
         (
             "code",
             "from acclimate import report_data, report_page\n\n"
-            f"sources = {list(sources)!r}\noptions = {dict(options)!r}\n"
+            f"sources = {list(sources)!r}\noptions = {dict(options)!r}\n{loaded}"
             "rounds = [one for source in sources for one in report_data.read(source, options=options)]\n"
             "for one in rounds:\n    print(one.name, len(one.ranking['ranking']), 'entrants', list(one.items))",
         ),

@@ -119,7 +119,7 @@ def _ranks(found: RoundScores) -> Section:
             number(row["se"], 4),
             "–" if row["direct_rank"] is None else str(row["direct_rank"]),
             number(row["direct_score"], 4),
-            str(row["n"]),
+            "–" if row["n"] is None else str(row["n"]),
         )
         for row in rows
     )

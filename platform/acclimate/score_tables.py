@@ -121,11 +121,19 @@ class Columns:
 
 @dataclass(frozen=True)
 class Named:
-    """A table that comes from somewhere else than one file, with what was taken for what on the way."""
+    """A table that comes from somewhere else than one file, with what was taken for what on the way.
+
+    Attributes:
+        table: long, a row a score.
+        name: how refusals call it.
+        notes: what was taken for what.
+        mixed: whether its sets are of metrics of several scales, which no mean may join.
+    """
 
     table: pa.Table
     name: str
     notes: tuple[str, ...] = ()
+    mixed: bool = False
 
 
 @dataclass(frozen=True)

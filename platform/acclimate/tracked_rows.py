@@ -1,5 +1,6 @@
 """What MLflow's runs of a round say, as rows for tables: pure, of whatever has MLflow's attributes, so that it needs no MLflow."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,18 @@ def preparations(runs: Runs, tags: Mapping[str, str]) -> Iterator[Row]:
             "validation": metrics.get("valid/nll"),
             **{name: metrics.get(f"cost/{name}") for name in ("tokens", "steps", "seconds", "flops")},
         }
+
+
+def metrics_of(tags: Mapping[str, str]) -> dict[str, str]:
+    """Task -> the metric of its ranking, by a round's tags; rounds written before there was a tag for it have one metric for all."""
+    found: dict[str, str] = json.loads(tags.get("acclimate.metrics", "{}"))
+    return found or dict.fromkeys(json.loads(tags.get("acclimate.tasks", "[]")), tags["acclimate.metric"])
+
+
+def policy_of(tags: Mapping[str, str]) -> dict[str, Any] | None:
+    """The policy of a round's ranking, by its tags; None of rounds written before there was a tag for it."""
+    text = tags.get("acclimate.policy")
+    return None if text is None else json.loads(text)
 
 
 def seed(tags: Mapping[str, str]) -> int | None:

@@ -4,17 +4,20 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import foreign
+import pyarrow as pa
 import pytest
 import rounds_made
 from projected import made
 from typer.testing import CliRunner
 
 import acclimate
-from acclimate import item_sources, tracking
+from acclimate import item_sources, report_data, report_page, tracking
 from acclimate.cli.main import app
 from acclimate.tracking import RoundData
+from acclimate_competitions import ranking, tables
 from acclimate_competitions.errors import Refusal
 
 SKILL = {"amber-fox": 0.9, "blue-whale": 0.6, "cat": 0.4, "untrained": 0.1}
@@ -90,6 +93,103 @@ def test_rounds_are_the_sets_of_stability(rounds: tuple[str, RoundData]) -> None
     assert any("4 sets" in note for note in several["notes"])
 
 
+def by_metrics(data: RoundData, **metrics: str) -> RoundData:
+    """The same round, whose tasks are scored by these metrics; of nll a right answer costs 0, a wrong one 1."""
+    tasks = tuple(replace(task, metric=metrics.get(task.name, task.metric)) for task in data.competition.tasks)
+    assert data.scores is not None
+    rows = data.scores.to_pylist()
+    for row in rows:
+        row["metric"] = metrics.get(row["task"], row["metric"])
+        row["score"] = 1.0 - row["score"] if row["metric"] == "nll" else row["score"]
+    scores = pa.Table.from_pylist(rows, schema=tables.SCORES)
+    competition = replace(data.competition, tasks=tasks)
+    names = [entry.entrant for entry in data.entries]
+    if len({metric == "nll" for metric in metrics.values()}) > 1:
+        return replace(data, competition=competition, scores=scores)
+    ranked = ranking.rank(scores, tasks=tasks, policy=competition.ranking, entrants=names)
+    return replace(data, competition=competition, scores=scores, ranking=ranked.document())
+
+
+def test_each_task_of_a_round_counts_by_its_own_metric_and_in_its_direction(tmp_path: Path) -> None:
+    uri, plain = f"sqlite:///{tmp_path / 'mlflow.db'}", made(entrants=SKILL, examples=30, losses=2)
+    kinds = {
+        "mixed": {"digit": "accuracy", "prime": "acc_norm"},
+        "lower": {"digit": "nll", "prime": "nll"},
+        "both": {"digit": "accuracy", "prime": "nll"},
+    }
+    for name, metrics in kinds.items():
+        data = replace(by_metrics(plain, **metrics), name=name, round=f"digits-{name}-0123456789ab", stages=())
+        tracking.publish_round(uri, tmp_path / "artifacts", data)
+        source = acclimate.load_rounds(uri, "digits", name)
+        # All rows are there: 3 entrants, 2 tasks, 3 seeds, 30 examples.
+        found = acclimate.stability(items=source)
+        assert {one: found["sets"][one]["n"] for one in found["sets"]} == {"digit": 30, "prime": 30}
+        best = {one: found["sets"][one]["ranking"][0]["entrant"] for one in found["sets"]}
+        assert best == {"digit": "amber-fox", "prime": "amber-fox"}
+        if name == "both":
+            for call in (acclimate.rank, acclimate.compare):
+                with pytest.raises(Refusal, match="several scales or directions"):
+                    call(items=source)
+            assert acclimate.rank(items=source, tasks=["prime"])["ranking"][0]["entrant"] == "amber-fox"
+            continue
+        ranked = acclimate.rank(items=source)
+        assert data.ranking is not None
+        assert [(row["entrant"], row["rank"], row["score"]) for row in ranked["ranking"]] == [
+            (row["entrant"], row["rank"], pytest.approx(row["score"])) for row in data.ranking["ranking"]
+        ]
+        assert any("lower is better, as of the metric" in note for note in ranked["notes"]) == (name == "lower")
+
+
+def test_a_task_without_rows_of_its_metric_is_refused_or_named(rounds: tuple[str, RoundData]) -> None:
+    table = acclimate.load_rounds(rounds[0], "digits", "2027-1").example_table(protocol="prepared")
+    one = item_sources.Round(
+        "r", table.select(item_sources.COLUMNS), {"digit": "accuracy", "prime": "nll"}, frozenset()
+    )
+    with pytest.raises(Refusal, match="no scores by the metric of 'prime'"):
+        acclimate.rank(items=item_sources.chosen([one], "it", (), {})[0])
+    named = item_sources.chosen([replace(one, metrics={})], "it", (), {"metric": "accuracy"})[0]
+    assert acclimate.rank(items=named)["ranking"]
+
+
+def test_a_report_of_rounds_in_mlflow_shows_their_published_rankings(
+    rounds: tuple[str, RoundData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, data = rounds
+    out, book = tmp_path / "r.html", tmp_path / "r.ipynb"
+    words = ["--tracking-uri", uri, "--competition", "digits", "-o", out, "--notebook", book, "--json"]
+    code, document, output = command("report", *words)
+    assert code == 0, output
+    shown: Any = document["rounds"]
+    assert [one["round"] for one in shown] == list(NAMES)
+    assert list(document["across"]) == ["rounds"]  # type: ignore[call-overload]
+    numbers = shown[1]["sections"]["ranks"]["numbers"]
+    assert data.ranking is not None
+    keys = ("entrant", "rank", "rank_low", "rank_high", "score", "se", "n", "seeds", "direct_rank", "direct_score")
+    assert [{key: row[key] for key in keys} for row in numbers["ranking"]] == [
+        {key: pytest.approx(row[key]) for key in keys} for row in data.ranking["ranking"]
+    ]
+    assert numbers["interval"] == data.ranking["policy"]["interval"]
+    assert list(shown[0]["sections"]) == ["ranks", "slope", "agreement", "significance", "podium", "preparation"]
+    monkeypatch.chdir(tmp_path)
+    out.unlink()
+    names: dict[str, Any] = {}
+    for cell in json.loads(book.read_text("utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert names["numbers"]["rounds"][0]["sections"].keys() == shown[0]["sections"].keys()
+    assert "a report of what?" in command("report", "-o", out)[2]
+
+
+def test_a_report_of_a_private_round_in_mlflow_shows_its_ranking_alone(tmp_path: Path) -> None:
+    uri, data = f"sqlite:///{tmp_path / 'mlflow.db'}", made(entrants=SKILL, examples=10, losses=2)
+    competition = replace(data.competition, round=replace(data.competition.round, holdout_after="private"))
+    tracking.publish_round(uri, tmp_path / "artifacts", replace(data, competition=competition, stages=()))
+    (found,) = report_data.read(acclimate.load_rounds(uri, "digits"), options={})
+    page, document = report_page.make([found])
+    assert found.private and "private" in page
+    assert list(document["rounds"][0]["sections"]) == ["ranks", "slope"]
+
+
 def test_a_bundle_is_ranked_as_its_published_ranking(bundle: Path) -> None:
     found = acclimate.rank(items=bundle, missing="worst")
     published = json.loads((bundle / "ranking.json").read_text())["ranking"]
@@ -109,7 +209,7 @@ def test_two_rounds_of_one_definition_keep_their_own_names(tmp_path: Path, monke
     for name in ("spring", "autumn"):
         monkeypatch.setattr(rounds_made, "defined_fields", lambda made, name=name: {**fields(made), "name": name})
         path = rounds_made.make(tmp_path / f"{name}-round").write(tmp_path / name)
-        found.append(item_sources._of_bundle(path).name)
+        found.append(item_sources.of_bundle(path).name)
     assert found == ["spring", "autumn"]
 
 

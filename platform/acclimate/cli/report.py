@@ -1,10 +1,11 @@
-"""`acclimate report`: one page from bundles and tables of scores by example, that opens offline and prints."""
+"""`acclimate report`: one page from bundles, rounds in MLflow and tables of scores by example, that opens offline and prints."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from acclimate.cli.analysis import OneCompetition, RoundNames, TrackingUri, item_source
 from acclimate.cli.options import AsJson
 from acclimate.cli.output import emit
 from acclimate_competitions.errors import Refusal
@@ -12,12 +13,15 @@ from acclimate_competitions.errors import Refusal
 
 def report(
     sources: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             help="Bundles of rounds (folder or ZIP), or CSV or Parquet with a row a score, as --items of `acclimate rank` has it.",
             metavar="SOURCE...",
         ),
-    ],
+    ] = None,
+    tracking_uri: TrackingUri = None,
+    competition: OneCompetition = None,
+    names: RoundNames = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The HTML file to write.", metavar="REPORT.html")
     ] = None,
@@ -45,6 +49,8 @@ def report(
 ) -> None:
     """Make a report of rounds: plots, each with its numbers, what they say, and what they can't carry.
 
+    Sources may be bundles, tables, and published rounds in MLflow, together.
+
     Example: acclimate report digits-2027-1.zip digits-2028-1.zip -o report.html
     """
     from acclimate import files, report_data, report_page
@@ -60,17 +66,24 @@ def report(
         "lower_is_better": lower_is_better or None,
     }
     options = {name: value for name, value in options.items() if value is not None}
+    paths = sources or []
     for path in (out, notebook):
-        if path is not None and path.resolve() in {source.resolve() for source in sources}:
+        if path is not None and path.resolve() in {source.resolve() for source in paths}:
             raise Refusal("conflict", f"{path} is a source of this report", hint="name another file")
-    rounds = [one for source in sources for one in report_data.read(source, options=options)]
+    tracked = item_source(None, None, tracking_uri=tracking_uri, competition=competition, rounds=names)
+    if not paths and tracked is None:
+        raise Refusal("scores_invalid", "a report of what?", hint="name bundles or tables, or --tracking-uri")
+    given = [*paths, *([] if tracked is None else [tracked])]
+    rounds = [one for source in given for one in report_data.read(source, options=options)]
     page, document = report_page.make(rounds, title=title)
     said = []
     if out is not None:
         files.write(out, page.encode(), mode=0o644)
         said.append(f"report  {out}")
     if notebook is not None:
-        files.write(notebook, report_page.notebook([str(source) for source in sources], options).encode(), mode=0o644)
+        loaded = None if tracking_uri is None else (tracking_uri, str(competition), names)
+        text = report_page.notebook([str(path) for path in paths], options, tracked=loaded)
+        files.write(notebook, text.encode(), mode=0o644)
         said.append(f"notebook  {notebook}")
     for one in document["rounds"]:
         said += [f"{one['round']}: {section['sentence']}" for section in one["sections"].values()]
