@@ -25,7 +25,7 @@ _ROWS = 65_536
 _MANY = 100
 _LOOKED_AT = 8 << 20  # writers end a dictionary at 1 MiB or so
 _DEEPEST = 8
-_DICTIONARY_PAGE = 2
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
 _BYTES, _FIXED = 6, 7  # BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY
 _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 _BY_DICTIONARY = frozenset({2, 8})  # PLAIN_DICTIONARY, RLE_DICTIONARY
@@ -147,52 +147,41 @@ def _footer(path: Path) -> list[list[_Column]]:
 
 
 def _parts(found: dict[int, Any], field: int) -> list[dict[int, Any]]:
-    parts = found.get(field, [])
-    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+    parts = found.get(field << 4 | _LIST)
+    if parts is None or not all(isinstance(part, dict) for part in parts):
         raise pa.ArrowInvalid(f"field {field} of the footer is no list of structs")
-    return parts
+    return list(parts)
 
 
 def _column(chunk: dict[int, Any]) -> _Column:
-    about = chunk.get(3)
-    if not isinstance(about, dict) or 8 in chunk or 9 in chunk:  # encrypted
+    about = chunk.get(3 << 4 | _STRUCT)
+    if not isinstance(about, dict) or any(field >> 4 in (8, 9) for field in chunk):  # encrypted
         raise pa.ArrowInvalid("the footer does not say what a column is")
-    type_, codec, values, size, data = (about.get(field) for field in (1, 4, 5, 7, 9))
-    dictionary = about.get(11, 0)
-    for number in (type_, codec, values, size, data, dictionary):
-        if not isinstance(number, int):
-            raise pa.ArrowInvalid("the footer does not say of what type and size a column is, and where")
-    return _Column(type_, codec, values, size, data, dictionary)  # type: ignore[arg-type]
+    type_, codec = about.get(1 << 4 | _I32), about.get(4 << 4 | _I32)
+    values, size, data = (about.get(field << 4 | _I64) for field in (5, 7, 9))
+    if type_ is None or codec is None or values is None or size is None or data is None:
+        raise pa.ArrowInvalid("the footer does not say of what type and size a column is, and where")
+    return _Column(type_, codec, values, size, data, about.get(11 << 4 | _I64, 0))
 
 
 def _chunk(stream: FileIO, column: _Column, most: int) -> _Chunk:
     chunk, longest, numbers = _Chunk(), 0, column.type not in (_BYTES, _FIXED)
-    for header, at in _headers(stream, column):
-        size = header[2]
-        chunk.bytes += size
+    for page, at in _headers(stream, column):
+        chunk.bytes += page.size
         check(chunk.bytes, most)
-        if header.get(1) == _DICTIONARY_PAGE:
+        if page.type == _DICTIONARY_PAGE:
             # Small ones are not worth the look.
-            small = numbers or size * min(_ROWS, column.values) <= _BATCH // 16
-            longest = max(longest, size if small else _longest(_at(stream, at, header[3]), column, size))
+            small = numbers or page.size * min(_ROWS, column.values) <= _BATCH // 16
+            longest = max(longest, page.size if small else _longest(_at(stream, at, page.packed), column, page.size))
             continue
-        # A data page of version 1 has its header in field 5 (encoding: 2), one of version 2 in field 8 (encoding: 4).
-        one, two = header.get(5), header.get(8)
-        about, encoding = (one, 2) if isinstance(one, dict) else (two, 4)
-        if not isinstance(about, dict):
-            continue
-        chunk.values += _whole(about.get(1, 0))
-        if not numbers and about.get(encoding) in _BY_DICTIONARY:
+        chunk.values += page.values
+        if not numbers and page.encoding in _BY_DICTIONARY:
             chunk.repeats = max(chunk.repeats, longest)
-        if not numbers and about.get(encoding) == _BY_PREFIX:
-            chunk.repeats = max(chunk.repeats, size)
+        if not numbers and page.encoding == _BY_PREFIX:
+            chunk.repeats = max(chunk.repeats, page.size)
+    if chunk.values < column.values:  # else Arrow would look for more of them behind
+        raise pa.ArrowInvalid(f"a column's pages have {chunk.values} values, the footer says {column.values}")
     return chunk
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int):
-        raise pa.ArrowInvalid("a page's header does not say how many values it has")
-    return value
 
 
 def _longest(page: bytes, column: _Column, size: int) -> int:
@@ -216,7 +205,18 @@ def _decompressed(page: bytes, codec: str, size: int) -> bytes:
     return plain
 
 
-def _headers(stream: FileIO, column: _Column) -> Iterator[tuple[dict[int, Any], int]]:
+@dataclass(frozen=True)
+class _Page:
+    """What a page's header says, by Parquet's own numbers of types and encodings; bytes for size, decompressed, and packed."""
+
+    type: int
+    size: int
+    packed: int
+    values: int
+    encoding: int | None
+
+
+def _headers(stream: FileIO, column: _Column) -> Iterator[tuple[_Page, int]]:
     """The page headers of a column chunk, in order, and where the pages begin."""
     if column.values <= 0:  # Arrow reads no page then, and some writers point nowhere
         return
@@ -225,12 +225,28 @@ def _headers(stream: FileIO, column: _Column) -> Iterator[tuple[dict[int, Any], 
     if not 0 <= at <= end <= stream.seek(0, SEEK_END):
         raise pa.ArrowInvalid("a column's pages lie outside of the file")
     while at < end:
-        header, length = _header(stream, at)
-        if not isinstance(header.get(2), int) or not isinstance(header.get(3), int) or min(header[2], header[3]) < 0:
-            raise pa.ArrowInvalid("a page's header has no size")
+        found, length = _header(stream, at)
+        page = _page(found)
         at += length
-        yield header, at
-        at += header[3]
+        if page.packed > end - at:
+            raise pa.ArrowInvalid("a page ends behind its column")
+        yield page, at
+        at += page.packed
+
+
+def _page(header: dict[int, Any]) -> _Page:
+    type_, size, packed = (header.get(field << 4 | _I32) for field in (1, 2, 3))
+    if type_ is None or size is None or packed is None or size < 0 or packed < 0:
+        raise pa.ArrowInvalid("a page's header has no type or no size")
+    if type_ not in (_DATA_PAGE, _DATA_PAGE_2):
+        return _Page(type_, size, packed, 0, None)
+    # A data page of version 1 has its header in field 5 (encoding: 2), one of version 2 in field 8 (encoding: 4).
+    field, encoding = (5, 2) if type_ == _DATA_PAGE else (8, 4)
+    about = header.get(field << 4 | _STRUCT, {})
+    values = about.get(1 << 4 | _I32, -1)
+    if values < 0:
+        raise pa.ArrowInvalid("a page's header does not say how many values it has")
+    return _Page(type_, size, packed, values, about.get(encoding << 4 | _I32))
 
 
 def _header(stream: FileIO, at: int) -> tuple[dict[int, Any], int]:
@@ -250,9 +266,15 @@ def _at(stream: FileIO, at: int, length: int) -> bytes:
 
 # ---- Thrift's compact protocol, as far as footers and page headers need it ------------------------------------------
 
+_I16, _I32, _I64, _LIST, _STRUCT = 4, 5, 6, 9, 12
+_LARGEST = {_I16: 2**15 - 1, _I32: 2**31 - 1, _I64: 2**63 - 1}
+
 
 def _struct(data: bytes, at: int, *, depth: int) -> tuple[dict[int, Any], int]:
-    """Whole numbers, structs and lists of both by their field, and where the struct ends; IndexError where it does not end in the data."""
+    """Numbers, structs and lists of both by `field << 4 | type`, and where the struct ends; IndexError where it does not end in the data.
+
+    The type is a part of the key as Arrow skips a field that is of another one than it should be.
+    """
     found: dict[int, Any] = {}
     field = 0
     while kind := data[at]:
@@ -260,31 +282,37 @@ def _struct(data: bytes, at: int, *, depth: int) -> tuple[dict[int, Any], int]:
         if delta:
             field += delta
         else:
-            field, at = _number(data, at)
+            field, at = _number(data, at, _I16)
+        # Arrow has 16 bits for it, and what is more wraps around.
+        if not 0 < field <= _LARGEST[_I16]:
+            raise pa.ArrowInvalid(f"a struct has a field {field}")
+        key = field << 4 | kind
         # Readers differ in what they make of a field that comes twice.
-        if field in found:
+        if key in found:
             raise pa.ArrowInvalid(f"field {field} of a struct comes twice")
         if 4 <= kind <= 6:
             # As _value; most fields are numbers, and reading a table's headers takes as long as reading the table.
-            found[field], at = _number(data, at)
+            found[key], at = _number(data, at, kind)
         elif kind in (1, 2):
             # A field that is true or false has no byte of its own.
-            found[field] = None
+            found[key] = None
         else:
-            found[field], at = _value(data, at, kind, depth=depth)
+            found[key], at = _value(data, at, kind, depth=depth)
     return found, at + 1
 
 
 def _value(data: bytes, at: int, kind: int, *, depth: int) -> tuple[Any, int]:
     """A number, a struct or a list of them, None for all else, and where it ends."""
     if kind in (4, 5, 6):  # i16, i32, i64
-        return _number(data, at)
+        return _number(data, at, kind)
     if kind == 12 and depth < _DEEPEST:
         return _struct(data, at, depth=depth + 1)
     if kind in (9, 10) and depth < _DEEPEST:  # list, set
         count, kind, at = data[at] >> 4, data[at] & 15, at + 1
         if count == 15:
             count, at = _varint(data, at)
+        if count > len(data):  # each takes a byte at least
+            raise IndexError
         values: list[Any] = []
         for _ in range(count):
             value, at = _value(data, at, kind, depth=depth + 1)
@@ -303,12 +331,15 @@ def _value(data: bytes, at: int, kind: int, *, depth: int) -> tuple[Any, int]:
     return None, end
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
+def _number(data: bytes, at: int, kind: int) -> tuple[int, int]:
     value = data[at]
     if value < 128:
         return (value >> 1) ^ -(value & 1), at + 1
     value, at = _varint(data, at)
-    return (value >> 1) ^ -(value & 1), at
+    value = (value >> 1) ^ -(value & 1)
+    if not -_LARGEST[kind] - 1 <= value <= _LARGEST[kind]:
+        raise pa.ArrowInvalid("a number is too large")
+    return value, at
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

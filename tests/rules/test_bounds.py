@@ -1,11 +1,13 @@
 """Small Parquet files that stand for huge tables are given up before they take the memory; others are read as they are."""
 
 import contextlib
+import copy
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import footers
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -98,6 +100,76 @@ def lie(path: Path) -> None:
     raw[start:] = raw[start:].replace(written, b"\x80" * (len(written) - 1) + b"\x00")
     path.write_bytes(raw)
     assert pq.read_metadata(path).row_group(0).column(0).total_uncompressed_size == 0
+
+
+def about(footer: list[footers.Field]) -> list[footers.Field]:
+    """What a footer says of the first column of the first row group."""
+    group = footers.get(footer, 4)[2][1][0]
+    return footers.get(footers.get(group, 1)[2][1][0], 3)[2]
+
+
+def decoyed(path: Path) -> None:
+    """The dictionary's place is a number of another type, which Arrow does not read, and points at pages of nothing."""
+    body, footer = footers.load(path)
+    start, size = footers.get(about(footer), 11), footers.get(about(footer), 7)[2]
+    pages, empty = body[start[2] : start[2] + size], footers.page(0, 0, 1)
+    count, rest = divmod(size, len(empty))
+    decoys = empty * (count - 1) + footers.page(0, rest, 1) + bytes(rest)
+    footers.get(about(footer), 9)[2] = len(body[:4]) + len(decoys)
+    start[1:] = [footers.I32, 4]
+    footers.save(path, body[:4] + decoys + pages, footer)
+
+
+def wrapped(path: Path) -> None:
+    """A second list of row groups, of no values, stands in a field that is number 4 to whoever has 16 bits for it."""
+    body, footer = footers.load(path)
+    groups = footers.get(footer, 4)
+    empty = copy.deepcopy(groups)
+    footers.get(about([empty]), 5)[2] = 0
+    footer[:] = [empty, *(field for field in footer if field is not groups), [4 + 2**16, *groups[1:]]]
+    footer.sort(key=lambda field: int(field[0]))
+    footers.save(path, body, footer)
+
+
+def negative(path: Path) -> None:
+    """Pages behind those that Arrow reads have less than no values."""
+    body, footer = footers.load(path)
+    more = footers.page(0, 0, -(2**30)) * 100
+    footers.get(about(footer), 7)[2] += len(more)
+    footers.save(path, body + more, footer)
+
+
+def short(path: Path) -> None:
+    """The last page stands behind the column, where some readers look for the values that are missing."""
+    body, footer = footers.load(path)
+    footers.get(about(footer), 5)[2] += 1
+    footers.save(path, body, footer)
+
+
+@pytest.mark.parametrize("trick", [decoyed, wrapped, negative, short])
+def test_what_arrow_would_read_otherwise_is_refused(trick: Callable[[Path], None], tmp_path: Path) -> None:
+    path = tmp_path / "bomb.parquet"
+    lists(path)
+    trick(path)
+    # Not read here: without the refusal it would take all memory that there is.
+    with pq.ParquetFile(path) as file, pytest.raises(pa.ArrowInvalid):
+        bounds.batch_rows(path, file, most=48 * MIB)
+
+
+@pytest.mark.parametrize("size", [2**31 - 1, 2**31, 2**40, 2**66])
+def test_a_page_of_an_impossible_size_is_a_fault_of_the_file(size: int, tmp_path: Path) -> None:
+    """Not a want of memory of whoever reads it."""
+    path = tmp_path / "t.parquet"
+    dictionary(path)
+    body, footer = footers.load(path)
+    header = footers.encoded([[1, footers.I32, 2], [2, footers.I32, 4], [3, footers.I32, size]], footers.STRUCT)
+    footers.get(about(footer), 11)[2] = len(body)
+    footers.get(about(footer), 9)[2] = len(body) + len(header)
+    footers.get(about(footer), 7)[2] = len(header) + 4
+    footers.save(path, body + header + bytes(4), footer)
+    with pytest.raises(Refusal) as caught:
+        tables.read(path)
+    assert caught.value.code == "file_unreadable"
 
 
 def varint(number: int) -> bytes:
