@@ -29,10 +29,13 @@ details summary { cursor: pointer; color: var(--accent); } nav li { margin: 2px 
 @media print {
   :root { --ink: #000; --grey: #333; --line: #999; --wash: #fff; --page: #fff; --accent: #000; }
   body { font-size: 11pt; } main { max-width: none; padding: 0; } nav { display: none; } h2, h3, caption { break-after: avoid; }
-  figure, tr, .caveat, .says { break-inside: avoid; } figure { border: 0; padding: 0; overflow: visible; } .scroll { overflow: visible; }
-  figure svg { max-width: 100%; max-height: 240mm; height: auto; } thead { display: table-header-group; } table { font-size: 9pt; } th, td { padding: 2px 6px; }
+  figure, tr, .caveat, .says, .short { break-inside: avoid; } .says, .caveat { break-after: avoid; } figure { border: 0; padding: 0; overflow: visible; } .scroll { overflow: visible; }
+  figure svg { max-width: 100%; max-height: 190mm; height: auto; } thead { display: table-header-group; } table { font-size: 9pt; } th, td { padding: 2px 6px; }
 }
 """
+
+SHORT = 12
+"""Rows of a table that stays whole on paper."""
 
 
 def make(
@@ -129,8 +132,9 @@ def _table(table: Table) -> str:
             inner = f"<bdi>{_text(cell)}</bdi>" if name else _text(cell)
             cells.append(f"<{tag}{scope}{' class=name' if name else ''}>{inner}</{tag}>")
         rows.append(f"<tr>{''.join(cells)}</tr>")
+    form = " short" if len(rows) <= SHORT else ""
     return (
-        f"<div class='scroll'><table><caption>{_text(table.caption)}</caption><thead><tr>{top}</tr></thead>\n<tbody>"
+        f"<div class='scroll{form}'><table><caption>{_text(table.caption)}</caption><thead><tr>{top}</tr></thead>\n<tbody>"
         + "\n".join(rows)
         + "</tbody></table></div>"
     )

@@ -241,3 +241,38 @@ def test_a_browser_shows_the_page_and_prints_it(hostile, tmp_path, dark):
     chromium(tmp_path, "--no-pdf-header-footer", f"--print-to-pdf={paper}", page.as_uri())
     data = paper.read_bytes()
     assert data.startswith(b"%PDF") and len(re.findall(rb"/Type\s*/Page\b", data)) > 2
+
+
+A4, MARGIN = (595.3, 841.9), 14 / 25.4 * 72
+
+
+@browser
+@pytest.mark.slow
+def test_on_paper_nothing_is_cut_off_and_no_figure_is_split(tmp_path):
+    pdfium = pytest.importorskip("pypdfium2")
+    names = [f"{color}-{animal}" for color in ("amber", "blue", "crimson", "dusky") for animal in ("fox", "whale", "heron", "otter", "lynx")]  # fmt: skip
+    text, _ = made(rows_of([*names, "a-" + "very-" * 20 + "long-name"], tasks=6, rounds=("2027-1", "2027-2")))
+    page, paper = tmp_path / "report.html", tmp_path / "page.pdf"
+    page.write_text(text, "utf-8")
+    chromium(tmp_path, "--no-pdf-header-footer", f"--print-to-pdf={paper}", page.as_uri())
+    found = pdfium.PdfDocument(paper)
+    # 2 × (6 figures with their tables, of which 190 pairs need four pages) and one across rounds.
+    assert 18 <= len(found) <= 36
+    words = []
+    for sheet in found:
+        assert sheet.get_size() == pytest.approx(A4, abs=1)
+        for thing in sheet.get_objects():
+            left, bottom, right, top = thing.get_pos() if hasattr(thing, "get_pos") else thing.get_bounds()
+            # White behind everything may be as large as the sheet.
+            if right - left < A4[0] - 1:
+                assert left >= MARGIN - 2 and right <= A4[0] - MARGIN + 2, (left, right)
+                assert bottom >= MARGIN - 2 and top <= A4[1] - MARGIN + 2, (bottom, top)
+        reader = sheet.get_textpage()
+        words.append(reader.get_text_bounded())
+    # The browser shrinks a sheet on which something is too wide: capitals of the title would be lower than those of 21 pt.
+    reader = found[0].get_textpage()
+    boxes = [reader.get_charbox(place) for place in range(len("Stability report"))]
+    assert max(top - bottom for _, bottom, _, top in boxes) > 0.66 * 21
+    for figure in re.findall(r"<figure>(.*?)</figure>", text, re.S):
+        labels = {label for label in re.findall(r"<text[^>]*>([a-z]+-[a-z]+)<", figure)}
+        assert not labels or any(all(label in told for label in labels) for told in words), labels
