@@ -185,20 +185,21 @@ class Settling:
         """
         if passes(error):
             raise error
-        held = running.held
+        held, code = running.held, "job_failed"
         if isinstance(error, Refusal):
             reason = f"not committed: {error.code}: {error.sentence}"
-            reason = _and_what_to_do(reason, reason, error.code)
-            with self._lead.store.snapshot() as tx:
-                mine = stages.holds(tx, held)
-            if mine:
-                self.block(held, reason, code=error.code)
-            else:
-                # The row is another's, or of a database that lost its last moments: the next plan sees what is left to do.
-                say("dropped", **ids(held), reason=reason)
+            reason, code = _and_what_to_do(reason, reason, error.code), error.code
         else:
             say("error", **ids(held), traceback="".join(traceback.format_exception(error)))
-            self.block(held, f"not committed: {type(error).__name__}: {error}", code="job_failed")
+            reason = f"not committed: {type(error).__name__}: {error}"
+        with self._lead.store.snapshot() as tx:
+            mine = stages.holds(tx, held)
+        if mine:
+            self.block(held, reason, code=code)
+        else:
+            # The row is another's, or of a database that lost its last moments, or this was written down and the answer lost: the next
+            # plan sees what is left to do.
+            say("dropped", **ids(held), reason=reason)
         assert running.ended is not None
         self._over(running, running.ended)
 
@@ -216,6 +217,12 @@ class Settling:
     def _failed(self, running: Running, status: Status) -> None:
         held, code = running.held, status.code or "runner_failed"
         attempt, store = held.assignment.attempt, self._lead.store
+        with store.snapshot() as tx:
+            row = stages.row_of(tx, held)
+        if row is not None and row.state not in stages.UNDER_WAY:
+            # It was written down, and the connection broke before the answer came: once is enough, and the database says what follows.
+            self.recall()
+            return
         if not running.said:
             # Once, also where writing it down has to wait for the database.
             running.said = True

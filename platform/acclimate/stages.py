@@ -65,7 +65,7 @@ def give_back(
 ) -> float:
     """A try that ended through no fault that counts: its stages are pending again; returns the seconds that they wait."""
     row = row_of(tx, held)
-    if row is None:
+    if row is None or row.state not in UNDER_WAY:
         return 0.0
     _end(tx, row, state="given_back", code=code, reason=reason, machine=machine)
     _note(tx, row, "given_back", epoch=held.epoch, code=code, reason=reason, machine=machine)
@@ -318,7 +318,7 @@ def failures(tx: Tx, attempt: str) -> list[Ended]:
 def try_again(tx: Tx, held: Held, ended: Ended, *, reason: str, wait: float) -> None:
     """A try that failed: its stages are pending, and wait so many seconds."""
     row = row_of(tx, held)
-    if row is None:
+    if row is None or row.state not in UNDER_WAY:
         return
     _end(tx, row, state="failed", code=ended.code, reason=reason, machine=ended.machine)
     _note(tx, row, "again", epoch=held.epoch, code=ended.code, reason=reason, machine=ended.machine)

@@ -13,13 +13,16 @@ from cut_connections import Network
 from engines import Server
 from live import Live
 from sqlalchemy import select
+from waiting import until
 
-from acclimate import config
+from acclimate import config, event_history, retries
 from acclimate.dispatch import Dispatcher
-from acclimate.store import Store, quota_ledger, submissions
+from acclimate.event_history import Event
+from acclimate.store import Store, attempts, events, quota_ledger, submissions
 from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
 from acclimate_runners.local import LocalRunner
+from acclimate_runners.runner import Status
 
 When = Literal["before", "after"]
 WRITES = {
@@ -65,6 +68,63 @@ def test_of_what_a_dispatcher_commits(tmp_path: Path, postgresql_url: str, netwo
         assert network.cut == len(WRITES) and set(codes) == {"database_unreachable"}
         assert play.wrong() == []
         assert [row.attempts for row in dispatching.rows(play.live, "prepare")] == [1] * 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("code", "event"),
+    [("hung", "again"), ("runner_failed", "again"), ("no_space", "given_back"), ("blob_corrupt", "blocked")],
+)
+def test_of_a_try_that_failed(
+    tmp_path: Path,
+    postgresql_url: str,
+    network: Network,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    event: str,
+    when: When,
+) -> None:
+    """It counts once: what may be tried twice is tried a second time."""
+    monkeypatch.setattr(retries, "BACKOFF", 0.01)
+    monkeypatch.setattr(retries, "LONG_BACKOFF", (0.01, 0.02))
+    monkeypatch.setattr(retries, "TRIES_OF_MACHINES", 2)
+    monkeypatch.setattr(retries, "TRIES_OF_DISKS", 2)
+    ended = Status("failed", reason="so it ended", code=code)
+    with staging.serve(
+        tmp_path, database=config.load(tmp_path, environ={}, given={"database": postgresql_url}).database
+    ) as live:
+        dispatching.send(staging.open_round(live, tmp_path), "ada", seed=1)
+        settings = dispatching.beside(live, tmp_path / "own", database=network.through(live.settings.database))
+        store, codes, told = Store.open(settings, clock=live.clock), list[str](), list[str]()
+        factory = lambda: dispatching.Troubled(LocalRunner(settings.work, slots=1), [ended])  # noqa: E731
+        network.break_at("so it ended", when=when)
+
+        def stepped() -> bool:
+            try:
+                running.step()
+            except Refusal as refusal:
+                codes.append(refusal.code)
+            with live.store.snapshot() as tx:
+                told[:] = tx.execute(
+                    select(events.c.event).where(events.c.event != "running").order_by(events.c.id)
+                ).scalars()
+            return len(told) >= (2 if event == "blocked" else 3)
+
+        with Dispatcher(store, store.blobs, settings, factory) as running:
+            until(stepped)
+            # A step later it would be written a second time.
+            stepped()
+        store.close()
+        with live.store.snapshot() as tx:
+            rows = tx.execute(select(events).order_by(events.c.id)).all()
+            ends = tx.execute(select(attempts.c.state, attempts.c.code).where(attempts.c.fence == 1)).all()
+    assert network.cut == 1 and codes == ["database_unreachable"]
+    assert told[:3] == ["claimed", event, *(["claimed"] if event != "blocked" else [])]
+    assert told.count(event) == 1 and [tuple(row) for row in ends] == [
+        ("given_back" if code == "no_space" else "failed", code)
+    ]
+    assert event_history.problems(Event(row.attempt, row.fence, row.epoch, row.event) for row in rows) == []
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
