@@ -56,11 +56,13 @@ class Ended:
         code: why.
         machine: where; empty where nobody knows.
         seconds: from its claim to its end.
+        past: whether an operator let the attempt go since: it tells of the micro-batch alone, and counts no more.
     """
 
     code: str
     machine: str = ""
     seconds: float = 0.0
+    past: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ def decide(ended: Sequence[Ended], *, draw: Callable[[float, float], float], hal
     code, tries = ended[-1].code, budget(ended[-1].code)
     if not tries:
         return Decision("again")
+    ended, halvings = _counted(ended, halvings)
     counted = [one.code for one in ended]
     if code in SHORT:
         # Those that led to a smaller micro-batch are past.
@@ -109,6 +112,12 @@ def decide(ended: Sequence[Ended], *, draw: Callable[[float, float], float], hal
     if code in TRIES:
         return Decision("again", wait=BACKOFF * 4 ** (count - 1), tries=tries)
     return Decision("again", wait=pause(count, draw=draw), tries=tries, avoid=avoided(ended))
+
+
+def _counted(ended: Sequence[Ended], halvings: int) -> tuple[list[Ended], int]:
+    """The tries since an operator last let the attempt go, and how often its micro-batch could be halved yet at the first of them."""
+    gone = shortages([one for one in ended if one.past])
+    return [one for one in ended if not one.past], max(0, halvings - gone)
 
 
 def shortages(ended: Sequence[Ended]) -> int:
@@ -146,11 +155,12 @@ def standing(ended: Sequence[Ended], *, begun: bool, over: bool, halvings: int =
     """The k and n of "try k of n", by the class of the newest failure, as `decide` counts; k is at most n, and n is 0 where no end is set.
 
     Args:
-        ended: the tries that failed since an operator last let the attempt go, in their order, with those that found no room.
+        ended: the tries that failed, in their order, with those that found no room.
         begun: whether one more is under way, or came to something.
         over: whether none follows by itself.
         halvings: as `decide`'s; tries that led to a smaller micro-batch are among those of what then runs out of memory.
     """
+    ended, halvings = _counted(ended, halvings)
     codes = [one.code for one in ended]
     code = codes[-1] if codes else ""
     limit = TRIES_OF_DISKS if code == "no_space" else budget(code)
@@ -164,5 +174,6 @@ def standing(ended: Sequence[Ended], *, begun: bool, over: bool, halvings: int =
 
 def avoided(ended: Sequence[Ended]) -> frozenset[str]:
     """The machines on which an attempt failed as often as says that another should try."""
-    failed = [one.machine for one in ended if one.machine and one.code not in UNCHARGED and one.code not in _OUTCOMES]
+    ended = [one for one in ended if one.machine and not one.past]
+    failed = [one.machine for one in ended if one.code not in UNCHARGED and one.code not in _OUTCOMES]
     return frozenset(machine for machine in failed if failed.count(machine) >= ELSEWHERE_AFTER)

@@ -307,12 +307,12 @@ def holds(tx: Tx, held: Held) -> bool:
 def failures(tx: Tx, attempt: str) -> list[Ended]:
     """The tries of an attempt that failed since an operator last let it go, in their order; what doesn't count is not among them.
 
-    Those that ran out of memory stay among them: the micro-batch that they led to is the attempt's for good.
+    Those that ran out of memory before are there as past: the micro-batch that they led to is the attempt's for good.
     """
-    mine = (attempts.c.attempt == attempt) & (attempts.c.state == "failed")
-    mine &= (attempts.c.fence > _released(tx, attempt)) | attempts.c.code.in_(retries.SHORT)
-    query = select(attempts.c.code, attempts.c.machine).where(mine).order_by(attempts.c.fence)
-    return [Ended(row.code, row.machine) for row in tx.execute(query)]
+    mine, since = (attempts.c.attempt == attempt) & (attempts.c.state == "failed"), _released(tx, attempt)
+    mine &= (attempts.c.fence > since) | attempts.c.code.in_(retries.SHORT)
+    query = select(attempts.c.code, attempts.c.machine, attempts.c.fence).where(mine).order_by(attempts.c.fence)
+    return [Ended(row.code, row.machine, past=row.fence <= since) for row in tx.execute(query)]
 
 
 def try_again(tx: Tx, held: Held, ended: Ended, *, reason: str, wait: float) -> None:

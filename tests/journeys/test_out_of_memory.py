@@ -209,7 +209,9 @@ def test_the_micro_batch_follows_from_the_tries_that_are_written_down(server: Li
         stages.block(tx, dataclasses.replace(held, epoch=5), code="code_pinned", reason="another version")
         assert stages.release(tx, assignment.stages[0].key, epoch=6)
         adopted = stages.adopt(tx, assignment, fence=held.fence, epoch=6)
+        known = stages.failures(tx, assignment.attempt)
     assert adopted is not None and adopted.assignment == held.assignment
+    assert known == [Ended("out_of_memory", past=True), Ended("machine_memory", past=True)]
     # 3. Halving ends at 1, and so do the tries.
     for _ in range(3):
         with server.store.transaction() as tx:

@@ -61,6 +61,22 @@ def test_a_machine_with_too_little_memory_halves_it_too_but_costs_no_entrant() -
     assert decide(before, draw=most, halvings=2).action == "again"
 
 
+@pytest.mark.parametrize(("code", "tries", "end"), [("machine_memory", 10, "block"), ("out_of_memory", 3, "outcome")])
+@pytest.mark.parametrize("halvings", [0, 5, 12])
+def test_what_an_operator_let_go_has_all_its_tries_again(code: str, tries: int, end: str, halvings: int) -> None:
+    past = [Ended("machine_memory", "a", past=True)] * 10
+    left = max(0, halvings - 10)
+    for count in range(1, tries + left + 1):
+        failed = [*past, *[Ended(code, "b")] * count]
+        found = decide(failed, draw=most, halvings=halvings)
+        assert found.action == ("again" if count < tries + left else end), count
+        # The micro-batch stays as small as it had become, and a machine that was mended is one like others.
+        assert retries.shortages(failed) == 10 + count and "a" not in found.avoid | retries.avoided(failed)
+        standing = retries.standing(failed, begun=False, over=found.action != "again", halvings=halvings)
+        assert standing == (count, tries + left)
+    assert retries.standing(past, begun=True, over=False, halvings=halvings) == (1, retries.TRIES_OF_MACHINES)
+
+
 def test_one_class_brings_another_no_nearer_to_its_end() -> None:
     before = [Ended("runner_failed")] * 9 + [Ended("job_failed")] * 2
     assert decide([*before, Ended("limit_exceeded")], draw=most).action == "again"

@@ -188,15 +188,15 @@ def _attempts_of(tx: Tx, round_id: str, key: str) -> list[str]:
 
 
 def _failed(tx: Tx, round_id: str, tried: Iterable[Any]) -> dict[str, list[Ended]]:
-    """Attempt -> its tries that failed or found no room since an operator last let it go, in their order."""
+    """Attempt -> its tries that failed or found no room since an operator last let it go, in their order, and as `failures` what is past."""
     query = select(events.c.attempt, func.max(events.c.fence).label("fence")).group_by(events.c.attempt)
     mine = (events.c.round == round_id) & (events.c.event == "released")
     since = {row.attempt: row.fence for row in tx.execute(query.where(mine))}
     found: dict[str, list[Ended]] = defaultdict(list)
     for row in tried:
-        kept = row.code in retries.SHORT or row.fence > since.get(row.attempt, 0)
-        if (row.state == "failed" or row.code == "no_space") and kept:
-            found[row.attempt].append(Ended(row.code, row.machine))
+        past = row.fence <= since.get(row.attempt, 0)
+        if (row.state == "failed" or row.code == "no_space") and (row.code in retries.SHORT or not past):
+            found[row.attempt].append(Ended(row.code, row.machine, past=past))
     return found
 
 
@@ -205,7 +205,7 @@ def _standing(state: Round, row: Any, failed: Sequence[Ended]) -> tuple[int, int
     begun = row.state in _UNDER_WAY or row.state in _DONE
     halvings = 0 if row.kind == "evaluate" else recipe.halvings(state.competition.preparation.global_batch)
     count, limit = retries.standing(failed, begun=begun, over=row.state == "blocked", halvings=halvings)
-    return count, None if not limit or (not failed and row.code in retries.UNCHARGED) else limit
+    return count, None if not limit or (row.code in retries.UNCHARGED and all(one.past for one in failed)) else limit
 
 
 def retry(store: Store, account: Account, given: str, keys: Sequence[str]) -> dict[str, Any]:
