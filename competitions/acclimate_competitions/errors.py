@@ -27,6 +27,9 @@ CODES: dict[str, Code] = {
     "definition_invalid": Code(
         422, "The competition's definition has problems; all of them are listed with their lines."
     ),
+    "correction_invalid": Code(
+        422, "A correction of a round's results is malformed, corrects nothing, or does not fit the round's holdout."
+    ),
     "splits_invalid": Code(
         422, "The competition's split files are missing, malformed, or share an example between splits."
     ),

@@ -90,6 +90,7 @@ class Round:
         audited: what came of each of them: PreparationAudited, in log order.
         released: share index -> digest of the share document.
         rankings: (ranking digest, reason), the newest last.
+        corrections: digest of what each of them was judged with; empty for the definition and the opened holdout alone.
         reports: what the round's auditor said of the whole bundle: RoundAudited, the newest last.
     """
 
@@ -117,6 +118,7 @@ class Round:
     opened: Record | None = None
     evaluated: Ledger[EvaluationKey, Record] = field(default_factory=Ledger)
     rankings: tuple[tuple[str, str], ...] = ()
+    corrections: tuple[str, ...] = ()
     reports: tuple[Record, ...] = ()
     phases: tuple[tuple[Phase, datetime], ...] = ()
 

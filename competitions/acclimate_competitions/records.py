@@ -61,7 +61,7 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
         ("ModelEvaluated", "submission task seed protocol prepared predictions count", "", True),
         ("EvaluationFinished", "count root", "", False),
         ("RankingPublished", "ranking policy reason", "", True),
-        ("RankingRevised", "ranking policy reason", "", True),
+        ("RankingRevised", "ranking policy reason", "correction", True),
         ("RoundAudited", "bundle ranking checks", "", True),
         ("RoundVoided", "reason", "predecessor phase approvals", True),
         ("LogKeyRotated", "old new reason approvals", "", True),
@@ -163,7 +163,7 @@ _FORMS: dict[str, str] = {
     name: form
     for form, names in {
         "digest": "definition recipe scorer policy seal ciphertext block_root row_root commitment document entries_root root key"
-        " plaintext predictions ranking prepared base code bundle",
+        " plaintext predictions ranking prepared base code bundle correction",
         "time": "opens closes closes_latest release_by",
         "number": "k quorum grace size rows index submission count micro_batch",
         "number or null": "seed",

@@ -328,7 +328,9 @@ def _publish(state: Round, record: Record, index: int) -> Round:
 
 def _ranked(state: Round, record: Record) -> Round:
     require(record["policy"] == state.defined["policy"], "the ranking was made by another policy than the round's")
-    return replace(state, phase=Phase.PUBLISHED, rankings=(*state.rankings, (record["ranking"], record["reason"])))
+    rankings = (*state.rankings, (record["ranking"], record["reason"]))
+    corrections = (*state.corrections, record.fields.get("correction", ""))
+    return replace(state, phase=Phase.PUBLISHED, rankings=rankings, corrections=corrections)
 
 
 def _revise(state: Round, record: Record, index: int) -> Round:

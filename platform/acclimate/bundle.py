@@ -81,7 +81,7 @@ def write(store: Store, blobs: Blobs, round_id: str, out: Path, *, whole: bool =
         if not withhold:
             _write_opened(writer, state, documents, holdout)
             _write_scores(writer, store, state, scores, holdout=holdout)
-        _write_outcome(writer, store, state)
+        _write_outcome(writer, store, state, withhold=withhold)
         writer.finish()
         _put(draft, out)
     finally:
@@ -320,13 +320,17 @@ def _rows_of(scores: "list[pa.Table]", key: tuple[str, str, str, int | None]) ->
     return pa.concat_tables([table.filter(mine) for table in scores])
 
 
-def _write_outcome(writer: _Writer, store: Store, state: Round) -> None:
+def _write_outcome(writer: _Writer, store: Store, state: Round, *, withhold: bool) -> None:
     from acclimate.verify import scores
 
     writer.json("prepared.json", scores.prepared_document(state))
-    if state.rankings:
-        writer.blob("ranking.json", state.rankings[-1][0])
-    else:
+    for number, ((ranking, _), correction) in enumerate(zip(state.rankings, state.corrections, strict=True), start=1):
+        newest = number == len(state.rankings)
+        writer.blob("ranking.json" if newest else f"versions/{number}/ranking.json", ranking)
+        # It tells examples and their targets, which are nobody's to know where the holdout stays private.
+        if correction and not withhold:
+            writer.blob(f"versions/{number}/correction.json", correction)
+    if not state.rankings:
         writer.json("ranking.json", publish.ranking(store, state.id).document())
     writer.fetch()
 

@@ -14,7 +14,7 @@ A run is found by its tag `acclimate.stage_key`; its time is that of the stage, 
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -113,7 +113,7 @@ def experiment_tags(data: RoundData) -> dict[str, str]:
     if _private(data):
         found["holdout"] = "private"
     if data.ranking is not None:
-        found["ranking_digest"] = digests.of_json(dict(data.ranking))
+        found |= {"ranking_digest": digests.of_json(dict(data.ranking)), "version": str(data.revision + 1)}
     tags = {f"acclimate.{name}": value for name, value in found.items()}
     return tags | {"mlflow.note.content": f"{c.title}, blind round {data.name} ({data.round}).{public}"}
 
@@ -121,7 +121,7 @@ def experiment_tags(data: RoundData) -> dict[str, str]:
 def preparations(data: RoundData) -> Iterator[Planned]:
     """Runs that hold nothing of the holdout: entries without scores, select, prepare. Parents first."""
     for entry in data.entries:
-        yield _parent(data, entry.entrant, entry, {})
+        yield _parent(data, entry.entrant, entry, ())
     chosen = {(s.entrant, s.task): selected(s.document) for s in data.stages if s.kind == "select"}
     for stage in data.stages:
         if stage.kind == "select":
@@ -134,9 +134,9 @@ def whole(data: RoundData) -> Iterator[Planned]:
     """All runs of an evaluated round; parents first."""
     groups = list(evaluations.groups(data.scores)) if data.scores is not None else []
     entries = {entry.entrant: entry for entry in data.entries}
-    aggregated = _aggregated(data, groups)
+    aggregated = _by_version(data, groups)
     for entrant in dict.fromkeys([*entries, *(group.entrant for group in groups)]):
-        yield _parent(data, entrant, entries.get(entrant), aggregated.get(entrant, {}))
+        yield _parent(data, entrant, entries.get(entrant), aggregated.get(entrant, ()))
     for planned in preparations(data):
         if planned.parent is not None:
             yield planned
@@ -177,7 +177,9 @@ def _parent_key(data: RoundData, entrant: str) -> str:
     return digests.of_json({"round": data.round, "role": "entry", "entrant": entrant})
 
 
-def _parent(data: RoundData, entrant: str, entry: EntryData | None, metrics: Mapping[str, float]) -> Planned:
+def _parent(
+    data: RoundData, entrant: str, entry: EntryData | None, metrics: tuple[tuple[str, float, int], ...]
+) -> Planned:
     baseline = entrant in data.competition.ranking.baselines
     tags = _tags(
         data,
@@ -188,6 +190,7 @@ def _parent(data: RoundData, entrant: str, entry: EntryData | None, metrics: Map
         model_digest=entry.model if entry else None,
         recipe_digest=data.competition.preparation.digest,
         outcome="scored" if metrics else None,
+        version=data.revision + 1 if metrics else None,
     )
     artifacts: dict[str, bytes] = {}
     params: dict[str, str] = {}
@@ -211,7 +214,7 @@ def _parent(data: RoundData, entrant: str, entry: EntryData | None, metrics: Map
         parent=None,
         tags=tags,
         params=params,
-        metrics=tuple((name, value, data.revision) for name, value in metrics.items()) + _cost(data, entrant),
+        metrics=metrics + _cost(data, entrant),
         inputs=(),
         artifacts=artifacts,
         start=data.at,
@@ -312,7 +315,7 @@ def _evaluate(data: RoundData, group: Evaluation, stage: StageData | None) -> Pl
     )
     metrics: list[tuple[str, Any, int]] = []
     for metric, found in group.summaries.items():
-        metrics += [(f"test/{group.task}/{metric}{end}", value, 0) for end, value in found.items()]
+        metrics += [(f"test/{group.task}/{metric}{end}", value, data.revision) for end, value in found.items()]
     if "seconds" in stage.document:
         metrics.append(("cost/seconds", stage.document["seconds"], 0))
     scored = any(found[".n"] for found in group.summaries.values())
@@ -338,6 +341,17 @@ def _private(data: RoundData) -> bool:
 
 
 # ---- scores --------------------------------------------------------------------------------------------------------
+
+
+def _by_version(data: RoundData, groups: list[Evaluation]) -> dict[str, tuple[tuple[str, float, int], ...]]:
+    """Metrics of each parent as (name, value, step): a version's step is one less than its number, and the newest is the highest."""
+    found: dict[str, tuple[tuple[str, float, int], ...]] = {}
+    told = [_aggregated(replace(data, **vars(old)), list(evaluations.groups(old.scores))) for old in data.older]
+    # Where the older versions are not at hand, the newest has its own step nevertheless.
+    for step, metrics in [*enumerate(told), (data.revision, _aggregated(data, groups))]:
+        for entrant, own in metrics.items():
+            found[entrant] = found.get(entrant, ()) + tuple((name, value, step) for name, value in own.items())
+    return found
 
 
 def _aggregated(data: RoundData, groups: list[Evaluation]) -> dict[str, dict[str, float]]:

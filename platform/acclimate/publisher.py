@@ -1,7 +1,7 @@
 """From the store to MLflow: gathers what the projection of a round needs. Late or failed, it changes no result."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import select
 
@@ -13,9 +13,6 @@ from acclimate_competitions import digests
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import parse_time
 from acclimate_runners.jobs import ModelFiles
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def finish(store: Store, settings: Settings, round_id: str, still_leading: Callable[[], None] = lambda: None) -> None:
@@ -54,13 +51,14 @@ def gather(store: Store, settings: Settings, round_id: str) -> round_data.RoundD
         done = tuple(_stages(tx, state, known, kinds))
         last = tx.last(round_id)
     assert state.closed is not None
+    judged, scores = publish.scores(store, round_id) if scored else (state, None)
     opened = {task.name: holdout[f"{task.name}.parquet"] for task in state.competition.tasks} if scored else {}
     targets = {} if state.private else {task: _targets(store, digest) for task, digest in opened.items()}
     if state.private and state.seal is not None:
         # A file's own digest would tell whoever guesses the file that they are right; this root is salted.
         opened = dict.fromkeys(opened, str(state.seal["row_root"]))
     return round_data.RoundData(
-        competition=state.competition,
+        competition=judged.competition,
         name=state.defined["name"],
         round=state.id,
         origin=settings.origin,
@@ -72,9 +70,10 @@ def gather(store: Store, settings: Settings, round_id: str) -> round_data.RoundD
         stages=done,
         holdout=opened,
         targets=targets,
-        scores=_scores(store, state, holdout) if scored else None,
+        scores=scores,
         ranking=publish.ranking(store, round_id).document() if scored else None,
         revision=max(0, len(state.rankings) - 1),
+        older=tuple(_older(store, round_id, number) for number in range(1, len(state.rankings))),
         tags={"log_last": str(last)},
     )
 
@@ -118,9 +117,7 @@ def _targets(store: Store, digest: str) -> dict[str, str]:
     return dict(zip(table.column("example").to_pylist(), table.column("target").to_pylist(), strict=True))
 
 
-def _scores(store: Store, state: Round, holdout: dict[str, str]) -> "pa.Table":
-    import pyarrow as pa
-
-    with store.snapshot() as tx:
-        found = publish.score_digests(tx, state)
-    return pa.concat_tables(publish.tables_of(store, found) + publish.majority(store, state, holdout))
+def _older(store: Store, round_id: str, number: int) -> round_data.Version:
+    judged, scores = publish.scores(store, round_id, version=number)
+    document: Any = digests.parse_canonical(store.blobs.read(judged.rankings[number - 1][0]))
+    return round_data.Version(judged.competition, scores, document)

@@ -62,6 +62,7 @@ def write(
     """
     sections = [
         _head(title, info),
+        _versions(info),
         _standing(ranking),
         _preparation(ranking, stability),
         _agreement(stability) if stability else "",
@@ -116,6 +117,36 @@ _AGGREGATES = {
     "win_rate": "the share of the others that it beats, as a mean over the tasks",
     "mean_rank": "the mean over the tasks of its rank in each, so that less is better",
 }
+
+
+def _versions(info: Mapping[str, Any]) -> str:
+    """That this is the newest of several versions, what was before, and whose rank or score it changed."""
+    found = info.get("versions") or []
+    if len(found) < 2:
+        return ""
+    newest = found[-1]
+    rows = [
+        [_name(row["entrant"]), *(_told(row.get(name)) for name in ("rank_before", "rank", "score_before", "score"))]
+        for row in newest["changes"]
+    ]
+    lines = "".join(
+        f"<li>Version {one['version']}, {_text(one['at'])}{': ' + _text(one['reason']) if one['reason'] else ''} "
+        f"<code>{_text(one['ranking'])}</code></li>"
+        for one in found
+    )
+    changes = _table(
+        "What this version changed", ("*entrant", "rank before", "rank", "score before", "score"), rows, rows
+    )
+    return (
+        f"<h2>Version {newest['version']}</h2>\n<p>These results were judged again: below stands version {newest['version']} of "
+        f"{len(found)}, with the reason: {_text(newest['reason'])} The older versions stay, and "
+        "<code>acclimate ranking ROUND --version N</code> gives each.</p>\n"
+        f"<ul>{lines}</ul>\n" + (changes if rows else "<p>No rank and no score changed.</p>")
+    )
+
+
+def _told(value: Any) -> str:
+    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
 
 
 def _standing(ranking: Mapping[str, Any]) -> str:
@@ -205,7 +236,11 @@ def _about(ranking: Mapping[str, Any], info: Mapping[str, Any]) -> str:
     if phases:
         rows = [[_text(row["phase"]), _text(row["at"])] for row in phases]
         parts.append(_table("Phases", ("*phase", "*since"), rows))
-    facts = [[_text(key), _value(value)] for key, value in info.items() if key != "phases" and value is not None]
+    facts = [
+        [_text(key), _value(value)]
+        for key, value in info.items()
+        if key not in ("phases", "versions") and value is not None
+    ]
     facts += [[_text(f"policy: {key}"), _value(value)] for key, value in ranking["policy"].items()]
     parts.append(_table("Facts", ("*what", "*value"), facts))
     return "\n".join(parts)

@@ -55,10 +55,26 @@ class StageData:
 
 
 @dataclass(frozen=True)
+class Version:
+    """An older version of a round's results.
+
+    Attributes:
+        competition: with its tasks as they were judged.
+        scores: as RoundData.scores.
+        ranking: as RoundData.ranking.
+    """
+
+    competition: Competition
+    scores: "pa.Table"
+    ranking: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class RoundData:
     """All that the projection of a round needs.
 
     Attributes:
+        competition: with its tasks as they are judged.
         name: the round's name, as RoundDefined has it.
         round: the round's id.
         origin: the installation: its log's origin.
@@ -73,6 +89,7 @@ class RoundData:
         scores: tables.SCORES, once evaluated: entries and all baselines.
         ranking: Ranking.document(), once ranked.
         revision: 0 for RankingPublished, n for the n-th RankingRevised.
+        older: the versions before, the first one first.
         tags: more of the record for the experiment's tags, such as {"log_range": "12-340"}.
     """
 
@@ -91,4 +108,5 @@ class RoundData:
     scores: "pa.Table | None" = None
     ranking: Mapping[str, Any] | None = None
     revision: int = 0
+    older: tuple[Version, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -99,6 +99,7 @@ ACCESS: dict[tuple[str, str], Access] = {
     ("POST", "/v1/rounds/{round_id}/withdrawals"): _only("entrant", "organizer", note=_OWN_SUBMISSION),
     ("POST", "/v1/rounds/{round_id}/shares"): _only("custodian", note="a custodian of the round", blobs=True),
     ("POST", "/v1/rounds/{round_id}/ranking"): _only("organizer", note=_OWN_ROUND, blobs=True),
+    ("POST", "/v1/rounds/{round_id}/revisions"): _only("organizer", note=_OWN_ROUND, blobs=True),
     ("POST", "/v1/rounds/{round_id}/draw"): _only("auditor", note="the round's own auditor"),
     ("GET", "/v1/rounds/{round_id}/audits"): _only(
         "auditor", note="the round's own auditor, of drawn jobs; signed by its key"
@@ -112,6 +113,7 @@ ACCESS: dict[tuple[str, str], Access] = {
         "custodian", "organizer", note="the round's own organizer; a custodian of the round, for k of them"
     ),
     ("GET", "/v1/rounds/{round_id}/ranking"): _all(_RESULTS, blobs=True),
+    ("GET", "/v1/rounds/{round_id}/versions"): _all("of what is published", blobs=True),
     ("GET", "/v1/rounds/{round_id}/bundle"): _all(
         f"{_RESULTS}; the whole one of a private holdout is signed for", blobs=True
     ),

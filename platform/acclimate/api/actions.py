@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 from acclimate.api import bodies
 from acclimate.api.access import Guarded
 from acclimate.api.answers import RECORD, Caller, Here, RoundId, answers, created, logged
-from acclimate.service import organize, publish, release
+from acclimate.service import judging, organize, publish, release
 from acclimate.service.accounts import decode
 
 router = APIRouter(route_class=Guarded)
@@ -111,6 +111,19 @@ def publish_ranking(round_id: RoundId, body: bodies.Publication, here: Here, acc
     """The server computes the ranking again from the stored scores; both must have the signed digest."""
     sent = body.sent()
     return logged(publish.publish(here.store, account, round_id, sent["record"], document=sent["ranking"]))
+
+
+@router.post(
+    "/v1/rounds/{round_id}/revisions",
+    summary="Publish a new version of the ranking",
+    tags=["organizer"],
+    responses=answers(RECORD),
+)
+def revise_ranking(round_id: RoundId, body: bodies.Revision, here: Here, account: Caller) -> dict[str, Any]:
+    """The server judges the stored predictions again with the correction; both must have the signed digests. Older versions stay."""
+    sent = body.sent()
+    given = {"document": sent["ranking"], "correction": sent["correction"]}
+    return logged(judging.revise(here.store, account, round_id, sent["record"], **given))
 
 
 @router.post(

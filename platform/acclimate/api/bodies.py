@@ -312,6 +312,26 @@ class Publication(Strict):
     ranking: dict[str, Any]
 
 
+class RevisionFields(RankingFields):
+    """Fields of RankingRevised."""
+
+    correction: DigestText
+
+
+class RankingRevised(Signed[RevisionFields]):
+    """A new version of the ranking."""
+
+    type: Literal["RankingRevised"]
+
+
+class Revision(Strict):
+    """The signed revision, the ranking and the correction that it names."""
+
+    record: RankingRevised
+    ranking: dict[str, Any]
+    correction: dict[str, Any]
+
+
 class Approval(Strict):
     """A custodian's signature under RoundVoided."""
 

@@ -12,13 +12,14 @@ from acclimate.api.access import Guarded, require_proof
 from acclimate.api.answers import RECORD, AnyCaller, Here, RoundId, answers
 from acclimate.api.downloads import Download
 from acclimate.api.state import Services
-from acclimate.service import finding, publish, reading
+from acclimate.service import finding, judging, publish, reading
 from acclimate.service.accounts import Account
 from acclimate_competitions.errors import Refusal
 
 router = APIRouter(route_class=Guarded, tags=["rounds"])
 Start = Annotated[int, Query(ge=0, le=2**53 - 1)]
 Limit = Annotated[int | None, Query(ge=1, le=2**31 - 1)]
+Version = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="which version; else the newest")]
 Whole = Annotated[bool, Query(description="with what a private holdout's public bundle withholds")]
 _SUMMARY = {
     "round": "digits-2027-1-0123456789ab",
@@ -95,9 +96,32 @@ def records(round_id: RoundId, here: Here, start: Start = 0, limit: Limit = None
     summary="The ranking",
     responses=answers({"policy": {}, "ranking": [], "baselines": [], "tasks": {}}),
 )
-def ranking(round_id: RoundId, here: Here, account: AnyCaller) -> Response:
-    """ranking.json in canonical form: once published, to all; once evaluated, to the round's organizer."""
-    return Response(publish.document(here.store, account, round_id), media_type="application/json")
+def ranking(round_id: RoundId, here: Here, account: AnyCaller, version: Version = None) -> Response:
+    """ranking.json in canonical form, the newest version or the one asked for: once published, to all; once evaluated, to the round's organizer."""
+    found = publish.document(here.store, account, round_id, version=version)
+    return Response(found, media_type="application/json")
+
+
+@router.get(
+    "/v1/rounds/{round_id}/versions",
+    summary="All versions of the ranking",
+    responses=answers(
+        [
+            {
+                "version": 1,
+                "ranking": "sha256:" + "7" * 64,
+                "reason": "",
+                "at": "2027-05-02T10:00:00.000000Z",
+                "correction": None,
+                "corrected": None,
+                "changes": [],
+            }
+        ]
+    ),
+)
+def versions(round_id: RoundId, here: Here) -> list[dict[str, Any]]:
+    """The first one first, each with its reason, its correction and whose rank or score it changed; none before a ranking is published."""
+    return judging.versions(here.store, round_id)
 
 
 @router.get(

@@ -10,6 +10,7 @@ from acclimate.cli.next_rounds import anchors, next_round
 from acclimate.cli.options import AsJson, KeysFolder, ReaderKeys, RoundId, Server, connect, reader, witnesses_asked
 from acclimate.cli.output import bar, emit, say, table
 from acclimate.cli.status import status
+from acclimate.cli.versions import revise, told, versions
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -336,19 +337,31 @@ def report(
 
 
 app.command("next")(next_round)
+app.command("revise")(revise)
+app.command("versions")(versions)
 app.command("anchors")(anchors)
 app.command("status", epilog="The same: acclimate round status digits-2027-1 --server https://rounds.example.org")(
     status
 )
 
 
-def ranking(round_id: RoundId, server: Server = None, keys: ReaderKeys = None, as_json: AsJson = False) -> None:
+def ranking(
+    round_id: RoundId,
+    server: Server = None,
+    keys: ReaderKeys = None,
+    version: Annotated[
+        int | None, typer.Option("--version", min=1, help="Which version, where it was revised; else the newest.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Print a round's ranking, with its baselines below.
 
     Example: acclimate ranking digits-2027-1 --server https://rounds.example.org
     """
     with reader(keys, server) as client:
-        document = client.ranking(round_id)
+        document = client.ranking(round_id, version=version)
+        if version is None:
+            told(client, round_id)
     emit(document, as_json=as_json, text=ranking_lines(document))
 
 

@@ -33,6 +33,15 @@ TERMS = {
     "witnesses": [str],
     "quorum": int,
 }
+VERSION = {
+    "version": int,
+    "ranking": str,
+    "reason": str,
+    "at": str,
+    "correction": Maybe(str),
+    "corrected": Maybe(object),
+    "changes": [{"entrant": str}],
+}
 SUMMARY = {
     "round": str,
     "competition": Maybe(str),

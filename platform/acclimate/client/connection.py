@@ -224,9 +224,19 @@ class Client:
         body = {"record": request, "ranking": ranking}
         return self._object("POST", f"{round_path(round_id)}/ranking", body=body, form=answers.INDEXED)
 
-    def ranking(self, round_id: str) -> dict[str, Any]:
-        """ranking.json."""
-        return self._object("GET", f"{round_path(round_id)}/ranking", form=answers.RANKING)
+    def revise(self, round_id: str, request: Request, *, ranking: Json, correction: Json) -> dict[str, Any]:
+        """{index, record} of a signed RankingRevised with the ranking and the correction."""
+        body = {"record": request, "ranking": ranking, "correction": correction}
+        return self._object("POST", f"{round_path(round_id)}/revisions", body=body, form=answers.INDEXED)
+
+    def ranking(self, round_id: str, *, version: int | None = None) -> dict[str, Any]:
+        """ranking.json of a version; None: of the newest."""
+        page = "" if version is None else f"?version={version}"
+        return self._object("GET", f"{round_path(round_id)}/ranking{page}", form=answers.RANKING)
+
+    def versions(self, round_id: str) -> list[dict[str, Any]]:
+        """[{version, ranking, reason, at, correction, corrected, changes}], the first one first."""
+        return self._list(self._json("GET", f"{round_path(round_id)}/versions"), answers.VERSION)
 
     def bundle(self, round_id: str, to: Path, *, whole: bool = False, progress: Progress | None = None) -> Path:
         """Download the bundle as a ZIP; `whole`: with what only organizer and auditor get where the holdout stays private."""

@@ -158,7 +158,7 @@ def seal_round(
     from acclimate_competitions import splits
 
     # 1
-    defined, competition = _mine(client, keys, round_id)
+    defined, competition = own_round(client, keys, round_id)
     if definition.load(folder).digest != competition.digest:
         raise Refusal(
             "conflict",
@@ -211,7 +211,7 @@ def _hand_in(
 
 def extend(client: Client, keys: Keys, round_id: str, *, closes: datetime) -> dict[str, Any]:
     """Move the close of an open round later, never beyond closes_latest; {index, record, …}."""
-    round_id = _mine(client, keys, round_id)[0].round
+    round_id = own_round(client, keys, round_id)[0].round
     request = records.sign("ClosingExtended", round_id, {"closes": format_time(closes)}, key=keys.ed25519)
     return client.post(round_id, "extension", request)
 
@@ -224,7 +224,7 @@ def enter_baseline(
     Its submissions are signed by a key of its own, which `submit(…, baseline=name)` finds below the organizer's key folder;
     ed25519 names another public key instead.
     """
-    round_id = _mine(client, keys, round_id)[0].round
+    round_id = own_round(client, keys, round_id)[0].round
     fields = {"entrant": name, "ed25519": ed25519 or baseline_keys(keys, name).public, "conflicts": ["baseline"]}
     return client.post(round_id, "entrants", records.sign("EntrantRegistered", round_id, fields, key=keys.ed25519))
 
@@ -250,7 +250,7 @@ def publish(
     """
     from acclimate.client import rankings
 
-    defined, competition = _mine(client, keys, round_id)
+    defined, competition = own_round(client, keys, round_id)
     # 1
     with bundles.aside("acclimate-publish-") as temporary:
         whole = competition.round.holdout_after == "private"
@@ -279,7 +279,7 @@ def void(
     approvals: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """Void a round; after its close k custodians' approvals of exactly this reason, in its phase, are needed; {index, record, …}."""
-    defined, competition = _mine(client, keys, round_id)
+    defined, competition = own_round(client, keys, round_id)
     round_id = defined.round
     # Which phase it is in, this machine's fold of the log says: what is signed for one is of no use in another.
     state = rounds.fold(newest_history(client, keys, defined).numbered, competition)
@@ -451,7 +451,7 @@ def _keeping_rounds(keys: Keys) -> Iterator[dict[str, Any]]:
         files.write_json(path, known)
 
 
-def _mine(client: Client, keys: Keys, round_id: str) -> tuple[Record, Competition]:
+def own_round(client: Client, keys: Keys, round_id: str) -> tuple[Record, Competition]:
     """RoundDefined and definition of a round that these keys defined; a beginning of an id means one of `rounds.json`.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from acclimate.service import finding, names, release
+from acclimate.service import finding, judging, names, release
 from acclimate.service.accounts import Account, require_signer
 from acclimate.service.submit import answer
 from acclimate.store import Store, Tx, results, stages, submissions
@@ -43,24 +43,12 @@ def ranking(store: Store, round_id: str) -> "Ranking":
     with _ranking:
         kept = _rankings.setdefault(store, {})
         if round_id not in kept or kept[round_id][0] != last:
-            kept[round_id] = (last, _rank(*scores(store, round_id)))
+            kept[round_id] = (last, judging.rank(*scores(store, round_id)))
         return kept[round_id][1]
 
 
-def _rank(state: Round, table: "pa.Table") -> "Ranking":
-    from acclimate_competitions import ranking as ranker
-
-    return ranker.rank(
-        table,
-        tasks=state.competition.tasks,
-        policy=state.competition.ranking,
-        entrants=[entry.entrant for entry in state.entries],
-        unranked=state.unranked,
-    )
-
-
-def scores(store: Store, round_id: str) -> "tuple[Round, pa.Table]":
-    """The round, and all stored scores of its entries with those of the majority predictor.
+def scores(store: Store, round_id: str, *, version: int = 0) -> "tuple[Round, pa.Table]":
+    """The round, its tasks as they are judged, and all scores of its entries with those of the majority predictor, of a version; 0 is the newest.
 
     Raises:
         Refusal: phase_wrong before EvaluationFinished; scores_invalid.
@@ -71,6 +59,9 @@ def scores(store: Store, round_id: str) -> "tuple[Round, pa.Table]":
             sentence = f"round {state.id} is {state.phase}: there is no ranking before it is evaluated"
             raise Refusal("phase_wrong", sentence)
         found, holdout = score_digests(tx, state), release.holdout_files(tx, state.id)
+    correction = judging.correction_of(store, state, version)
+    if correction is not None:
+        return judging.as_judged(state, correction), judging.scores(store, state, correction, holdout=holdout)
     return state, _concat(tables_of(store, found) + majority(store, state, holdout))
 
 
@@ -104,6 +95,7 @@ def report(store: Store, round_id: str, out: Path) -> None:
             "data_is_public": competition.data_is_public,
             "holdout": "stays private" if state.private else None,
             "ranking digest": ranked.digest,
+            **({"versions": judging.versions(store, round_id)} if len(state.rankings) > 1 else {}),
             "phases": [{"phase": str(phase), "at": format_time(at)} for phase, at in state.phases],
             "log": state.defined["log"],
         },
@@ -223,17 +215,17 @@ def publish(
         return answer(*tx.append_once(request))
 
 
-def document(store: Store, account: Account | None, given: str) -> bytes:
-    """The ranking's canonical JSON: published to all, evaluated to the round's organizer.
+def document(store: Store, account: Account | None, given: str, *, version: int | None = None) -> bytes:
+    """The ranking's canonical JSON, of the newest version or of another one: published to all, evaluated to the round's organizer.
 
     Raises:
-        Refusal: phase_wrong.
+        Refusal: phase_wrong; not_found, where there is no such version.
     """
     with store.snapshot() as tx:
         state = finding.find(tx, given)
         require_results(tx, state, account)
-    if state.rankings:
-        return store.blobs.read(state.rankings[-1][0])
+    if state.rankings or version is not None:
+        return store.blobs.read(judging.chosen(state, version))
     return digests.canonical(ranking(store, state.id).document())
 
 

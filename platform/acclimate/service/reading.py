@@ -78,6 +78,7 @@ def status(store: Store, account: Account | None, given: str) -> dict[str, Any]:
             "entries": len(state.entries) if state.closed is not None else None,
             "forfeited": state.closed["forfeited"]["count"] if state.closed is not None else None,
             "ranking": state.rankings[-1][0] if state.rankings else None,
+            "versions": len(state.rankings),
             "tracked": _tracked(tx, state),
         }
 

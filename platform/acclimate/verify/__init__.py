@@ -9,7 +9,8 @@ looked at, or raises `Failed` with the first bad place, or `NotChecked` with the
     witnesses.py one history, and when it was there
     seal.py     ciphertext, shares, key, opening, holdout
     private.py  what stands in for a holdout that stays private
-    scores.py   preparations, predictions, scores, ranking
+    scores.py   preparations, predictions, scores
+    versions.py the ranking, and its older versions
     standing.py what stands from earlier rounds, and the anchors
     audits.py   preparations made again: by a second operator, by the auditor
     report.py   what is said; audit.py: what is known so far; parquet.py: where two tables differ

@@ -9,10 +9,11 @@ import pyarrow as pa
 
 from acclimate.log import parse_vkey
 from acclimate.log_keys import LogKeys
-from acclimate.verify import audits, files, history, order, private, scores, seal, standing, witnesses
+from acclimate.verify import audits, files, history, order, private, scores, seal, standing, versions, witnesses
 from acclimate.verify.audit import Audit, Rerun
 from acclimate.verify.report import Beside, Check, Failed, NotChecked, Report, lacking
-from acclimate_competitions import tables
+from acclimate_competitions import corrections, tables
+from acclimate_competitions.corrections import Correction
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.ranking import Ranking
 
@@ -232,7 +233,7 @@ _SCORES = (
         "scores",
         "ranking the recomputed scores by the committed policy gives ranking.json, digit for digit",
         ("scores", "majority"),
-        scores.rank,
+        versions.rank,
     ),
     Rule(
         "published",
@@ -256,6 +257,13 @@ _SCORES = (
         ("prepared", "records"),
         standing.standing,
         rests=("entries",),
+    ),
+    Rule(
+        "versions",
+        "scores",
+        "each older version of the ranking is the one that the log names, and follows from the predictions, the holdout and its own correction",
+        ("rules",),
+        versions.older,
     ),
 )
 _RERUN = (
@@ -328,14 +336,17 @@ def recompute_scores(path: Path) -> pa.Table:
         return pa.concat_tables(audit.scores[entrant] for entrant in sorted(audit.scores)).cast(tables.SCORES)
 
 
-def recompute_ranking(path: Path | files.Bundle) -> Ranking:
-    """The ranking of a bundle, recomputed from its predictions; for the organizer before the ranking is published.
+def recompute_ranking(path: Path | files.Bundle, *, correction: Correction | None = None) -> Ranking:
+    """The ranking of a bundle, recomputed from its predictions; for the organizer before the ranking is published, or revised with a correction.
 
     Raises:
         Refusal: bundle_invalid, naming the check that FAILED on the way; holdout_private, for what a public bundle withholds.
     """
     with _recomputed(path, "ranking") as audit:
-        return audit.ranking
+        if correction is None:
+            return audit.ranking
+        corrections.check(correction, audit.competition, audit.holdout)
+        return versions.revised(audit, correction)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ _ALONE = frozenset(
     "MANIFEST definition.toml keys.json checkpoint entries.jsonl submissions.jsonl holdout.sealed shares.json prepared.json"
     " ranking.json rows.jsonl".split()
 )
-_FOLDERS = frozenset("public checkpoints receipts holdout predictions scores".split())
+_FOLDERS = frozenset("public checkpoints receipts holdout predictions scores versions".split())
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 

@@ -19,8 +19,7 @@ import pyarrow as pa
 from acclimate.verify import parquet
 from acclimate.verify.audit import Audit
 from acclimate.verify.report import Failed, NotChecked
-from acclimate_competitions import digests, metrics, ranking, tables
-from acclimate_competitions.errors import Refusal
+from acclimate_competitions import digests, metrics, tables
 from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.phases import EvaluationKey, PreparationKey, Round
 from acclimate_competitions.recipe import Recipe
@@ -286,51 +285,6 @@ def _compared(audit: Audit, entrant: str, recomputed: pa.Table) -> pa.Table:
 
 
 # ---- ranking -------------------------------------------------------------------------------------------------------
-
-
-def rank(audit: Audit) -> str:
-    """Ranking the recomputed scores by the committed policy gives ranking.json, digit for digit."""
-    audit.ranking = recomputed_ranking(audit)
-    found, expected = audit.bundle.read("ranking.json"), digests.canonical(audit.ranking.document())
-    if found != expected:
-        raise Failed(*_first_difference(found, expected))
-    return f"{len(audit.ranking.rows)} entrants ranked, {audit.ranking.digest}"
-
-
-def recomputed_ranking(audit: Audit) -> ranking.Ranking:
-    """The ranking of the scores that the audit recomputed."""
-    competition = audit.competition
-    table = pa.concat_tables(audit.scores[entrant] for entrant in sorted(audit.scores))
-    return ranking.rank(
-        table,
-        tasks=competition.tasks,
-        policy=competition.ranking,
-        entrants=list(audit.plan),
-        unranked=audit.round.unranked,
-    )
-
-
-def _first_difference(found: bytes, expected: bytes) -> tuple[str, str]:
-    """Place and sentence of what in ranking.json is not as recomputed."""
-    want = digests.parse_canonical(expected)
-    try:
-        have = digests.parse_canonical(found)
-    except Refusal as refusal:
-        return "ranking.json", refusal.sentence
-    path, here, there = _differing(have, want, "ranking.json")
-    return path, f"it says {here!r}, recomputed: {there!r}"
-
-
-def _differing(here: Any, there: Any, path: str) -> tuple[str, Any, Any]:
-    if isinstance(here, dict) and isinstance(there, dict) and set(here) == set(there):
-        for name in sorted(here):
-            if digests.canonical(here[name]) != digests.canonical(there[name]):
-                return _differing(here[name], there[name], f"{path}, {name}")
-    if isinstance(here, list) and isinstance(there, list) and len(here) == len(there):
-        for row, (mine, yours) in enumerate(zip(here, there, strict=True)):
-            if digests.canonical(mine) != digests.canonical(yours):
-                return _differing(mine, yours, f"{path}, row {row}")
-    return path, here, there
 
 
 def published(audit: Audit) -> str:

@@ -1,0 +1,133 @@
+"""Versions of a ranking: each follows from the logged predictions, the opened holdout and its own correction, and the log names them all."""
+
+from typing import Any
+
+import pyarrow as pa
+
+from acclimate.verify import parquet, scores
+from acclimate.verify.audit import Audit
+from acclimate.verify.report import Beside, Failed, NotChecked
+from acclimate_competitions import corrections, digests, metrics, ranking, tables
+from acclimate_competitions.corrections import Correction
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.metrics import MAJORITY
+
+
+def rank(audit: Audit) -> str:
+    """Ranking the recomputed scores by the committed policy gives ranking.json, digit for digit; of a revised one with its correction."""
+    audit.ranking = ranking_of(audit, len(audit.round.rankings))
+    found, expected = audit.bundle.read("ranking.json"), digests.canonical(audit.ranking.document())
+    if found != expected:
+        raise Failed(*_first_difference(found, expected))
+    return f"{len(audit.ranking.rows)} entrants ranked, {audit.ranking.digest}"
+
+
+def older(audit: Audit) -> str:
+    """Each version before the newest is in the bundle, as the log names it, and follows from its own correction; nothing else is there."""
+    count = len(audit.round.rankings)
+    wanted = {f"versions/{number}/ranking.json" for number in range(1, count)}
+    wanted |= {_name(number) for number, digest in enumerate(audit.round.corrections, start=1) if digest}
+    for name in audit.bundle.under("versions"):
+        if name not in wanted:
+            raise Failed(name, "the log has no such version of the ranking, or it has no correction")
+    if count < 2:
+        raise Beside
+    for number, (named, _) in enumerate(audit.round.rankings[:-1], start=1):
+        name = f"versions/{number}/ranking.json"
+        found = digests.of_json(audit.bundle.json(name))
+        if found != named:
+            raise Failed(name, f"it has {found}, the log's version {number} is {named}")
+    if not hasattr(audit, "ranking"):
+        raise NotChecked(
+            f"the log names {count} versions, and those here are they; the newest could not be recomputed, so neither could the older ones"
+        )
+    for number, (named, _) in enumerate(audit.round.rankings[:-1], start=1):
+        name = f"versions/{number}/ranking.json"
+        own = ranking_of(audit, number).digest
+        if own != named:
+            raise Failed(name, f"the log names {named}, recomputed with its correction it is {own}")
+    return f"{count} versions; in force is version {count}: {audit.round.rankings[-1][1]}"
+
+
+def ranking_of(audit: Audit, number: int) -> ranking.Ranking:
+    """A version's ranking, recomputed; version 0 is the one of a round that has published none.
+
+    Raises:
+        Failed: its correction is missing, or is not the one that the log names, or does not fit the holdout.
+    """
+    digest = audit.round.corrections[number - 1] if number else ""
+    return revised(audit, _correction(audit, number, digest) if digest else None)
+
+
+def revised(audit: Audit, correction: Correction | None) -> ranking.Ranking:
+    """The ranking with a correction, from scores that the audit recomputed or, with one, recomputes from the predictions."""
+    if correction is None:
+        competition = audit.competition
+        table = pa.concat_tables(audit.scores[entrant] for entrant in sorted(audit.scores))
+    else:
+        competition = correction.competition(audit.competition)
+        table = _judged(audit, correction)
+    return ranking.rank(
+        table,
+        tasks=competition.tasks,
+        policy=competition.ranking,
+        entrants=list(audit.plan),
+        unranked=audit.round.unranked,
+    )
+
+
+def _judged(audit: Audit, correction: Correction) -> pa.Table:
+    competition, parts = correction.competition(audit.competition), []
+    cluster, seeds = competition.ranking.cluster, competition.preparation.seeds
+    for task in competition.tasks:
+        truth = correction.holdout(task.name, audit.holdout[task.name])
+        for entrant in audit.plan:
+            names = [scores.predictions_name(entrant, key) for key in audit.plan[entrant][task.name]]
+            found = pa.concat_tables(parquet.read(audit.bundle.path(n), n, tables.PREDICTIONS) for n in names)
+            found = correction.counted(task.name, found)
+            parts.append(metrics.score_predictions(found, truth, task, cluster=cluster))
+        if MAJORITY in competition.ranking.baselines:
+            name = f"public/splits/{task.name}/preparation.parquet"
+            preparation = parquet.read(audit.bundle.path(name), name)
+            parts.append(metrics.majority_scores(preparation, truth, task, seeds=seeds, cluster=cluster))
+    return pa.concat_tables(parts)
+
+
+def _correction(audit: Audit, number: int, digest: str) -> Correction:
+    name = _name(number)
+    document = audit.bundle.json(name)
+    if (found := digests.of_json(document)) != digest:
+        raise Failed(name, f"it has {found}, the log's version {number} names {digest}")
+    try:
+        correction = corrections.parse(document)
+        corrections.check(correction, audit.competition, audit.holdout)
+    except Refusal as refusal:
+        raise Failed(name, "; ".join([refusal.sentence, *refusal.problems[1:]])) from refusal
+    return correction
+
+
+def _name(number: int) -> str:
+    return f"versions/{number}/correction.json"
+
+
+def _first_difference(found: bytes, expected: bytes) -> tuple[str, str]:
+    """Place and sentence of what in ranking.json is not as recomputed."""
+    want = digests.parse_canonical(expected)
+    try:
+        have = digests.parse_canonical(found)
+    except Refusal as refusal:
+        return "ranking.json", refusal.sentence
+    path, here, there = _differing(have, want, "ranking.json")
+    return path, f"it says {here!r}, recomputed: {there!r}"
+
+
+def _differing(here: Any, there: Any, path: str) -> tuple[str, Any, Any]:
+    if isinstance(here, dict) and isinstance(there, dict) and set(here) == set(there):
+        for name in sorted(here):
+            if digests.canonical(here[name]) != digests.canonical(there[name]):
+                return _differing(here[name], there[name], f"{path}, {name}")
+    if isinstance(here, list) and isinstance(there, list) and len(here) == len(there):
+        for row, (mine, yours) in enumerate(zip(here, there, strict=True)):
+            if digests.canonical(mine) != digests.canonical(yours):
+                return _differing(mine, yours, f"{path}, row {row}")
+    return path, here, there
