@@ -64,7 +64,6 @@ def count(made: dict[str, Tensor], lora: Lora | None) -> int:
 
 def _drawn(layers: dict[str, Any], rank: int, *, seed: int) -> dict[str, Tensor]:
     """Adapters that add nothing yet: B is zero, A uniform within 1 / sqrt(inputs), drawn layer by layer in the order of names."""
-    # Step 0 of the steps whose dropout is drawn (preparation.py).
     generator = torch.Generator().manual_seed(seed * 1_000_003)
     made: dict[str, Tensor] = {}
     for name in sorted(layers):

@@ -3,8 +3,8 @@
 The child writes `checkpoint/whole/` {state.json, fit.safetensors}, which appears whole or not at all; whoever supervises it takes it away
 (attempt_notes.py) and lays it into the next try's `resume/`. What is in it is data: JSON, and tensors in the layout of safetensors.
 
-A fit goes on to the same bytes because all that it depends on is the weights, AdamW's two moments, the number of the step (batch, dropout
-and learning rate follow from it) and what earlier fits gave. A checkpoint of another job, other libraries or another hardware class would
+A fit goes on to the same bytes because all that it depends on is the weights, AdamW's two moments, the number of the step (batch and
+learning rate follow from it) and what earlier fits gave. A checkpoint of another job, other libraries or another hardware class would
 go on to other bytes, so it is no checkpoint here.
 """
 

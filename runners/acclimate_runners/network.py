@@ -168,7 +168,18 @@ def build(config: Mapping[str, Any], *, max_length: int) -> Any:
     config_class, model_class = classes(config["model_type"])
     eager = max_length <= EAGER_UP_TO or config["model_type"] in _EAGER_ONLY
     made = config_class(**architectures.effective(config), attn_implementation="eager" if eager else "sdpa")
+    _drop_nothing(made)
     return model_class(made).float().eval()
+
+
+def _drop_nothing(config: Any) -> None:
+    """Switch dropout off: how strongly a fine-tune is held back is the recipe's to say, the same for all, and no entrant's.
+
+    Its noise would also depend on which sequences are read at once.
+    """
+    for name, value in vars(config).items():
+        if name.endswith(("dropout", "pdrop", "dropout_prob")) and value is not None:
+            setattr(config, name, 0.0)
 
 
 def load(

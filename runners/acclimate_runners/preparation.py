@@ -97,9 +97,8 @@ def fit(
         model.model.train()
         losses, tokens, began = list(begun.losses), begun.tokens, time.monotonic() - begun.seconds
         for step in range(len(losses) + 1, min(total, stop_after or total) + 1):
-            # 1. The batch and the dropout follow from the seed and the step's number alone.
+            # 1. The batch follows from the seed and the step's number alone; nothing else is drawn.
             batch = packing.batch_of_step(step - 1, rows=len(rows), global_batch=recipe.global_batch, seed=seed)
-            torch.default_generator.manual_seed(seed * 1_000_003 + step)
             # 2. Loss on the answers' tokens, and its gradient.
             optimizer.zero_grad()
             loss = learn(model, rows, packing.micro_batches(batch, size=micro_batch), recipe=recipe)
