@@ -1,19 +1,27 @@
 """How a round begins: the guards of RoundDefined, which commits to everything that can change a number."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from acclimate_competitions import digests, records, vkeys
 from acclimate_competitions.definition import ROUND_NAME, ROUND_NAME_MEANING, Competition
 from acclimate_competitions.guards import require
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import Record, parse_time
+from acclimate_competitions.tasks import Task
 
 
 def scorer_digest(competition: Competition) -> str:
-    """Digest of what scores a prediction: each task's kind, choices and metric."""
-    return digests.of_json(
-        [{"task": t.name, "kind": t.kind, "choices": list(t.choices), "metric": t.metric} for t in competition.tasks]
-    )
+    """Digest of what scores a prediction: each task's kind, choices and metric, and how an answer is found in a generated text."""
+    return digests.of_json([_scorer(task) for task in competition.tasks])
+
+
+def _scorer(task: Task) -> dict[str, Any]:
+    found: dict[str, Any] = {"task": task.name, "kind": task.kind, "choices": list(task.choices), "metric": task.metric}
+    if task.kind == "generate":
+        found |= {"stop": list(task.stop), "max_tokens": task.max_tokens, "extract": task.extract, "take": task.take}
+        found["normalize"] = list(task.normalize)
+    return found
 
 
 def _check_witnesses(texts: Sequence[str], *, quorum: int) -> None:

@@ -4,7 +4,6 @@ The definition's digest is sha256 over the file's bytes.
 """
 
 import dataclasses
-import math
 import re
 import zoneinfo
 from collections.abc import Mapping
@@ -13,12 +12,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from acclimate_competitions import anchors, bases, compute, digests, parsing, reading, recipe
+from acclimate_competitions import anchors, bases, compute, digests, parsing, reading, recipe, tasks
 from acclimate_competitions.anchors import Anchor
 from acclimate_competitions.compute import Compute
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.fields import NAME, NAME_MEANING, Document, Table, flat, rfc3339
 from acclimate_competitions.recipe import LARGEST_SEED, Recipe
+from acclimate_competitions.tasks import Task as Task
 
 ARCHITECTURES = (
     "llama",
@@ -38,35 +38,6 @@ ARCHITECTURES = (
     "falcon_mamba",
 )
 """Model types (of config.json) that a competition may allow."""
-
-METRICS = ("accuracy", "acc_norm", "nll")
-"""Names of metrics.METRICS that fit a task of kind choice."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One question of the competition.
-
-    Attributes:
-        prompt: Jinja2 template over a row's columns.
-        choices: the allowed answers, for kind choice; the target is one of them.
-        metric: a name of metrics.METRICS.
-        chance: the score of a blind guess.
-        tokenize: apart: prompt and answer each by itself, so that an answer has the same tokens after every prompt. together: as one text,
-            the answer being what the prompt's own tokens leave, blanks at the prompt's end included; so does lm-evaluation-harness.
-    """
-
-    name: str
-    kind: Literal["choice", "generate", "perplexity", "classify"]
-    prompt: str
-    choices: tuple[str, ...]
-    metric: str
-    chance: float
-    tokenize: Literal["apart", "together"] = "apart"
-
-    def document(self) -> dict[str, Any]:
-        """The task as JSON-ready data."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
@@ -219,7 +190,7 @@ class Competition:
         nested: dict[str, Any] = {"schema": 1}
         for name, value in dataclasses.asdict(self).items():
             if name == "tasks":
-                nested |= {f"tasks[{index}]": task for index, task in enumerate(value)}
+                nested |= {f"tasks[{index}]": task.document() for index, task in enumerate(self.tasks)}
             elif name == "entrants_see":
                 nested["logs"] = {name: value}
             elif name not in ("raw", "digest", "origins"):
@@ -257,7 +228,7 @@ def parse(raw: bytes) -> Competition:
         round=_round(root.table("round", required=True)),
         custody=_custody(root.table("custody", required=True)),
         submission=_submission(root.table("submission", required=True)),
-        tasks=_tasks(root),
+        tasks=tasks.read(root),
         preparation=recipe.read(root.table("preparation", required=True)),
         ranking=(policy := _ranking(root.table("ranking"))),
         anchors=anchors.read(root, policy.baselines),
@@ -270,6 +241,8 @@ def parse(raw: bytes) -> Competition:
         document.problem(("round", "auditor"), f'round.auditor = "{competition.round.auditor}" is a custodian, too')
     _check_scales(document, competition)
     root.finish()
+    if not document.problems:
+        _check_lengths(document, competition)
     if document.problems:
         raise _invalid(document)
     return competition
@@ -415,34 +388,15 @@ def _submission(table: Table) -> SubmissionRules:
     return rules
 
 
-def _tasks(root: Table) -> tuple[Task, ...]:
-    tasks: list[Task] = []
-    for table in root.tables("tasks"):
-        choices = table.list_("choices", str)
-        if table.good("choices") and len(choices) < 2:
-            table.problem("choices", f"are {len(choices)}: must be at least 2")
-        for index, choice in enumerate(choices):
-            if not choice.strip():
-                table.problem("choices", "must not be blank", index=index)
-        metric = table.word("metric", METRICS)
-        share = metric != "nll"
-        blind = 1 / max(2, len(choices)) if share else math.log(max(2, len(choices)))
-        task = Task(
-            name=table.text("name", pattern=NAME, form=NAME_MEANING),
-            kind=table.word("kind", ("choice",), designed=("generate", "perplexity", "classify")),
-            prompt=table.text("prompt", "{{ input }}"),
-            choices=choices,
-            metric=metric,
-            chance=table.number("chance", blind),
-            tokenize=table.word("tokenize", ("apart", "together"), default="apart"),
-        )
-        if table.good("chance") and share and task.chance > 1:
-            table.problem("chance", f"= {task.chance}: must be at most 1")
-        if table.good("name") and task.name in [other.name for other in tasks]:
-            table.problem("name", f'= "{task.name}" is the name of another task')
-        tasks.append(task)
-        table.finish()
-    return tuple(tasks)
+def _check_lengths(document: Document, competition: Competition) -> None:
+    """Whether a generated text leaves room for its prompt."""
+    longest = competition.preparation.max_length
+    for index, task in enumerate(competition.tasks):
+        if task.kind == "generate" and task.max_tokens >= longest:
+            sentence = (
+                f"= {task.max_tokens}: must be below preparation.max_length, {longest}, so that a prompt has room"
+            )
+            document.problem(("tasks", index, "max_tokens"), f"tasks[{index}].max_tokens {sentence}")
 
 
 def _ranking(table: Table) -> Policy:

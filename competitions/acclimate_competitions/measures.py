@@ -1,7 +1,7 @@
 """Metrics of an analyst: predictions and targets give a value, its standard error, and scores by example where the metric is a mean of them.
 
 None of them beyond those of `metrics.py` may be a round's metric. A ranking is a mean of scores by example; macro-F1, MCC, calibration error, RMSE,
-bits per byte and Spearman's correlation are none, and of the others no scorer of rounds is written. The former get their standard error by a jackknife over clusters.
+bits per byte of all texts together and Spearman's correlation are none, and of the others no scorer of rounds is written. The former get their standard error by a jackknife over clusters.
 
 Missing. An example whose prediction is None, or holds a NaN, is unscored: left out and counted, whatever the metric. A target that is missing is refused.
 
@@ -10,16 +10,14 @@ of Probability; Rajpurkar et al., SQuAD (token F1); Efron, The Jackknife. Macro-
 """
 
 import math
-import re
-import string
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from acclimate_competitions.answers import token_f1
 from acclimate_competitions.errors import Refusal, installing
 from acclimate_competitions.scores import Bools, Floats
 
@@ -303,18 +301,8 @@ def _exact(given: Any, right: Any) -> Floats:
     return _equal([text.strip() for text in given], [text.strip() for text in right])
 
 
-def _tokens(text: str) -> list[str]:
-    bare = "".join(c for c in text.lower() if c not in string.punctuation)
-    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
-
-
 def _token_f1(given: Any, right: Any) -> Floats:
-    scores = []
-    for said, target in zip(given, right, strict=True):
-        one, other = _tokens(said), _tokens(target)
-        shared = sum((Counter(one) & Counter(other)).values())
-        scores.append(2 * shared / (len(one) + len(other)) if one and other else float(one == other))
-    return np.array(scores)
+    return np.array([token_f1(said, target) for said, target in zip(given, right, strict=True)])
 
 
 def _absolute(given: Floats, right: Floats) -> Floats:

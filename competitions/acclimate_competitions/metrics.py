@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from acclimate_competitions.anchors import MAJORITY as MAJORITY
-from acclimate_competitions.definition import Task
+from acclimate_competitions.answers import answers, token_f1
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.tasks import Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,8 +29,10 @@ NO_PREDICTION = "no prediction"
 NO_LOGLIKELIHOODS = "no log-likelihoods"
 WRONG_LENGTH = "wrong number of log-likelihoods"
 NOT_FINITE = "a log-likelihood is not a finite number"
+NO_TEXT = "no text"
+ABOVE_CERTAIN = "a text's log-likelihood is above 0"
 
-OWN_FAULTS = frozenset({NO_LOGLIKELIHOODS, WRONG_LENGTH, NOT_FINITE})
+OWN_FAULTS = frozenset({NO_LOGLIKELIHOODS, WRONG_LENGTH, NOT_FINITE, NO_TEXT, ABOVE_CERTAIN})
 """Reasons that lie with the model: it was asked and gave nothing usable. NO_PREDICTION does not: nobody asked it."""
 
 
@@ -84,6 +88,12 @@ METRICS: dict[str, Metric] = {
         Metric("acc_norm", 1, "max", "share", 0.0, 1.0, ("choice",)),
         # Negative log-likelihood of the target, in nats, not renormalized over the choices.
         Metric("nll", 1, "min", "nats", None, None, ("choice",)),
+        # Whether the answer in the generated text is the one in the target, both extracted and normalized as the task declares.
+        Metric("exact_match", 1, "max", "share", 0.0, 1.0, ("generate",)),
+        # Harmonic mean of precision and recall over the words of both, as SQuAD has it.
+        Metric("token_f1", 1, "max", "share", 0.0, 1.0, ("generate",)),
+        # Negative log-likelihood of a text in bits, divided by its bytes in UTF-8; the score of a task is the mean of that over its texts.
+        Metric("bits_per_byte", 1, "min", "bits", 0.0, None, ("perplexity",)),
     )
 }
 
@@ -176,6 +186,85 @@ def _surprise(values: Sequence[float], right: int) -> float:
     return -float(values[right])
 
 
+def score_generate(task: Task, *, targets: Sequence[str], texts: Sequence[str | None]) -> list[Scored]:
+    """Score generated texts by the answers that the task's extraction finds in them.
+
+    Args:
+        task: its metric, extract, take and normalize decide.
+        targets: n right texts; the answer is found in them as in the generated ones.
+        texts: n generated texts, or None.
+
+    Returns:
+        n pairs (score, reason). A text in which the expression finds nothing scores 0: the model was asked, and did not answer.
+
+    Raises:
+        Refusal: scores_invalid, for a target without an answer; definition_invalid.
+    """
+    metric = metric_of(task)
+    how: dict[str, Any] = {"extract": task.extract, "take": task.take, "normalize": task.normalize}
+    result: list[Scored] = []
+    pairs = zip(answers(targets, **how), answers(texts, **how), texts, strict=True)
+    for row, (right, said, text) in enumerate(pairs):
+        if right is None:
+            raise Refusal(
+                "scores_invalid", f"task {task.name!r}, row {row}: {task.extract!r} finds nothing in the target"
+            )
+        if text is None:
+            result.append((None, NO_TEXT))
+        elif said is None:
+            result.append((0.0, None))
+        else:
+            result.append((float(said == right) if metric.name == "exact_match" else token_f1(said, right), None))
+    return result
+
+
+def score_perplexity(
+    task: Task, *, texts: Sequence[str], loglikelihoods: Sequence[Sequence[float] | None]
+) -> list[Scored]:
+    """Score texts by the bits that a model needs for each of their bytes.
+
+    Args:
+        task: of kind perplexity.
+        texts: n texts; the bytes of their UTF-8 are counted, so that tokenizers can't change what is divided by.
+        loglikelihoods: n lists with one natural logarithm, of the whole text, or None.
+
+    Returns:
+        n pairs (score, reason).
+
+    Raises:
+        Refusal: scores_invalid, for a text without a byte; definition_invalid.
+    """
+    metric_of(task)
+    result: list[Scored] = []
+    for row, (text, values) in enumerate(zip(texts, loglikelihoods, strict=True)):
+        if not text:
+            raise Refusal("scores_invalid", f"task {task.name!r}, row {row}: the text is empty")
+        score, reason = _usable(values, 0, 1, _surprise)
+        if score is not None and score < 0:
+            score, reason = None, ABOVE_CERTAIN
+        # Without a sign: a certain text costs 0, not -0.
+        result.append((None if score is None else abs(score) / math.log(2) / len(text.encode()), reason))
+    return result
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a model gave for an example."""
+
+    loglikelihoods: Sequence[float] | None = None
+    text: str | None = None
+
+
+def _score(task: Task, truths: Sequence[str], given: Sequence[_Given]) -> list[Scored]:
+    """One pair an example, by the task's kind."""
+    if task.kind == "generate":
+        return score_generate(task, targets=truths, texts=[one.text for one in given])
+    loglikelihoods = [one.loglikelihoods for one in given]
+    if task.kind == "perplexity":
+        return score_perplexity(task, texts=truths, loglikelihoods=loglikelihoods)
+    return score_choice(task, targets=truths, loglikelihoods=loglikelihoods)
+
+
 def score_predictions(
     predictions: pa.Table, holdout: pa.Table, task: Task, *, cluster: str | None, metric: str | None = None
 ) -> pa.Table:
@@ -183,7 +272,7 @@ def score_predictions(
 
     Args:
         predictions: tables.PREDICTIONS.
-        holdout: the task's holdout with `example`, `target`, and the column named by `cluster`.
+        holdout: the task's holdout with `example`, the task's `truth`, and the column named by `cluster`.
         task: the task.
         cluster: column whose value names an example's cluster; None: each example is its own.
         metric: another metric than the task's own, for analysis.
@@ -200,28 +289,28 @@ def score_predictions(
     metric_of(task)
     examples, targets, clusters = _holdout(holdout, task, cluster)
     known = set(examples)
-    answers: dict[tuple[str, str, int | None], dict[str, Sequence[float] | None]] = {}
+    given: dict[tuple[str, str, int | None], dict[str, _Given]] = {}
     columns = (predictions.column(name).to_pylist() for name in ("entrant", "protocol", "task", "seed", "example"))
-    values = predictions.column("loglikelihoods").to_pylist()
-    for row, (entrant, protocol, name, seed, example, value) in enumerate(zip(*columns, values, strict=True)):
+    values = (predictions.column(name).to_pylist() for name in ("loglikelihoods", "text"))
+    rows = zip(*columns, *values, strict=True)
+    for row, (entrant, protocol, name, seed, example, loglikelihoods, text) in enumerate(rows):
         where = f"predictions of {entrant!r} for {name!r}, {protocol}, seed {seed}, row {row}"
         if name != task.name:
             raise Refusal("scores_invalid", f"{where}: expected task {task.name!r}")
-        group = answers.get((entrant, protocol, seed))
+        group = given.get((entrant, protocol, seed))
         if group is None:
             check_key(protocol, seed, where=where)
-            group = answers[entrant, protocol, seed] = {}
+            group = given[entrant, protocol, seed] = {}
         if example not in known:
             raise Refusal("scores_invalid", f"{where}: example {example!r} is not in the holdout")
         if example in group:
             raise Refusal("scores_invalid", f"{where}: example {example!r} has two predictions")
-        group[example] = value
-    if not answers:
+        group[example] = _Given(loglikelihoods, text)
+    if not given:
         raise Refusal("scores_invalid", f"task {task.name!r}: the table of predictions is empty")
     table = _Rows(task, examples, clusters)
-    for (entrant, protocol, seed), group in answers.items():
-        lists = [group.get(example) for example in examples]
-        scored = score_choice(task, targets=targets, loglikelihoods=lists)
+    for (entrant, protocol, seed), group in given.items():
+        scored = _score(task, targets, [group.get(example, _Given()) for example in examples])
         missing = [
             pair if example in group else (None, NO_PREDICTION) for example, pair in zip(examples, scored, strict=True)
         ]
@@ -243,29 +332,52 @@ def unscored(
 def majority_scores(
     preparation: pa.Table, holdout: pa.Table, task: Task, *, seeds: Sequence[int], cluster: str | None
 ) -> pa.Table:
-    """Scores of the null predictor `majority`: the most frequent target of the preparation split, the first choice at a tie.
+    """Scores of the null predictor `majority`: the most frequent target of the preparation split.
 
-    For nll it predicts the targets' frequencies, each raised by one. Rows as score_predictions, for protocol direct
+    At a tie it is the first choice; of generated texts, the first by code points. For nll it predicts the targets' frequencies, each raised
+    by one; of whole texts, those of their bytes, one after the other. Rows as score_predictions, for protocol direct
     (seed null) and for protocol prepared with each of `seeds`.
     """
+    guess = {"choice": _frequencies, "generate": _most_frequent, "perplexity": _byte_frequencies}[task.kind]
+    examples, truths, clusters = _holdout(holdout, task, cluster)
+    given = guess(task, preparation.column(task.truth).to_pylist(), truths)
+    # It answers, whatever the answer's length.
+    answering = dataclasses.replace(task, metric="accuracy") if task.metric == "acc_norm" else task
+    scored = _score(answering, truths, given)
+    table = _Rows(task, examples, clusters)
+    table.add(MAJORITY, "direct", None, scored)
+    for seed in seeds:
+        table.add(MAJORITY, "prepared", seed, scored)
+    return table.table()
+
+
+def _frequencies(task: Task, taught: Sequence[str], asked: Sequence[str]) -> list[_Given]:
     counts = dict.fromkeys(task.choices, 0)
-    for row, target in enumerate(preparation.column("target").to_pylist()):
+    for row, target in enumerate(taught):
         if target not in counts:
             raise Refusal(
                 "scores_invalid", f"task {task.name!r}, preparation row {row}: target {target!r} is not a choice"
             )
         counts[target] += 1
     total = sum(counts.values()) + len(counts)
-    guess = [math.log((count + 1) / total) for count in counts.values()]
-    examples, targets, clusters = _holdout(holdout, task, cluster)
-    # It answers, whatever the answer's length.
-    answering = dataclasses.replace(task, metric="accuracy") if task.metric == "acc_norm" else task
-    scored = score_choice(answering, targets=targets, loglikelihoods=[guess] * len(targets))
-    table = _Rows(task, examples, clusters)
-    table.add(MAJORITY, "direct", None, scored)
-    for seed in seeds:
-        table.add(MAJORITY, "prepared", seed, scored)
-    return table.table()
+    return [_Given([math.log((count + 1) / total) for count in counts.values()])] * len(asked)
+
+
+def _most_frequent(task: Task, taught: Sequence[str], asked: Sequence[str]) -> list[_Given]:
+    how: dict[str, Any] = {"extract": task.extract, "take": task.take, "normalize": task.normalize}
+    # By their answers, which may be written in several ways.
+    counts = Counter(answer for answer in answers(taught, **how) if answer is not None)
+    most = max(counts.values(), default=0)
+    answer = min((answer for answer, count in counts.items() if count == most), default=None)
+    found = [text for text, own in zip(taught, answers(taught, **how), strict=True) if own == answer]
+    return [_Given(text=min(found, default=""))] * len(asked)
+
+
+def _byte_frequencies(task: Task, taught: Sequence[str], asked: Sequence[str]) -> list[_Given]:
+    counts = Counter(byte for text in taught for byte in text.encode())
+    total = sum(counts.values()) + 256
+    nats = [math.log((counts[byte] + 1) / total) for byte in range(256)]
+    return [_Given([math.fsum(nats[byte] for byte in text.encode())]) for text in asked]
 
 
 def check_key(protocol: str, seed: int | None, *, where: str) -> None:
@@ -304,15 +416,15 @@ class _Rows:
 
 
 def _holdout(holdout: pa.Table, task: Task, cluster: str | None) -> tuple[list[str], list[str], list[str]]:
-    """Columns example, target and cluster of a holdout, checked."""
-    for name in ("example", "target", *([cluster] if cluster else [])):
+    """Columns example, the task's truth, and cluster of a holdout, checked."""
+    for name in ("example", task.truth, *([cluster] if cluster else [])):
         if name not in holdout.column_names:
             raise Refusal("scores_invalid", f"task {task.name!r}: the holdout has no column {name!r}")
     examples: list[str] = holdout.column("example").to_pylist()
     if len(set(examples)) != len(examples):
         double = next(example for example in examples if examples.count(example) > 1)
         raise Refusal("scores_invalid", f"task {task.name!r}: example {double!r} stands twice in the holdout")
-    targets: list[str] = holdout.column("target").to_pylist()
+    targets: list[str] = holdout.column(task.truth).to_pylist()
     if cluster is None:
         return examples, targets, examples
     clusters: list[Any] = holdout.column(cluster).to_pylist()

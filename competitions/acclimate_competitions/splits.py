@@ -4,7 +4,7 @@
     splits/<task>/preparation.parquet  validation.parquet  holdout.parquet  [practice.parquet]
     blobs/<64 hex digits>  files that rows of a holdout name: images, structures (optional)
 
-Columns are strings: example, input, target, and, where the definition or the prompt names them, cluster and others. A holdout may have
+Columns are strings: example, input, target (but of whole texts, which have none), and, where the definition or the prompt names them, cluster and others. A holdout may have
 further columns that name a file each, of type struct {sha256: string, size: int64}; these files are sealed with it. Nothing that an
 entrant may see stands in a holdout, of whichever task: no example, no cluster, and no input that differs only in case, blanks or
 Unicode form. Tasks may share inputs within one split.
@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from acclimate_competitions import bases, bounds, digests, reading
+from acclimate_competitions import answers, bases, bounds, digests, reading
 from acclimate_competitions.definition import Competition, Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.tables import SPLIT_COLUMNS
@@ -147,6 +147,29 @@ def holdout_files(folder: Path) -> dict[str, Path]:
     return files
 
 
+def columns_needed(task: Task, *, cluster: str | None) -> list[str]:
+    """The columns that each split of a task has at least, that of `ranking.cluster` included."""
+    own = [name for name in SPLIT_COLUMNS if name != "target" or task.truth == "target"]
+    return [*own, *([cluster] if cluster is not None and cluster not in own else [])]
+
+
+def wrong_truths(task: Task, truths: Sequence[str]) -> dict[str, list[int]]:
+    """What is wrong with targets, or with the texts of a task that has none: a sentence's subject -> the rows."""
+    found: dict[str, list[int]] = {}
+    extracted = answers.answers(truths, extract=task.extract, take=task.take, normalize=task.normalize)
+    for place, (truth, answer) in enumerate(zip(truths, extracted, strict=True)):
+        if task.kind == "choice":
+            if truth not in task.choices:
+                found.setdefault("targets that are not among the choices", []).append(place)
+        elif not truth.strip():
+            found.setdefault(f"blank {task.truth}s", []).append(place)
+        elif any(stop in truth for stop in task.stop):
+            found.setdefault("targets that hold a stop string, behind which nothing counts", []).append(place)
+        elif not answer and task.kind == "generate":
+            found.setdefault("targets without an answer, by the task's extract and normalize", []).append(place)
+    return found
+
+
 def columns_of(task: Task) -> frozenset[str]:
     """The columns that a task's prompt template may name: its identifiers, quoted text and attributes left out."""
     expressions = (_QUOTED.sub(" ", found) for found in _EXPRESSION.findall(task.prompt))
@@ -237,7 +260,7 @@ def _check_columns(table: pa.Table, name: str, task: Task, competition: Competit
     """Whether the rows can be checked."""
     before = len(seen.problems)
     cluster = competition.ranking.cluster
-    needed = [*SPLIT_COLUMNS, *([cluster] if cluster is not None and cluster not in SPLIT_COLUMNS else [])]
+    needed = columns_needed(task, cluster=cluster)
     names = table.schema.names
     for column in needed:
         if column not in names:
@@ -262,12 +285,13 @@ def _check_rows(table: pa.Table, split: str, task: Task, cluster: str | None, se
     where, name = f"{task.name}/{split}", f"{task.name}/{split}.parquet"
     found: dict[str, list[str]] = {}
     shown = [column for column in table.schema.names if column in columns_of(task)] or ["input"]
-    for row in table.to_pylist():
+    rows = table.to_pylist()
+    for what, wrong in wrong_truths(task, [row[task.truth] for row in rows]).items():
+        found[what] = [f"{rows[place][task.truth][:200]!r} of {rows[place]['example']!r}" for place in wrong]
+    for row in rows:
         example = row["example"]
         if not example.strip():
             found.setdefault("rows with a blank example id", []).append(repr(example))
-        if row["target"] not in task.choices:
-            found.setdefault("targets that are not among the choices", []).append(f"{row['target']!r} of {example!r}")
         first = seen.examples.setdefault(example, where)
         if first != where:
             found.setdefault(f"example ids that stand in {first} too", []).append(repr(example))

@@ -212,12 +212,14 @@ class _Work:
     def _evaluation(self, key: EvaluationKey, here: list[dict[str, Any]]) -> None:
         name, task = predictions_name(self.entry.entrant, key), self.audit.competition.task(key[1])
         there = tables.read(self.audit.bundle.path(name)).to_pylist()
-        if {r["example"]: r["loglikelihoods"] for r in here} == {r["example"]: r["loglikelihoods"] for r in there}:
+        column = "text" if task.kind == "generate" else "loglikelihoods"
+        if {r["example"]: r[column] for r in here} == {r["example"]: r[column] for r in there}:
             self.equal += 1
             return
         rows = self.audit.holdout[key[1]].to_pylist()
-        pair = rerun.nll(here, rows, task), rerun.nll(there, rows, task)
-        what = f"{self._where(key[1], key[2], key[3])}: the model made here predicts otherwise than {name} says; nll of the holdout"
+        pair = rerun.loss(here, rows, task), rerun.loss(there, rows, task)
+        of = "share of wrong answers" if task.kind == "generate" else "nll"
+        what = f"{self._where(key[1], key[2], key[3])}: the model made here predicts otherwise than {name} says; {of} of the holdout"
         # No record says on which hardware a direct evaluation ran; most likely where the preparations did.
         alike = all(self.alike.values()) if key[2] is None else self.alike[key[1], key[2]]
         self._judge([pair], name, what, alike=alike)

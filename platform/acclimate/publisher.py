@@ -12,6 +12,7 @@ from acclimate.store import Store, Tx, results, stages, submissions
 from acclimate_competitions import digests
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import parse_time
+from acclimate_competitions.tasks import Task
 from acclimate_runners.jobs import ModelFiles
 
 
@@ -53,7 +54,11 @@ def gather(store: Store, settings: Settings, round_id: str) -> round_data.RoundD
     assert state.closed is not None
     judged, scores = publish.scores(store, round_id) if scored else (state, None)
     opened = {task.name: holdout[f"{task.name}.parquet"] for task in state.competition.tasks} if scored else {}
-    targets = {} if state.private else {task: _targets(store, digest) for task, digest in opened.items()}
+    targets = (
+        {}
+        if state.private
+        else {task: _targets(store, digest, state.competition.task(task)) for task, digest in opened.items()}
+    )
     if state.private and state.seal is not None:
         # A file's own digest would tell whoever guesses the file that they are right; this root is salted.
         opened = dict.fromkeys(opened, str(state.seal["row_root"]))
@@ -112,9 +117,9 @@ def _stages(tx: Tx, state: Round, known: dict[str, str], kinds: tuple[str, ...])
             yield round_data.StageData(kind="select", key=key, seed=None, protocol=None, document=selection, **common)
 
 
-def _targets(store: Store, digest: str) -> dict[str, str]:
+def _targets(store: Store, digest: str, task: Task) -> dict[str, str]:
     table = table_blobs.read(store.blobs, digest)
-    return dict(zip(table.column("example").to_pylist(), table.column("target").to_pylist(), strict=True))
+    return dict(zip(table.column("example").to_pylist(), table.column(task.truth).to_pylist(), strict=True))
 
 
 def _older(store: Store, round_id: str, number: int) -> round_data.Version:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate import round_jobs
-from acclimate_competitions import digests, tables
+from acclimate_competitions import digests, metrics, tables
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
@@ -290,7 +290,7 @@ def other_versions(first: Mapping[str, str]) -> list[str]:
 def validation_nll(
     shop: RerunFolder, state: Round, model: ModelFiles, key: tuple[str, int], *, prepared: str
 ) -> float | None:
-    """The validation nll of a prepared model, scored by this machine; None where it is no number.
+    """The validation nll of a prepared model, scored by this machine; of generated texts the share of wrong answers. None where it is no number.
 
     Raises:
         Refusal: this machine's faults; model_invalid, where the file is no weights of this model.
@@ -313,17 +313,25 @@ def validation_nll(
     with shop.blobs.local(outcome.files[file]) as path:
         predictions = tables.read(path)
     with shop.blobs.local(split) as path:
-        return nll(predictions.to_pylist(), tables.read(path).to_pylist(), task)
+        return loss(predictions.to_pylist(), tables.read(path).to_pylist(), task)
 
 
-def nll(predictions: list[dict[str, Any]], rows: list[dict[str, Any]], task: Task) -> float | None:
-    """Mean over the rows of −log-likelihood of the target, in nats; None where a prediction is missing or no number."""
+def loss(predictions: list[dict[str, Any]], rows: list[dict[str, Any]], task: Task) -> float | None:
+    """Mean over the rows of −log-likelihood of the target, or of the whole text, in nats; of generated texts, 1 less the mean score.
+
+    None where a prediction is missing or no number.
+    """
+    if task.kind == "generate":
+        texts = {row["example"]: row["text"] for row in predictions}
+        said, targets = [texts.get(row["example"]) for row in rows], [row["target"] for row in rows]
+        scores = [score for score, _ in metrics.score_generate(task, targets=targets, texts=said) if score is not None]
+        return 1 - math.fsum(scores) / len(rows) if len(scores) == len(rows) and rows else None
     place = {choice: number for number, choice in enumerate(task.choices)}
     given = {row["example"]: row["loglikelihoods"] for row in predictions}
     losses = []
     for row in rows:
         found = given.get(row["example"])
-        value = None if found is None else found[place[row["target"]]]
+        value = None if found is None else found[0 if task.kind == "perplexity" else place[row["target"]]]
         if value is None or not math.isfinite(value):
             return None
         losses.append(-value)

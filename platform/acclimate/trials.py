@@ -56,7 +56,7 @@ def evaluate(
         task: one task's name; None for all.
         split: a public split.
         examples: where to write a Parquet file with one row an example: task, example, target, choices, loglikelihoods (natural, in
-            the order of choices), metric, score, reason (why there is no score).
+            the order of choices, or one of the whole text), text (generated), metric, score, reason (why there is no score).
         progress: called with (steps done, of how many, what is done).
 
     Returns:
@@ -272,10 +272,11 @@ class _Folder:
         scores = metrics.score_predictions(predictions, rows, task, cluster=self.competition.ranking.cluster)
         (found,) = evaluations.groups(scores)
         summary = found.summaries[task.metric]
-        targets = rows.column("target").to_pylist()
+        # A text that is read as a whole has no target.
+        targets = rows.column("target").to_pylist() if task.truth == "target" else [None] * rows.num_rows
         for row, score, target in zip(predictions.to_pylist(), scores.to_pylist(), targets, strict=True):
             values = {"task": name, "example": row["example"], "target": target, "choices": list(task.choices)}
-            values |= {"loglikelihoods": row["loglikelihoods"], "metric": task.metric}
+            values |= {"loglikelihoods": row["loglikelihoods"], "text": row["text"], "metric": task.metric}
             shown.append({**values, "score": score["score"], "reason": score["reason"]})
         return {
             task.metric: summary.get(""),
@@ -343,7 +344,7 @@ def _without_targets(table: "pa.Table") -> bytes:
     """A split's rows as a round gives its holdout's to the model."""
     with tempfile.TemporaryDirectory(prefix="acclimate-") as folder:
         path = Path(folder) / "inputs.parquet"
-        tables.write(table.drop_columns(["target"]), path)
+        tables.write(table.select([name for name in table.column_names if name != "target"]), path)
         return path.read_bytes()
 
 
@@ -441,7 +442,7 @@ def _write_examples(rows: list[dict[str, Any]], path: Path) -> None:
 
     text, numbers = pa.string(), pa.list_(pa.float64())
     columns = {"task": text, "example": text, "target": text, "choices": pa.list_(text), "loglikelihoods": numbers}
-    columns |= {"metric": text, "score": pa.float64(), "reason": text}
+    columns |= {"text": text, "metric": text, "score": pa.float64(), "reason": text}
     schema = pa.schema(list(columns.items()))
     with tempfile.TemporaryDirectory(prefix="acclimate-") as folder:
         draft = Path(folder) / "examples.parquet"

@@ -1,4 +1,6 @@
-"""Evaluation: log-likelihoods of each choice on the holdout's inputs, by the model as submitted and by its prepared models.
+"""Evaluation on the holdout's inputs, by the model as submitted and by its prepared models.
+
+It gives log-likelihoods of each choice, or of a whole text, or what the model writes.
 
 Targets never come here; whoever holds them scores what this gives back. One engine, dtype (float32) and batch rule for all.
 """
@@ -6,16 +8,17 @@ Targets never come here; whoever holds them scores what this gives back. One eng
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from acclimate_competitions import digests, tables
-from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
-from acclimate_runners import layouts, network, packing
+from acclimate_competitions.tasks import Task
+from acclimate_runners import generation, layouts, network, packing
 from acclimate_runners.jobs import EvaluateJob, Outcome
 from acclimate_runners.network import Network
 from acclimate_runners.packing import Packed
@@ -35,7 +38,7 @@ def evaluate(job: EvaluateJob, folder: Path, progress: Callable[[int, int, str],
     model.on_batch = words.again
     start = model.copy_weights()
     tasks = {data.task.name: data for data in job.tasks}
-    questions: dict[str, tuple[list[str], Questions]] = {}
+    questions: dict[str, tuple[list[str], Asked]] = {}
     files: dict[str, str] = {}
     predictions: list[dict[str, Any]] = []
     for number, (name, seed, protocol) in enumerate(job.stages):
@@ -47,7 +50,7 @@ def evaluate(job: EvaluateJob, folder: Path, progress: Callable[[int, int, str],
             if data.holdout_inputs is None:
                 raise Refusal("splits_invalid", f"the job names no holdout inputs of task {name}")
             rows = tables.read(input_path(folder, data.holdout_inputs)).to_pylist()
-            asked = Questions(tokenizer, data.task, rows, model=model, max_length=job.recipe.max_length)
+            asked = _KINDS[data.task.kind](tokenizer, data.task, rows, model=model, max_length=job.recipe.max_length)
             questions[name] = ([row["example"] for row in rows], asked)
             words.again()
         # 2. The weights: a direct evaluation is of the model as submitted.
@@ -62,7 +65,7 @@ def evaluate(job: EvaluateJob, folder: Path, progress: Callable[[int, int, str],
         file = f"{protocol}-{name}-{'none' if seed is None else seed}.parquet"
         path = folder / "out" / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        tables.write(_table(job.entrant, protocol, name, seed, examples, asked.loglikelihoods(model)), path)
+        tables.write(_table((job.entrant, protocol, name, seed), examples, asked.answers(model)), path)
         files[file] = digests.of_file(path)
         spent = round(time.monotonic() - began, 3)
         predictions.append(
@@ -70,6 +73,66 @@ def evaluate(job: EvaluateJob, folder: Path, progress: Callable[[int, int, str],
         )
     words.say(len(job.stages), len(job.stages), "done")
     return Outcome("done", "", files, {"predictions": predictions}, network.hardware(), network.versions())
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model gave for each row; a column of which a task's kind has none is None.
+
+    Attributes:
+        loglikelihoods: one number a choice, or one of a whole text; None where one is no number.
+        texts: what it wrote; None where its numbers are none.
+    """
+
+    loglikelihoods: list[list[float] | None] | None = None
+    texts: list[str | None] | None = None
+
+
+class Asked(Protocol):
+    """A task's inputs, made once for all seeds and protocols of an entry."""
+
+    def answers(self, model: Network) -> Answers:
+        """What the model, with its weights as they are now, gives."""
+
+
+class Begun:
+    """Prompts to write on from; one that leaves no room for a text of max_tokens loses tokens at its left."""
+
+    def __init__(
+        self, tokenizer: Any, task: Task, rows: list[dict[str, Any]], *, model: Network, max_length: int
+    ) -> None:
+        self._tokenizer, self._task = tokenizer, task
+        room = max_length - task.max_tokens
+        self._prompts = [prompt[-room:] for prompt in packing.begun(tokenizer, task, rows)]
+        readable(packing.pack(self._prompts, [[0]] * len(rows), max_length=room + 1), model, task)
+
+    def answers(self, model: Network) -> Answers:
+        """What the model writes."""
+        return Answers(texts=generation.generate(model, self._tokenizer, self._task, self._prompts))
+
+
+class Texts:
+    """Whole texts, in windows where they are longer than a sequence may be."""
+
+    def __init__(
+        self, tokenizer: Any, task: Task, rows: list[dict[str, Any]], *, model: Network, max_length: int
+    ) -> None:
+        texts = packing.whole_texts(tokenizer, task, rows)
+        found = [(w, row) for row, text in enumerate(texts) for w in packing.windows(text, max_length=max_length)]
+        # In which batch a window is read follows from the tokens alone.
+        found.sort(key=lambda one: one[0])
+        self._rows, self._of = len(rows), [row for _, row in found]
+        packed = packing.pack([w[0] for w, _ in found], [w[1] for w, _ in found], max_length=max_length)
+        self._packed = readable(packed, model, task)
+
+    def answers(self, model: Network) -> Answers:
+        """The log-likelihood of each text."""
+        each = network.answer_loglikelihoods(model, self._packed).numpy()
+        parts: list[list[float]] = [[] for _ in range(self._rows)]
+        for row, value in zip(self._of, each.tolist(), strict=True):
+            parts[row].append(value)
+        # math.fsum refuses infinities of both signs.
+        return Answers([[math.fsum(part)] if all(map(math.isfinite, part)) else None for part in parts])
 
 
 class Questions:
@@ -102,8 +165,8 @@ class Questions:
         for _, part in self._shared:
             readable(Packed(part.laid.inputs, part.tokens, part.laid.positions.max(axis=1) + 1), model, task)
 
-    def loglikelihoods(self, model: Network) -> list[list[float] | None]:
-        """For each row one number a choice, in the order of the choices; None where one of them is no number."""
+    def answers(self, model: Network) -> Answers:
+        """For each row one number a choice, in the order of the choices."""
         found = np.zeros((self._rows, self._count))
         if self._singles is not None:
             found[self._alone] = network.last_logprobs(model, self._packed, self._singles).numpy()
@@ -112,7 +175,10 @@ class Questions:
             found[self._alone] = alone.reshape(-1, self._count).numpy()
         for rows, answers in self._shared:
             found[rows] = network.shared_loglikelihoods(model, answers).reshape(-1, self._count).numpy()
-        return [row if all(map(math.isfinite, row)) else None for row in found.tolist()]
+        return Answers([row if all(map(math.isfinite, row)) else None for row in found.tolist()])
+
+
+_KINDS: dict[str, Callable[..., Asked]] = {"choice": Questions, "generate": Begun, "perplexity": Texts}
 
 
 def _shares(prompt: list[int], answers: list[list[int]], model: Network, max_length: int) -> bool:
@@ -132,22 +198,14 @@ def _of(
     return [prompts[row] for row in rows], [answers[row] for row in rows]
 
 
-def _table(
-    entrant: str,
-    protocol: str,
-    task: str,
-    seed: int | None,
-    examples: list[str],
-    loglikelihoods: list[list[float] | None],
-) -> pa.Table:
+def _table(key: tuple[str, str, str, int | None], examples: list[str], answers: Answers) -> pa.Table:
     count = len(examples)
-    columns = {
-        "entrant": [entrant] * count,
-        "protocol": [protocol] * count,
-        "task": [task] * count,
-        "seed": [seed] * count,
+    columns: dict[str, list[Any]] = {
+        name: [value] * count for name, value in zip(("entrant", "protocol", "task", "seed"), key, strict=True)
+    }
+    columns |= {
         "example": examples,
-        "loglikelihoods": loglikelihoods,
-        "text": [None] * count,
+        "loglikelihoods": answers.loglikelihoods or [None] * count,
+        "text": answers.texts or [None] * count,
     }
     return pa.table(columns, schema=tables.PREDICTIONS)

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from acclimate_competitions import digests, recipe
-from acclimate_competitions.definition import Task
+from acclimate_competitions import tasks as task_definitions
 from acclimate_competitions.recipe import Recipe
+from acclimate_competitions.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -194,8 +195,7 @@ def from_json(text: str) -> Job:
     values = json.loads(text)
     values["model"] = ModelFiles(**values["model"])
     values["tasks"] = tuple(
-        TaskData(**{**data, "task": Task(**{**data["task"], "choices": tuple(data["task"]["choices"])})})
-        for data in values["tasks"]
+        TaskData(**{**data, "task": task_definitions.from_values(data["task"])}) for data in values["tasks"]
     )
     values["recipe"] = recipe.from_document(values["recipe"])
     values["limits"] = Limits(**{**values["limits"], "architectures": tuple(values["limits"]["architectures"])})

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,30 @@ class Network:
         if self.model.config._attn_implementation == "eager":
             seen = torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)
         return self._hidden(torch.from_numpy(rows.inputs), at, positions=torch.from_numpy(rows.positions), mask=seen)
+
+    def continued(self, inputs: Tensor, *, seen: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        """Next-token logits [rows, vocabulary] behind inputs [rows, length], which stand behind what the cache holds.
+
+        Args:
+            inputs: token numbers.
+            seen: [rows, tokens of the cache and of inputs] 1, or 0 where padded.
+            positions: of inputs, [rows, length].
+            cache: of `new_cache`; the inputs are added to it.
+        """
+        model = self.model.base_model
+        # Versions of transformers differ in what they call it.
+        kept = {"cache" if "cache" in signature(model.forward).parameters else "past_key_values": cache}
+        hidden = model(
+            input_ids=inputs, attention_mask=seen, position_ids=positions, use_cache=True, **kept
+        ).last_hidden_state
+        self.on_batch()
+        return self.head(hidden[:, -1])
+
+    def new_cache(self) -> Any:
+        """Room for keys and values."""
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.model.config)
 
     def can_lay(self, length: int) -> bool:
         """Whether sequences of so many tokens may stand beside others in a row: each token sees all before it in its own."""

@@ -7,6 +7,7 @@ at its left. A model reads a sequence without its last token, padded on the righ
 looks to the right of an answer.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.tasks import Task
 
 BEGINNINGS = ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>")
 """Spellings of the beginning-of-text token; the first that the tokenizer knows is used."""
@@ -126,17 +127,103 @@ def answer_tokens(tokenizer: Any, task: Task) -> dict[str, list[int]]:
     return found
 
 
-def taught(tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]]) -> tuple[list[list[int]], list[list[int]]]:
-    """Tokens of each row's prompt, and of its target.
+def taught(
+    tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]], *, max_length: int = sys.maxsize
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Tokens of each row's prompt, and of its target; of a text that is read as a whole, of each window and what stands before it.
+
+    Args:
+        tokenizer: of the model.
+        task: a target of kind generate is taught with the first stop string behind it.
+        rows: of a split.
+        max_length: tokens of a window.
 
     Raises:
         Refusal: model_invalid, definition_invalid.
     """
+    if task.kind == "perplexity":
+        texts = whole_texts(tokenizer, task, rows)
+        parts = [window for text in texts for window in windows(text, max_length=max_length)]
+        return [before for before, _ in parts], [read for _, read in parts]
+    if task.kind == "generate":
+        return _taught_to_end(tokenizer, task, rows)
     if task.tokenize == "apart":
         answers = answer_tokens(tokenizer, task)
         return prompt_tokens(tokenizer, task, rows), [answers[row["target"]] for row in rows]
     contexts, found = _together(tokenizer, task, prompts(task, rows), [(row["target"],) for row in rows])
     return contexts, [answer for (answer,) in found]
+
+
+def _taught_to_end(
+    tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    stop, ended = task.stop[0], [row["target"] + task.stop[0] for row in rows]
+    if tokens(tokenizer, [stop]) == [[]]:
+        sentence = f"the tokenizer gives no token for {stop!r}, where a text of task {task.name} ends"
+        raise Refusal("model_invalid", sentence, hint="use a tokenizer that keeps it; one of bytes keeps all text")
+    if task.tokenize == "apart":
+        return prompt_tokens(tokenizer, task, rows), tokens(tokenizer, ended)
+    contexts, found = _together(tokenizer, task, prompts(task, rows), [(text,) for text in ended])
+    return contexts, [answer for (answer,) in found]
+
+
+def begun(tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Tokens of each row's prompt, for a model to write on from.
+
+    Where prompts and answers are tokenized together, they have what the tokenizer's own post-processor puts around them, as
+    lm-evaluation-harness has it.
+
+    Raises:
+        Refusal: model_invalid, definition_invalid.
+    """
+    if task.tokenize == "apart":
+        found = prompt_tokens(tokenizer, task, rows)
+    else:
+        spelled, beginning = _beginning(tokenizer)
+        texts = prompts(task, rows)
+        bare = [spelled != "" and text.startswith(spelled) for text in texts]
+        found = [ids or beginning for ids in _each(tokenizer, texts, bare)]
+    if not all(found):
+        sentence = f"a prompt of task {task.name} has no token, and the tokenizer no beginning-of-text token"
+        raise Refusal("model_invalid", sentence, hint=f"it may be {' or '.join(BEGINNINGS)}")
+    return found
+
+
+def whole_texts(tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """The beginning-of-text token, and behind it the tokens of each row's text.
+
+    Raises:
+        Refusal: model_invalid, where there is no such token: nothing would stand before a text's first one.
+    """
+    spelled, beginning = _beginning(tokenizer)
+    if not beginning:
+        sentence = (
+            f"task {task.name} reads texts from their first token, and the tokenizer has no beginning-of-text token"
+        )
+        raise Refusal("model_invalid", sentence, hint=f"it may be {' or '.join(BEGINNINGS)}")
+    texts = [row["input"] for row in rows]
+    bare = [task.tokenize == "apart" or text.startswith(spelled) for text in texts]
+    found = _each(tokenizer, texts, bare)
+    if not all(found):
+        raise Refusal("model_invalid", f"the tokenizer gives no token for a text of task {task.name}")
+    return [beginning + ids for ids in found]
+
+
+def windows(text: Sequence[int], *, max_length: int) -> list[tuple[list[int], list[int]]]:
+    """A text in windows, each token but the first read once: what stands before, and what is read.
+
+    A window is as long as it may be; the last one begins earlier, so that its tokens have as much before them as there is. So does
+    lm-evaluation-harness (loglikelihood_rolling with a context of 1), of which a model reads one token less.
+
+    Args:
+        text: tokens, at least two.
+        max_length: tokens of a window, at least two.
+    """
+    room, found = max_length - 1, []
+    for start in range(1, len(text), room):
+        end = min(start + room, len(text))
+        found.append((list(text[max(0, end - room - 1) : start]), list(text[start:end])))
+    return found
 
 
 def asked(

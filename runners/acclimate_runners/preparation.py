@@ -453,7 +453,7 @@ def pack_splits(
         rows = tables.read(input_path(folder, digest)).to_pylist()
         if not rows:
             raise Refusal("splits_invalid", f"a split of task {data.task.name} has no rows")
-        prompts, targets = packing.taught(tokenizer, data.task, rows)
+        prompts, targets = packing.taught(tokenizer, data.task, rows, max_length=job.recipe.max_length)
         found.append(readable(packing.pack(prompts, targets, max_length=job.recipe.max_length), model, data.task))
     return found[0], found[1]
 

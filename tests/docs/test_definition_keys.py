@@ -69,6 +69,31 @@ def test_a_key_is_required_where_the_page_says_so() -> None:
         assert caught.value.code == "definition_invalid", key
 
 
+KINDS = {
+    "generate": {"tasks.stop": '["e"]', "tasks.max_tokens": "1", "tasks.metric": '"exact_match"'},
+    "perplexity": {"tasks.metric": '"bits_per_byte"'},
+}
+
+
+def test_keys_of_other_kinds_of_task_are_on_the_page() -> None:
+    section = PAGE.read_text("utf-8").split("## Tasks to write, and whole texts\n")[1].split("\n## ")[0]
+    table = re.findall(r"^\| `tasks\.([a-z_]+)` \| (\w+) \| (required|none|`[^|]+`) \| [^|]*\|$", section, re.MULTILINE)
+    choice = {name: value for name, value in REQUIRED.items() if name != "tasks.choices"}
+    for kind, own in KINDS.items():
+        values = choice | {"tasks.kind": f'"{kind}"', "preparation.max_length": "9"} | own
+        (task,) = definition.parse(written(values)).tasks
+        assert {name for name, of, _ in table if of == kind} == set(task.document()) - {
+            *("name", "kind", "metric", "chance", "tokenize", "prompt")
+        }
+        for name, of, default in table:
+            if of == kind and default == "required":
+                with pytest.raises(Refusal, match="1 problem"):
+                    definition.parse(written({key: value for key, value in values.items() if key != f"tasks.{name}"}))
+            elif of == kind and default != "none":
+                given = definition.parse(written(values | {f"tasks.{name}": default.strip("`")}))
+                assert given.tasks == (task,) and given.origins[f"tasks[0].{name}"] != "default"
+
+
 def test_the_defaults_on_the_page_are_those_in_force() -> None:
     minimal = definition.parse(written(REQUIRED)).effective()
     said = {key: default for key, default in rows().items() if default not in ("required", "none")}

@@ -1,7 +1,7 @@
 """What is compared with lm-evaluation-harness and TRL: models, tokenizers and items that are the same on every machine.
 
-Run as a program where these are installed (`pip install lm-eval==0.4.13 trl==1.16.0`), it writes their numbers to tests/vectors/lm-eval.json and
-trl.json.
+Run as a program where these are installed (`pip install lm-eval==0.4.13 trl==1.16.0`), it writes their numbers to tests/vectors/lm-eval.json,
+lm-eval-written.json and trl.json: `python harness.py FOLDER lm-eval`, or `written`, or `trl`.
 """
 
 import json
@@ -16,6 +16,7 @@ from acclimate_competitions.recipe import Optimizer, Recipe, Schedule, Selection
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "lm-eval.json"
 LOSSES = VECTORS.with_name("trl.json")
+WRITTEN = VECTORS.with_name("lm-eval-written.json")
 LENGTH = 40
 """Tokens that a model reads; longer prompts are cut from the left."""
 
@@ -68,6 +69,32 @@ def rows(task: Task) -> list[dict[str, str]]:
         {"example": f"{task.name}-{number}", "input": text, "target": task.choices[number * 7 % len(task.choices)]}
         for number, text in enumerate(texts)
     ]
+
+
+_FROM = {"prompt": "{{ input }}", "choices": (), "metric": "exact_match", "chance": 0.0, "tokenize": "together"}
+WRITERS = ("llama", "gpt2", "gpt_neox")
+"""Architectures whose texts are compared; the others are compared with themselves, one text at a time."""
+WRITING = {
+    # A stop string of one token, of several, of half a token's text, of many bytes; and one that is never met.
+    "letter": Task("letter", "generate", **_FROM, stop=("$",), max_tokens=12),
+    "several": Task("several", "generate", **_FROM, stop=("m$", " goo", "$E", "#\x14"), max_tokens=16),
+    "half": Task("half", "generate", **_FROM, stop=("h", "oo", "O"), max_tokens=16),
+    "bytes": Task("bytes", "generate", **_FROM, stop=("日", "🙂"), max_tokens=8),
+    "never": Task("never", "generate", **_FROM, stop=("no such text",), max_tokens=20),
+}
+READING = Task("texts", "perplexity", "{{ input }}", (), "bits_per_byte", 8.0, tokenize="together")
+
+
+def begun() -> list[dict[str, str]]:
+    """Prompts to write on from; the long one is cut from the left."""
+    texts_ = [text for text in _TEXTS if text] + ["ö", "日本", "A B C", "then", "in the barn", "very good", "a" * 60]
+    return [{"example": str(number), "input": text} for number, text in enumerate(texts_)]
+
+
+def texts() -> list[dict[str, str]]:
+    """Texts to read as a whole: of one token, of a window, and of several windows with a rest."""
+    found = [text for text in _TEXTS if text] + ["日本" * 30, "a" * LENGTH, "a" * (LENGTH - 1), "the " * 100 + "end"]
+    return [{"example": str(number), "input": text} for number, text in enumerate(found)]
 
 
 LEARNT = TASKS[1]
@@ -186,6 +213,26 @@ def measured(folder: Path, work: Path) -> dict[str, Any]:
     return found
 
 
+def written(folder: Path) -> dict[str, Any]:
+    """What the harness has a model write, {"texts": {task: [text]}}, and the log-likelihoods of whole texts, {"rolling": [number]}."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    names = {"bos_token": "<s>", "pad_token": "<s>", "eos_token": "<s>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **names)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", attn_implementation="eager")
+    # It looks for a beginning of text in the first prompt of a batch only.
+    lm = HFLM(pretrained=model, tokenizer=tokenizer, max_length=LENGTH, batch_size=1, device="cpu")
+    found = {}
+    for name, task in WRITING.items():
+        how = {"until": list(task.stop), "max_gen_toks": task.max_tokens, "do_sample": False}
+        asked = [Instance("generate_until", row, (row["input"], dict(how)), n) for n, row in enumerate(begun())]
+        found[name] = lm.generate_until(asked, disable_tqdm=True)
+    asked = [Instance("loglikelihood_rolling", row, (row["input"],), n) for n, row in enumerate(texts())]
+    return {"texts": found, "rolling": [float(value) for value in lm.loglikelihood_rolling(asked, disable_tqdm=True)]}
+
+
 def trained(folder: Path, work: Path) -> list[float]:
     """The losses of TRL's SFTTrainer, step by step: its loop, loss and clipping, our tokens, order, AdamW and schedule."""
     import torch
@@ -267,6 +314,9 @@ def main(work: Path, which: str) -> None:
     if which == "lm-eval":
         models: dict[str, Any] = {name: measured(write_model(work / name, name), work) for name in MODELS}
         path, call, names = VECTORS, "lm_eval.simple_evaluate", ("lm_eval", *names)
+    elif which == "written":
+        models = {name: written(write_model(work / name, name, eos_token_id=0)) for name in WRITERS}
+        path, call, names = WRITTEN, "HFLM.generate_until and loglikelihood_rolling", ("lm_eval", *names)
     else:
         models = {name: trained(write_model(work / name, name, **more), work) for name, more in TRAINED.items()}
         path, call, names = LOSSES, "trl.SFTTrainer's losses, step by step,", ("trl", *names)

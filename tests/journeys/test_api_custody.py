@@ -92,7 +92,7 @@ def rewritten(folder, **columns):
         (lambda folder: rewritten(folder, target=["red"] * 11 + [None]), "1 nulls"),
         (
             lambda folder: rewritten(folder, target=["red"] * 11 + ["mauve"]),
-            "the target of row 11 is not among the choices",
+            "targets that are not among the choices, first in row 11",
         ),
         (lambda folder: rewritten(folder, example=["twice"] * 12), "stands twice"),
     ],

@@ -1,10 +1,12 @@
+import dataclasses
+import json
 import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from acclimate_competitions import definition, digests, metrics, parsing
+from acclimate_competitions import definition, digests, metrics, parsing, tasks
 from acclimate_competitions.errors import Refusal
 
 SHIPPED = (definition.shipped("digits") / "competition.toml").read_text("utf-8")
@@ -117,7 +119,8 @@ def test_the_digest_is_over_the_bytes_not_the_meaning():
 
 
 def test_metrics_of_definitions_exist():
-    assert set(definition.METRICS) == {name for name, metric in metrics.METRICS.items() if "choice" in metric.kinds}
+    for kind, names in tasks.METRICS.items():
+        assert set(names) == {name for name, metric in metrics.METRICS.items() if kind in metric.kinds}
 
 
 def test_one_metric_for_all_tasks():
@@ -178,7 +181,7 @@ CASES = [
     ('choices = ["even", "odd"]', 'choices = ["even", "even"]', 'tasks[1].choices[1] = "even" stands twice'),
     ('choices = ["even", "odd"]', 'choices = ["even"]', "tasks[1].choices are 1: must be at least 2"),
     ('choices = ["even", "odd"]', 'choices = ["even", " "]', "tasks[1].choices[1] must not be blank"),
-    ('kind = "choice"', 'kind = "generate"', 'tasks[0].kind = "generate": this version carries only "choice"'),
+    ('kind = "choice"', 'kind = "classify"', 'tasks[0].kind = "classify": this version carries only "choice", "generate"'),
     ('metric = "accuracy"', 'metric = "f1"', 'tasks[0].metric = "f1" is unknown'),
     ("chance = 0.1", "chance = 1.5", "tasks[0].chance = 1.5: must be at most 1"),
     ("chance = 0.1", "chance = nan", "tasks[0].chance = nan: must be finite"),
@@ -379,3 +382,68 @@ def test_an_unknown_slug_is_refused_with_what_there_is(slug: str):
     with pytest.raises(Refusal, match="comes with Acclimate") as caught:
         definition.shipped(slug)
     assert "digits" in caught.value.hint
+
+
+# ---- tasks of other kinds ------------------------------------------------------------------------------------------
+
+GENERATE = """[[tasks]]
+name = "sums"
+kind = "generate"
+prompt = "{{ input }} ="
+stop = ["\\n", "."]
+max_tokens = 8
+extract = "(-?[0-9]+)"
+take = "last"
+normalize = ["strip", "lower"]
+metric = "exact_match"
+"""
+PERPLEXITY = """[[tasks]]
+name = "prose"
+kind = "perplexity"
+metric = "bits_per_byte"
+"""
+
+
+def with_tasks(*texts: str, aggregate: str = "mean") -> str:
+    head, _, rest = BASE.partition("[[tasks]]")
+    tail = rest[rest.index("\n[preparation]") :]
+    return (head + "\n".join(texts) + tail).replace('aggregate = "mean"', f'aggregate = "{aggregate}"')
+
+
+def test_tasks_of_other_kinds_are_read():
+    competition = definition.parse(with_tasks(GENERATE, PERPLEXITY, aggregate="win_rate").encode())
+    sums, prose = competition.tasks
+    assert (sums.stop, sums.max_tokens, sums.extract, sums.take) == (("\n", "."), 8, "(-?[0-9]+)", "last")
+    assert (sums.normalize, sums.chance, sums.truth) == (("strip", "lower"), 0.0, "target")
+    assert (prose.prompt, prose.chance, prose.truth, prose.choices) == ("{{ input }}", 8.0, "input", ())
+    assert set(prose.document()) == {"name", "kind", "metric", "chance", "tokenize"}
+    assert competition.effective()["tasks[0].stop"] == ["\n", "."] and "tasks[1].prompt" not in competition.effective()
+    for task in competition.tasks:
+        assert tasks.from_values(json.loads(json.dumps(dataclasses.asdict(task)))) == task
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('stop = ["\\n", "."]', "stop = []", "tasks[0].stop are 0: must be 1 to 8"),
+        ('stop = ["\\n", "."]', 'stop = [""]', "tasks[0].stop[0] must have 1 to 64 characters"),
+        ("max_tokens = 8", "max_tokens = 0", "tasks[0].max_tokens = 0: must be at least 1"),
+        ("max_tokens = 8", "max_tokens = 32", "tasks[0].max_tokens = 32: must be below preparation.max_length, 32"),
+        ('"(-?[0-9]+)"', '"[0-9]+"', "tasks[0].extract has no group: write the answer's part in parentheses"),
+        ('"(-?[0-9]+)"', '"([0-9]+"', "tasks[0].extract is no regular expression of RE2: missing )"),
+        ('extract = "(-?[0-9]+)"\n', "", "tasks[0].take is for `extract`"),
+        ('"lower"]', '"upper"]', "tasks[0].normalize[1] = \"upper\" is unknown"),
+        ('metric = "exact_match"', 'metric = "accuracy"', 'tasks[0].metric = "accuracy" is unknown: allowed is'),
+        ('kind = "perplexity"', 'kind = "perplexity"\nprompt = "x"', "tasks[1].prompt is not a known key"),
+        ('kind = "perplexity"', 'kind = "perplexity"\nchance = 0', "tasks[1].chance = 0: must be above 0"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_tasks_of_other_kinds_is_named(old: str, new: str, says: str):
+    text = with_tasks(GENERATE, PERPLEXITY, aggregate="win_rate")
+    assert old in text
+    assert [problem for problem in problems(text.replace(old, new, 1)) if says in problem]
+
+
+def test_metrics_of_several_scales_have_no_mean():
+    (problem,) = problems(with_tasks(GENERATE, PERPLEXITY))
+    assert 'tasks[1].metric = "bits_per_byte": the mean over tasks needs one metric' in problem

@@ -271,7 +271,7 @@ def _check_usable(store: Store, state: Round, files: Mapping[str, Path]) -> None
             continue
         preparation = state.defined["files"][f"splits/{task.name}/preparation.parquet"]
         needed = splits.columns_of(task) & set(table_blobs.read(store.blobs, preparation).column_names)
-        needed |= {*tables.SPLIT_COLUMNS, state.competition.ranking.cluster or "example"}
+        needed |= set(splits.columns_needed(task, cluster=state.competition.ranking.cluster))
         table = tables.read(files[name])
         problems += [f"{name}: {problem}" for problem in _unusable(table, task, needed)]
     if problems:
@@ -281,6 +281,8 @@ def _check_usable(store: Store, state: Round, files: Mapping[str, Path]) -> None
 
 def _unusable(table: "pa.Table", task: Task, needed: Collection[str]) -> list[str]:
     import pyarrow as pa
+
+    from acclimate_competitions import splits
 
     names = table.column_names
     problems = [
@@ -296,14 +298,13 @@ def _unusable(table: "pa.Table", task: Task, needed: Collection[str]) -> list[st
             problems.append(f"column {name!r} has {column.null_count} nulls")
     if problems:
         return problems
-    examples, targets = table.column("example").to_pylist(), table.column("target").to_pylist()
+    examples, truths = table.column("example").to_pylist(), table.column(task.truth).to_pylist()
     if not examples:
         problems.append("there are no rows")
     if len(examples) != len(set(examples)):
         problems.append("an example id stands twice")
     # By its place: everybody reads this, also where the holdout stays private.
-    if strange := [row for row, target in enumerate(targets) if target not in task.choices]:
-        problems.append(f"the target of row {strange[0]} is not among the choices")
+    problems += [f"{what}, first in row {rows[0]}" for what, rows in splits.wrong_truths(task, truths).items()]
     return problems
 
 

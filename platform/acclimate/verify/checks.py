@@ -183,7 +183,7 @@ _SEAL = (
     Rule(
         "unseen",
         "seal",
-        "no example, input or cluster of the holdout stands in a public split, and each target is a choice of its task",
+        "no example, input or cluster of the holdout stands in a public split, and each target is one that its task can have",
         ("holdout", "public files"),
         seal.unseen,
     ),

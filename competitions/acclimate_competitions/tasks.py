@@ -1,0 +1,173 @@
+"""A competition's tasks: `[[tasks]]` of its definition, typed.
+
+What a task has besides its name, kind, metric and chance follows from its kind:
+
+    choice: prompt, choices, tokenize; the answer with the largest log-likelihood counts.
+    generate: prompt, stop, max_tokens, extract, take, normalize, tokenize; the model writes on, greedily.
+    perplexity: tokenize; the text in `input` is read as a whole, and there is no target.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from acclimate_competitions import answers
+from acclimate_competitions.fields import NAME, NAME_MEANING, Table
+
+METRICS: Mapping[str, tuple[str, ...]] = {
+    "choice": ("accuracy", "acc_norm", "nll"),
+    "generate": ("exact_match", "token_f1"),
+    "perplexity": ("bits_per_byte",),
+}
+"""Kind of task -> names of metrics.METRICS that fit it."""
+
+MOST_TOKENS = 4096
+"""Of a generated text."""
+_STOPS, _LONGEST_STOP = 8, 64
+
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "choice": ("prompt", "choices", "tokenize"),
+    "generate": ("prompt", "stop", "max_tokens", "extract", "take", "normalize", "tokenize"),
+    "perplexity": ("tokenize",),
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One question of the competition.
+
+    Attributes:
+        prompt: Jinja2 template over a row's columns.
+        choices: the allowed answers, for kind choice; the target is one of them.
+        metric: a name of metrics.METRICS.
+        chance: the score of a blind guess.
+        tokenize: apart: prompt and answer each by itself, so that an answer has the same tokens after every prompt. together: as one text,
+            the answer being what the prompt's own tokens leave, blanks at the prompt's end included; so does lm-evaluation-harness.
+        stop: for kind generate: a text ends before the first of these; the preparation teaches the target and the first of them.
+        max_tokens: for kind generate: a text ends after so many.
+        extract: for kind generate: regular expression with one group; what that finds is the answer. "" for the whole text.
+        take: which of several finds counts.
+        normalize: for kind generate: names of answers.NORMALIZATIONS.
+    """
+
+    name: str
+    kind: Literal["choice", "generate", "perplexity", "classify"]
+    prompt: str
+    choices: tuple[str, ...]
+    metric: str
+    chance: float
+    tokenize: Literal["apart", "together"] = "apart"
+    stop: tuple[str, ...] = ()
+    max_tokens: int = 0
+    extract: str = ""
+    take: Literal["first", "last"] = "first"
+    normalize: tuple[str, ...] = ()
+
+    @property
+    def truth(self) -> str:
+        """The column that a prediction is scored by: the target, or the text whose bytes are counted."""
+        return "input" if self.kind == "perplexity" else "target"
+
+    def document(self) -> dict[str, Any]:
+        """The task as JSON-ready data: what its kind has."""
+        kept = {"name", "kind", "metric", "chance", *_KEYS.get(self.kind, ())}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name in kept}
+
+
+def from_values(values: Mapping[str, Any]) -> Task:
+    """The task of `dataclasses.asdict`, read from JSON."""
+    read_: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return Task(**read_)
+
+
+def read(root: Table) -> tuple[Task, ...]:
+    """The tasks of a definition; problems are noted in its document."""
+    tasks: list[Task] = []
+    for table in root.tables("tasks"):
+        kind = table.word("kind", tuple(METRICS), designed=("classify",))
+        task = {"choice": _choice, "generate": _generate, "perplexity": _perplexity}[kind](table)
+        if table.good("name") and task.name in [other.name for other in tasks]:
+            table.problem("name", f'= "{task.name}" is the name of another task')
+        tasks.append(task)
+        table.finish()
+    return tuple(tasks)
+
+
+def _name(table: Table) -> str:
+    return table.text("name", pattern=NAME, form=NAME_MEANING)
+
+
+def _tokenize(table: Table) -> Any:
+    return table.word("tokenize", ("apart", "together"), default="apart")
+
+
+def _choice(table: Table) -> Task:
+    choices = table.list_("choices", str)
+    if table.good("choices") and len(choices) < 2:
+        table.problem("choices", f"are {len(choices)}: must be at least 2")
+    for index, choice in enumerate(choices):
+        if not choice.strip():
+            table.problem("choices", "must not be blank", index=index)
+    metric = table.word("metric", METRICS["choice"])
+    share = metric != "nll"
+    blind = 1 / max(2, len(choices)) if share else math.log(max(2, len(choices)))
+    return Task(
+        name=_name(table),
+        kind="choice",
+        prompt=table.text("prompt", "{{ input }}"),
+        choices=choices,
+        metric=metric,
+        chance=_share(table, blind) if share else table.number("chance", blind),
+        tokenize=_tokenize(table),
+    )
+
+
+def _share(table: Table, default: float) -> float:
+    chance = table.number("chance", default)
+    if table.good("chance") and chance > 1:
+        table.problem("chance", f"= {chance}: must be at most 1")
+    return chance
+
+
+def _generate(table: Table) -> Task:
+    stop = table.list_("stop", str)
+    if table.good("stop") and not 1 <= len(stop) <= _STOPS:
+        table.problem("stop", f"are {len(stop)}: must be 1 to {_STOPS}, or nothing teaches a model where to end")
+    for index, each in enumerate(stop):
+        if not 1 <= len(each) <= _LONGEST_STOP or "\ufffd" in each:
+            table.problem("stop", f"must have 1 to {_LONGEST_STOP} characters, and no U+FFFD", index=index)
+    extract = table.text("extract", "")
+    if extract and table.good("extract") and (problem := answers.pattern_problem(extract)):
+        table.problem("extract", problem)
+    take = table.word("take", ("first", "last"), default="first")
+    if not extract and take == "last" and table.good("extract"):
+        table.problem("take", "is for `extract`: without it there is one answer, the whole text")
+    return Task(
+        name=_name(table),
+        kind="generate",
+        prompt=table.text("prompt", "{{ input }}"),
+        choices=(),
+        metric=table.word("metric", METRICS["generate"]),
+        chance=_share(table, 0.0),
+        tokenize=_tokenize(table),
+        stop=stop,
+        max_tokens=table.integer("max_tokens", least=1, most=MOST_TOKENS),
+        extract=extract,
+        take=take,
+        normalize=table.words("normalize", tuple(answers.NORMALIZATIONS), default=("strip",)),
+    )
+
+
+def _perplexity(table: Table) -> Task:
+    return Task(
+        name=_name(table),
+        kind="perplexity",
+        prompt="{{ input }}",
+        choices=(),
+        metric=table.word("metric", METRICS["perplexity"]),
+        # Each byte as likely as any other.
+        chance=table.number("chance", 8.0, above=0),
+        tokenize=_tokenize(table),
+    )
