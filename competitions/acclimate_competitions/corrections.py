@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from acclimate_competitions import digests
-from acclimate_competitions.definition import METRICS, Competition
+from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.metrics import METRICS
 
 if TYPE_CHECKING:
     import pyarrow as pa
