@@ -31,7 +31,7 @@ def check(store: Store, settings: Settings, rounds: Sequence[str], *, progress: 
         {same, rounds: [{round, name, same, differences: [{kind, run, what, run_id}]}]}.
 
     Raises:
-        Refusal: round_unknown, phase_wrong; extra_missing, server_unreachable; as publisher.gather.
+        Refusal: round_unknown, phase_wrong; extra_missing; server_unreachable, file_unreadable; as publisher.gather.
     """
     found = []
     for data in _gathered(store, settings, rounds):

@@ -1,4 +1,4 @@
-"""MLflow, both ways: projects a round into it, and reads rounds back for analysts. Only this module and tracking_tables import mlflow.
+"""MLflow, both ways: projects a round into it, and reads rounds back for analysts. Only modules named tracking… import mlflow.
 
 MLflow is a projection that can be rebuilt: publishing again finds each run by its stage key, writes only what differs, and
 makes no second run. What analysts read here comes from MLflow alone; it needs no other access to the installation.
@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
-from acclimate import projection, tracked_rows, tracking_check, tracking_places, tracking_tables
+from acclimate import projection, tracked_rows, tracking_artifacts, tracking_check, tracking_places, tracking_tables
 from acclimate.projection import Planned
 from acclimate.round_data import EntryData as EntryData
 from acclimate.round_data import RoundData as RoundData
@@ -350,34 +348,16 @@ class Tracked:
         return pa.concat_tables(parts)
 
     def artifact(self, run: Any, name: str) -> bytes | None:
-        """An artifact's bytes; None where it is not there."""
-        import mlflow.artifacts
-        from mlflow.exceptions import MlflowException
+        """An artifact's bytes; None where it is not there.
 
-        place = f"{run.info.artifact_uri}/{name}"
-        try:
-            if place.startswith("file:"):
-                return Path(url2pathname(urlsplit(place).path)).read_bytes()
-            with tempfile.TemporaryDirectory() as temporary:
-                options = {"dst_path": temporary, "tracking_uri": tracking_places.driver(self._uri)}
-                return Path(mlflow.artifacts.download_artifacts(artifact_uri=place, **options)).read_bytes()
-        except (OSError, MlflowException):
-            return None
+        Raises:
+            Refusal: file_unreadable, server_unreachable.
+        """
+        return tracking_artifacts.content(run.info.artifact_uri, name, uri=tracking_places.driver(self._uri))
 
     def parquet(self, run: Any, name: str) -> "pa.Table":
         """A table that is an artifact of a run."""
-        import mlflow.artifacts
-        import pyarrow.parquet as pq
-
-        uri = f"{run.info.artifact_uri}/{name}"
-        if uri.startswith("file:"):
-            # A local artifact is read where it lies; others are fetched.
-            return pq.ParquetFile(url2pathname(urlsplit(uri).path)).read()
-        with tempfile.TemporaryDirectory() as temporary:
-            path = mlflow.artifacts.download_artifacts(
-                artifact_uri=uri, dst_path=temporary, tracking_uri=tracking_places.driver(self._uri)
-            )
-            return pq.ParquetFile(path).read()
+        return tracking_artifacts.parquet(run.info.artifact_uri, name, uri=tracking_places.driver(self._uri))
 
 
 def tracked(uri: str, competition: str) -> list[Tracked]:

@@ -140,6 +140,45 @@ def test_the_commands_say_what_differs_and_end_with_one(staged: Staged) -> None:
     assert CliRunner().invoke(app, ["mlflow", *words[:2], "check"]).exit_code == 2
 
 
+def test_an_outage_of_the_artifacts_is_no_difference_and_deletes_no_run(staged: Staged) -> None:
+    server = staged.live
+    sync(server)
+    with database(server) as connection:
+        run, _ = one_run(connection, "evaluate")
+        (place,) = connection.execute("SELECT artifact_uri FROM runs WHERE run_uuid = ?", (run,)).fetchone()
+        before = connection.execute("SELECT run_uuid, lifecycle_stage FROM runs ORDER BY 1").fetchall()
+    file = Path(place.removeprefix("file://"), "examples.parquet")
+    kept = file.read_bytes()
+    # What is there and can't be read, by root neither: as a disk that is ill, or a share that is gone.
+    file.unlink()
+    file.symlink_to(file)
+    for act in (check, sync):
+        with pytest.raises(Refusal) as caught:
+            act(server)
+        assert caught.value.code == "file_unreadable"
+    # A store of artifacts where nobody answers: not even a list can be had of it.
+    with database(server) as connection:
+        connection.execute("UPDATE runs SET artifact_uri = 's3://gone/away' WHERE run_uuid = ?", (run,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_S3_ENDPOINT_URL", "http://127.0.0.1:9")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "nobody")
+        patch.setenv("AWS_MAX_ATTEMPTS", "1")
+        with pytest.raises(Refusal) as caught:
+            sync(server)
+    assert caught.value.code == "server_unreachable"
+    with database(server) as connection:
+        assert connection.execute("SELECT run_uuid, lifecycle_stage FROM runs ORDER BY 1").fetchall() == before
+        connection.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (place, run))
+    file.unlink()
+    file.write_bytes(kept)
+    assert check(server) == []
+    # One that is gone while the store answers is a difference.
+    file.unlink()
+    assert [one["kind"] for one in sync(server)] == ["changed"]
+    assert check(server) == []
+
+
 def test_a_round_that_there_is_not_is_refused(staged: Staged) -> None:
     server = staged.live
     with pytest.raises(Refusal) as caught:
