@@ -128,6 +128,17 @@ def test_an_empty_pool_is_told_as_that(served: Live, tmp_path: Path) -> None:
     assert done.returncode == 1 and "no machine is known" in done.stdout and "its operator is told why" in done.stdout
 
 
+def test_the_models_of_a_round_that_was_voided_before_its_close_stay_private(served: Live, tmp_path: Path) -> None:
+    staged = live.open_round(served, tmp_path, name="voided")
+    live.submit_model(staged, live.enter(staged, served.actor("planner-void")), seed=1)
+    organizer = served.organizer()
+    body = organizer.sign("RoundVoided", staged.round, reason="the labels are wrong")
+    assert organizer.post(f"{staged.path}/void", body).status_code == 200
+    found = served.anyone().get(f"{staged.path}/forecast").json()
+    assert (found["entries"], found["preparations"], found["evaluations"]) == (1, [], [])
+    assert len(organizer.get(f"{staged.path}/forecast").json()["preparations"]) == 1
+
+
 def test_a_plan_of_a_round_by_what_its_checks_measured(served: Live, tmp_path: Path) -> None:
     """One check measured 600 s, the other entry is as large; two machines' worth of room for two of them at a time."""
     tell(served, PLAIN, slots=2)

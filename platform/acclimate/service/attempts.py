@@ -15,7 +15,7 @@ from acclimate.service.accounts import Account
 from acclimate.store import Store, Tx, attempts, events, pools, stages, submissions, timestamp, wishes
 from acclimate_competitions import recipe
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.phases import Phase, Round
+from acclimate_competitions.phases import Round
 from acclimate_competitions.records import format_time, parse_time
 
 HISTORY = 500
@@ -32,7 +32,8 @@ def stage_list(store: Store, account: Account | None, given: str) -> list[dict[s
         expected, machine}: `attempts` are the tries that ended as the newest failure did, with the one that goes on or came to something,
         of `tries` that there will be at most (None: no end is set);
         `place` is that of its entry among those that wait, from 1; `expected` is when it should be done, by the pace of those that are.
-        Where it runs only the round's organizer reads; until the close not even the organizer reads whose a stage is, nor why it failed.
+        Where it runs only the round's organizer reads. Until the close the organizer reads neither whose a stage is nor the words of why it
+        failed, which may tell of the model: only by which code, so as to know what to put right.
     """
     with store.snapshot() as tx:
         state = finding.find(tx, given)
@@ -41,7 +42,7 @@ def stage_list(store: Store, account: Account | None, given: str) -> list[dict[s
         tried = {(row.attempt, row.fence): row for row in _telling(tx, state.id)}
         failed = _failed(tx, state.id, tried.values())
         outlook = _Outlook(tx, rows, tried)
-    hidden = state.phase in reading.HIDING or (state.phase is Phase.VOIDED and state.closed is None)
+    hidden = finding.hides_models(state)
     result = []
     for row in rows:
         shown = not hidden or (account is not None and row.owner == account.id)

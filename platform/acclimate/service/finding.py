@@ -8,7 +8,9 @@ from sqlalchemy import Row, select
 from acclimate.service.accounts import Account
 from acclimate.store import Tx, rounds
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.phases import Round
+from acclimate_competitions.phases import Phase, Round
+
+_BEFORE_CLOSE = frozenset({Phase.DRAFT, Phase.SEALED, Phase.OPEN})
 
 
 def row(tx: Tx, given: str) -> Row[Any]:
@@ -55,6 +57,11 @@ def require_owner(tx: Tx, round_id: str, account: Account | None) -> None:
     if not is_owner(tx, round_id, account):
         who = "nobody" if account is None else f"{account.id} ({account.role})"
         raise Refusal("role_missing", f"round {round_id} belongs to another organizer than {who}")
+
+
+def hides_models(state: Round) -> bool:
+    """Whether whose a model is, and how large, is for its entrant alone: until the close, and for good where the round was voided before."""
+    return state.phase in _BEFORE_CLOSE or (state.phase is Phase.VOIDED and state.closed is None)
 
 
 def is_auditor(state: Round, account: Account | None) -> bool:

@@ -12,13 +12,12 @@ from sqlalchemy import Row, select
 from acclimate.service import finding
 from acclimate.service.accounts import Account
 from acclimate.store import Store, Tx, results, stages, submissions
-from acclimate_competitions.phases import Phase, Round
+from acclimate_competitions.phases import Round
 
 _PACE = 1e-4
 """Seconds of a whole preparation for each parameter, where no check of the round has measured any."""
 _EVALUATION = 0.1
 """An evaluation's part of a preparation's time, a stage for a stage: it reads the holdout once, and only forwards."""
-_HIDING = frozenset({Phase.DRAFT, Phase.SEALED, Phase.OPEN})
 
 
 def expected(tx: Tx, round_id: str, rows: Iterable[Row[Any]]) -> dict[str, float]:
@@ -61,7 +60,7 @@ def forecast(store: Store, account: Account | None, given: str) -> dict[str, Any
 
     Returns:
         {round, entries, preparations, evaluations}: of each entry, or would-be entry before the close, the seconds of its attempt, the
-        longest first. Before the close only the round's organizer is told them: they tell how large models are.
+        longest first. Before the close, and of a round that was voided before, only its organizer is told: they tell how large models are.
 
     Raises:
         Refusal: round_unknown.
@@ -72,7 +71,7 @@ def forecast(store: Store, account: Account | None, given: str) -> dict[str, Any
         mine = {entry.commitment for entry in entries}
         found = tx.execute(select(submissions).where(submissions.c.round == state.id)).all()
         rows = [row for row in found if row.commitment in mine]
-        shown = state.phase not in _HIDING or finding.is_owner(tx, state.id, account)
+        shown = not finding.hides_models(state) or finding.is_owner(tx, state.id, account)
         seconds = _sorted(expected(tx, state.id, rows)) if shown else []
     prepared = _all(state)
     evaluated = prepared + len(state.competition.tasks)

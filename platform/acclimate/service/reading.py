@@ -16,7 +16,6 @@ from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import format_time, parse_time
 from acclimate_runners.placement import HAS
 
-HIDING = frozenset({Phase.DRAFT, Phase.SEALED, Phase.OPEN})
 _WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
 _ENDED = frozenset({"committed", "failed"})
 _UNTOLD = "something failed of which the dispatcher's log and the round's organizer are told"
@@ -175,7 +174,7 @@ def _blocked(tx: Tx, state: Round, *, is_owner: bool) -> dict[str, str] | None:
     if state.phase not in _WORKING or (count := tx.execute(select(func.count()).where(mine)).scalar_one()) == 0:
         return None
     sentence = f"an operator must look at this: {count} stages are blocked"
-    if state.phase not in HIDING:
+    if not finding.hides_models(state):
         reason = tx.execute(select(stages.c.reason).where(mine).order_by(stages.c.key).limit(1)).scalar_one()
         sentence += f", one of them as {reason_of('blocked', reason, is_owner=is_owner)}"
     return {"code": "work_blocked", "sentence": sentence}
