@@ -1,8 +1,8 @@
 """MLflow's own tables in a database of SQLite: all of them or none.
 
 SQLite commits each table by itself, and MLflow does not go on where a process that was making them was killed: it would say for ever that one
-of them exists already. So they are made in a file beside, under a lock, which then takes the place of the database. PostgreSQL makes all of
-them in one transaction.
+of them exists already. So they are made in a file beside, under a lock, and copied from there in one transaction: into the file that is there,
+as another process may have it open. PostgreSQL makes all of them in one transaction itself.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from acclimate import tracking_places
 from acclimate_competitions.errors import Refusal, installing
 
 _PARTS = ("", "-journal", "-wal", "-shm")
+_ANY_TABLE = "SELECT 1 FROM sqlite_master LIMIT 1"
 
 
 def begin(uri: str, artifacts: Path | str | None) -> None:
@@ -38,11 +39,25 @@ def begin(uri: str, artifacts: Path | str | None) -> None:
         if _has_tables(path):
             return
         for part in _PARTS:
-            # Of a process that was killed here; and of a database that is still empty, what was not written into it.
+            # Of a process that was killed here.
             draft.with_name(f"{draft.name}{part}").unlink(missing_ok=True)
-            path.with_name(f"{path.name}{part}").unlink(missing_ok=True)
         _create(f"sqlite:///{draft}", "mlruns" if artifacts is None else tracking_places.location(artifacts))
-        draft.replace(path)
+        _copy(draft, path)
+        draft.unlink()
+
+
+def _copy(draft: Path, path: Path) -> None:
+    """All that a database holds into one that has no tables; nothing where it got some meanwhile, as MLflow then makes them itself."""
+    with (
+        contextlib.closing(sqlite3.connect(draft)) as made,
+        contextlib.closing(sqlite3.connect(path, timeout=60.0, isolation_level=None)) as database,
+    ):
+        database.execute("BEGIN EXCLUSIVE")
+        if database.execute(_ANY_TABLE).fetchone() is None:
+            for statement in made.iterdump():
+                if statement not in ("BEGIN TRANSACTION;", "COMMIT;"):
+                    database.execute(statement)
+        database.execute("COMMIT")
 
 
 def _create(uri: str, artifacts: str) -> None:
@@ -71,4 +86,4 @@ def _has_tables(path: Path) -> bool:
     if not path.is_file():
         return False
     with contextlib.closing(sqlite3.connect(path, timeout=60.0)) as connection:
-        return connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is not None
+        return connection.execute(_ANY_TABLE).fetchone() is not None

@@ -1,6 +1,8 @@
 """MLflow's tables in a database of SQLite: all of them or none, whoever is killed, and whoever makes them at once."""
 
+import contextlib
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +57,30 @@ def test_killed_while_it_makes_the_tables_the_next_one_makes_them(tmp_path: Path
     before = path.read_bytes()
     tracking_tables.begin(f"sqlite:///{path}", None)
     assert path.read_bytes() == before
+
+
+def test_who_has_the_database_open_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mlflow.db"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA user_version = 0")
+        path.touch()
+        tracking_tables.begin(f"sqlite:///{path}", None)
+        other.execute("CREATE TABLE its_own (number)")
+        assert other.execute("SELECT name FROM experiments").fetchall() == [("Default",)]
+        assert ("its_own",) in sqlite3.connect(path).execute("SELECT name FROM sqlite_master").fetchall()
+    # One that is making them itself while the copy is being made is not disturbed.
+    made, late = tracking_tables._create, tmp_path / "late.db"
+
+    def meanwhile(uri: str, artifacts: str) -> None:
+        made(uri, artifacts)
+        with contextlib.closing(sqlite3.connect(late)) as connection:
+            connection.execute("CREATE TABLE experiments (its_own)")
+
+    monkeypatch.setattr(tracking_tables, "_create", meanwhile)
+    late.touch()
+    tracking_tables.begin(f"sqlite:///{late}", None)
+    with contextlib.closing(sqlite3.connect(late)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("experiments",)]
 
 
 @pytest.mark.slow
