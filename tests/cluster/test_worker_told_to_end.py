@@ -34,23 +34,31 @@ def bytes_of(status: Status) -> dict[int, str]:
 def started(address: str, said: Path, *, there: Callable[[], bool]) -> "subprocess.Popen[bytes]":
     """A worker as `infra/` starts it, once the cluster has it.
 
-    Its agent has fifteen seconds to come up, however busy the machine is, and no setting changes that: whoever keeps workers going starts
-    one that did not anew.
+    Its agent has fifteen seconds to come up, however busy the machine is, and no setting changes that: it comes before all else here, where
+    that is allowed, and one that did not come up is started anew, as whoever keeps workers going does.
     """
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}", "--block"]
     command += ["--num-cpus=1", "--labels=pool=leaving", f"--object-store-memory={80 << 20}"]
-    command += ["--min-worker-port=0", "--max-worker-port=0"]
+    command += ["--min-worker-port=0", "--max-worker-port=0", "--include-log-monitor=false"]
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", DRAIN: str(SECONDS)}
     for _ in range(8):
         with said.open("w") as words:
             worker = subprocess.Popen(
                 command, env=environment, stdout=words, stderr=words, cwd="/", start_new_session=True
             )
+        weigh(worker, nice=-15)
         until(lambda: worker.poll() is not None or there())  # noqa: B023
         if worker.poll() is None:
+            weigh(worker, nice=0)
             return worker
         end(worker)
     raise AssertionError(said.read_text())
+
+
+def weigh(worker: "subprocess.Popen[bytes]", *, nice: int) -> None:
+    """Let the session of a worker have more or less of the processors, on kernels that share them out by session."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{worker.pid}/autogroup").write_text(str(nice))
 
 
 def end(worker: "subprocess.Popen[bytes]") -> None:

@@ -17,14 +17,14 @@ from acclimate.verify import files
 
 ACCLIMATE = (sys.executable, "-m", "acclimate")
 PLACES = [str(Path(acclimate.__file__).parents[1])]
-# Ctrl-C comes while a module of the commands is imported.
+# A signal comes while a module of the commands is imported.
 EARLY = """
-import os, signal, sys
-wanted = sys.argv[1]
+import os, sys
+wanted, number = sys.argv[1], int(sys.argv[2])
 class Hook:
     def find_spec(self, name, path=None, target=None):
         if name == wanted:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 from acclimate.__main__ import run
 for name in [name for name in sys.modules if name == wanted or name.startswith(wanted + ".")]:
     del sys.modules[name]
@@ -44,15 +44,29 @@ def zipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def early(module: str, number: signal.Signals) -> "subprocess.CompletedProcess[str]":
+    """A command that is sent a signal while it imports a module."""
+    command = [sys.executable, "-c", EARLY, module, str(int(number))]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WITHIN)
+
+
 @pytest.mark.parametrize(
     "module",
     ["acclimate.command", "contextlib", "typing", "acclimate.cli.main", "typer", "acclimate.cli.witness", "rich"],
 )
 def test_ctrl_c_while_a_command_starts_is_one_line(module: str) -> None:
-    done = subprocess.run([sys.executable, "-c", EARLY, module], capture_output=True, text=True, timeout=WITHIN)
+    done = early(module, signal.SIGINT)
     if module == "rich" and done.returncode == 0:
         return  # help needs no colours
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_while_a_command_starts_end_it_without_a_word(number: signal.Signals) -> None:
+    # By the signal itself, before it is caught: whoever waits for the process is told the same of both.
+    for module, status in (("contextlib", -number), ("acclimate.cli.main", 128 + number)):
+        done = early(module, number)
+        assert (done.returncode, done.stdout, done.stderr) == (status, "", ""), module
 
 
 def test_nothing_is_imported_before_ctrl_c_is_seen_to() -> None:
