@@ -85,7 +85,7 @@ def test_a_worker_that_is_told_to_end_drains_and_its_attempt_goes_on_elsewhere(
     assert drains() < SECONDS
     blobs = FolderBlobs(tmp_path / "blobs")
     job = tiny.prepare_job(tmp_path, blobs, wall_seconds=1200.0)
-    job = replace(job, recipe=replace(job.recipe, epochs=3000), stages=job.stages[:1])
+    job = replace(job, recipe=replace(job.recipe, epochs=1500), stages=job.stages[:1])
     alone = LocalRunner(tmp_path / "alone", slots=1)
     undisturbed = alone.start("sha256:cd/1", job, blobs)
     until(lambda: undisturbed.poll().state != "running", within=900)
@@ -97,7 +97,7 @@ def test_a_worker_that_is_told_to_end_drains_and_its_attempt_goes_on_elsewhere(
     worker = started(cluster.address, tmp_path / "said", there=lambda: len(runner.machines()) == 2)
     try:
         one = runner.start("sha256:ab/1", job, blobs, demand=Demand(labels={"pool": "leaving"}))
-        assert first_step(one) < 3000
+        assert first_step(one) > 0
         worker.send_signal(signal.SIGTERM)
         left = ended(one)
         assert left.code == "preempted" and "is to be drained" in left.reason, left
