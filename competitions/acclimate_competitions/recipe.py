@@ -73,6 +73,7 @@ class Recipe:
         clip: gradient norm bound.
         lr_grid: peak learning rates tried with the selection seed.
         seeds: reporting seeds, at the chosen learning rate; disjoint from the selection seed.
+        dtype: in which the forward pass of a step multiplies; weights, gradients, the optimizer, the loss and validation are float32.
         threads: CPU threads of the child process; part of the determinism class D1.
         diverged: what counts for an entry whose preparation diverged.
         packing: whether several sequences stand in one row that the model reads, each seeing itself only.
@@ -90,7 +91,7 @@ class Recipe:
     selection: Selection
     seeds: tuple[int, ...]
     loss: Literal["completion"]
-    dtype: Literal["float32"]
+    dtype: Literal["float32", "bfloat16"]
     determinism: Literal["D1"]
     threads: int
     diverged: Literal["base", "missing", "fail"]
@@ -175,7 +176,7 @@ def read(table: Table) -> Recipe:
         ),
         seeds=table.list_("seeds", int),
         loss=table.word("loss", ("completion",), default="completion"),
-        dtype=table.word("dtype", ("float32",), default="float32"),
+        dtype=table.word("dtype", ("float32", "bfloat16"), default="float32"),
         determinism=table.word("determinism", ("D1",), default="D1"),
         threads=table.integer("threads", 1, least=1, most=1024),
         diverged=table.word("diverged", ("base", "missing", "fail"), default="base"),

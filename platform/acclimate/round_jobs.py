@@ -107,6 +107,8 @@ def prepare(
         tokenizer=tokenizer(state),
         stages=tuple(stages),
         micro_batch=micro_batch,
+        # It was short of memory then.
+        recompute=micro_batch is not None,
     )
 
 

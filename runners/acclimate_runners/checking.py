@@ -93,4 +93,4 @@ def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:
     facts = model.facts
     results: dict[str, Any] = {"architecture": facts.architecture, "parameters": facts.parameters}
     results |= {"losses": list(tries[0].losses), "forecast": round(forecast, 6)}
-    return Outcome("done", "", {}, results, network.hardware(), network.versions())
+    return Outcome("done", "", {}, results, network.hardware(job.recipe.dtype), network.versions())

@@ -81,7 +81,7 @@ class CheckJob:
     """Load a submitted model safely and run three preparation steps on public data.
 
     Attributes:
-        micro_batch: as of PrepareJob; in no result.
+        micro_batch, recompute: as of PrepareJob; in no result.
     """
 
     kind: Literal["check"]
@@ -91,6 +91,7 @@ class CheckJob:
     limits: Limits
     tokenizer: str | None
     micro_batch: int | None = None
+    recompute: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ class PrepareJob:
     Attributes:
         stages: which (task, seed) to prepare; the selection of a task is made where one of its seeds is asked for.
         micro_batch: sequences that are read at once, at least 1; None for the recipe's global batch. The last bits of a result depend on it.
+        recompute: whether a layer keeps only its inputs for the backward pass and is computed again in it (gradient checkpointing): less
+            memory, more time, and the same bytes, so that no record says it.
         lr: the learning rate, where none is to be chosen; no round's job has one.
         max_steps: after which each fit ends early, for trying; no round's job has it.
     """
@@ -112,6 +115,7 @@ class PrepareJob:
     tokenizer: str | None
     stages: tuple[tuple[str, int], ...]
     micro_batch: int | None = None
+    recompute: bool = False
     lr: float | None = None
     max_steps: int | None = None
 

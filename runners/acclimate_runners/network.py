@@ -8,7 +8,9 @@ import logging
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module, metadata
 from inspect import signature
 from pathlib import Path
@@ -19,6 +21,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
@@ -59,6 +63,9 @@ _EAGER_ONLY = ("gemma2", "mamba", "falcon_mamba")
 """Architectures whose attention the faster one can't do, or that have none."""
 _KERNELS = ("mamba_ssm", "causal_conv1d", "mambapy")
 """Packages that transformers would take for Mamba where a machine has them, with other numbers than everywhere else."""
+
+_HALF = ("amx_bf16", "avx512_bf16", "bf16")
+"""Instructions that multiply in bfloat16, the first of which a processor has being taken; by the names that Linux has for them."""
 
 
 @dataclass
@@ -144,8 +151,8 @@ class Network:
         return every if len(at) == len(every) else every.index_select(0, at)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Next-token logits [positions, vocabulary] of what `hidden` gives."""
-        result: Tensor = self.model.get_output_embeddings()(hidden)
+        """Next-token logits [positions, vocabulary] of what `hidden` gives, float32."""
+        result: Tensor = self.model.get_output_embeddings()(hidden).float()
         if (bound := getattr(self.model.config, "final_logit_softcapping", None)) is not None:
             result = torch.tanh(result / bound) * bound
         return result
@@ -153,6 +160,13 @@ class Network:
     def _is_plain(self, length: int) -> bool:
         """Whether the attention is the plain one, and each token sees all before it; else the library makes its own mask."""
         return self.model.config._attn_implementation == "eager" and self.can_lay(length)
+
+    def recompute(self) -> None:
+        """From now on a layer keeps only its inputs for the backward pass and is computed again in it: less memory, the same bytes."""
+        for layer in self.model.modules():
+            if isinstance(layer, GradientCheckpointingLayer):
+                layer.gradient_checkpointing = True
+                layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
 
     def copy_weights(self) -> dict[str, Tensor]:
         """The weights as they are now, in memory of their own."""
@@ -163,6 +177,11 @@ class Network:
         with torch.no_grad():
             for name, tensor in self.weights.items():
                 tensor.copy_(weights[name])
+
+
+def multiplying(dtype: str) -> AbstractContextManager[Any]:
+    """What a forward pass is done in, by a recipe's dtype: in "bfloat16" matrices are multiplied in it, with weights as they are, float32."""
+    return torch.autocast("cpu", dtype=torch.bfloat16) if dtype == "bfloat16" else nullcontext()
 
 
 def _mask(length: int) -> Tensor:
@@ -349,15 +368,26 @@ def _picked(network: Network, hidden: Tensor, place: Tensor, tokens: Tensor) -> 
     result = torch.zeros(len(tokens), dtype=torch.float64)
     size = max(1, LOGITS // int(network.facts.config["vocab_size"]))
     for begin in range(0, len(hidden), size):
-        chances = functional.log_softmax(network.head(hidden[begin : begin + size]).float(), dim=-1)
+        chances = functional.log_softmax(network.head(hidden[begin : begin + size]), dim=-1)
         mine = ((place >= begin) & (place < begin + size)).nonzero()[:, 0]
         result[mine] = chances[place[mine] - begin, tokens[mine]].double()
     return result
 
 
-def hardware() -> str:
-    """Hardware class: what two machines must share for equal bytes, such as "cpu/x86_64/avx512"."""
-    return f"cpu/{platform.machine()}/{torch.backends.cpu.get_cpu_capability().lower()}"
+def hardware(dtype: str = "float32") -> str:
+    """Hardware class: what two machines must share for equal bytes, such as "cpu/x86_64/avx512".
+
+    Args:
+        dtype: the recipe's; in bfloat16 it matters which instructions multiply, as in "cpu/x86_64/avx512/amx_bf16".
+    """
+    found = f"cpu/{platform.machine()}/{torch.backends.cpu.get_cpu_capability().lower()}"
+    if dtype == "float32":
+        return found
+    try:
+        flags = Path("/proc/cpuinfo").read_text("utf-8").split()
+    except OSError:
+        flags = []
+    return f"{found}/{next((name for name in _HALF if name in flags), 'bf16_by_float32')}"
 
 
 def versions() -> dict[str, str]:

@@ -127,7 +127,8 @@ def learn(model: Network, rows: Packed, parts: list[packing.Integers], *, recipe
     scored = sum(int((rows.labels[part] != packing.NOT_SCORED).sum()) for part in parts) if len(parts) > 1 else 0
     found = 0.0
     for part in parts:
-        logits, wanted = _read(model, rows, part, packed=recipe.packing)
+        with network.multiplying(recipe.dtype):
+            logits, wanted = _read(model, rows, part, packed=recipe.packing)
         loss = functional.cross_entropy(logits, wanted, reduction="sum" if scored else "mean")
         # Of the whole batch's tokens, as parts may have different numbers of them.
         loss = loss / scored if scored else loss
@@ -288,7 +289,7 @@ def prepare(job: PrepareJob, folder: Path, progress: Progress, *, kept_from: str
     model.on_batch = words.again
     packed = {data.task.name: pack_splits(job, folder, data, model, tokenizer) for data in todo}
     # 2. What an earlier try had done; progress counts the steps of all fits.
-    hardware, versions = network.hardware(), network.versions()
+    hardware, versions = network.hardware(job.recipe.dtype), network.versions()
     identity = {"job": jobs.digest(job), "hardware": hardware, "versions": versions}
     every = job.limits.checkpoint_seconds
     checkpoints = Checkpoints(folder, identity=identity, seconds=every, network=kept_from)
@@ -434,6 +435,8 @@ def open_model(job: CheckJob | PrepareJob | EvaluateJob, folder: Path) -> tuple[
         for given in (job.model.files, job.model.base)
     )
     model = network.load(files, job.limits, max_length=job.recipe.max_length, tokenizer=job.tokenizer, base=base)
+    if not isinstance(job, EvaluateJob) and job.recompute:
+        model.recompute()
     return model, packing.load_tokenizer((base or files)["tokenizer.json"])
 
 
