@@ -79,13 +79,13 @@ class Assignment:
         return self.job.micro_batch or self.job.recipe.global_batch
 
     def halved(self, times: int) -> "Assignment":
-        """The same with a micro-batch that is the whole batch halved so often, layers being computed again in the backward pass.
+        """The same with a micro-batch that is the whole batch halved so often; no part of a stage's key, nor of the attempt's id.
 
-        No part of a stage's key, nor of the attempt's id.
+        Where that leaves single sequences, layers are computed again in the backward pass, too.
         """
         assert isinstance(self.job, CheckJob | PrepareJob)
         size = recipe.micro_batch(self.job.recipe.global_batch, halved=times)
-        return replace(self, job=replace(self.job, micro_batch=size, recompute=times > 0))
+        return replace(self, job=replace(self.job, micro_batch=size, recompute=times > 0 and size == 1))
 
 
 @dataclass(frozen=True)

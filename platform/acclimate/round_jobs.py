@@ -107,8 +107,8 @@ def prepare(
         tokenizer=tokenizer(state),
         stages=tuple(stages),
         micro_batch=micro_batch,
-        # It was short of memory then.
-        recompute=micro_batch is not None,
+        # The last resort then, and now.
+        recompute=micro_batch == 1,
     )
 
 

@@ -366,7 +366,8 @@ def _done(shop: RerunFolder, job: Job) -> Outcome:
         if size == 1:
             break
         # As a round does; the same halves.
-        job = replace(job, micro_batch=recipe.micro_batch(size, halved=1), recompute=True)
+        half = recipe.micro_batch(size, halved=1)
+        job = replace(job, micro_batch=half, recompute=half == 1)
         status = shop.carry_out(job)
     outcome: Outcome | None = status.outcome
     if outcome is None:
