@@ -22,6 +22,7 @@ import makespan
 import on_ray
 import overhead
 import preparing
+import rank_confidence
 import rounds_read
 import seal
 import takeover
@@ -56,6 +57,7 @@ def main() -> None:
         ray_rows, ratios = on_ray.measure(folder / "ray")
         evaluation_rows = evaluating.measure(folder / "evaluating")
         preparation_rows = preparing.measure(folder / "preparing")
+        rank_lines = rank_confidence.lines()
     lines = [
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}",
         "",
@@ -80,6 +82,8 @@ def main() -> None:
         "| reading rounds from MLflow | seconds |",
         "| --- | --- |",
         *(f"| {name} | {seconds:.2f} |" for name, seconds in read_rows),
+        "",
+        *rank_lines,
         "",
         "| multiple choice, examples a second of one thread's processor time | |",
         "| --- | --- |",
