@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from acclimate_competitions import digests
+from acclimate_competitions import digests, splits
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.metrics import METRICS
@@ -65,6 +65,8 @@ class Correction:
         import pyarrow as pa
 
         rows = self.counted(task, rows)
+        if "target" not in rows.schema.names:  # texts that are read as a whole have none
+            return rows
         names = rows.column("example").to_pylist()
         right = self.targets.get(task, {})
         targets = [right.get(n, old) for n, old in zip(names, rows.column("target").to_pylist(), strict=True)]
@@ -119,13 +121,18 @@ def check(correction: Correction, competition: Competition, holdout: "Mapping[st
             problems.append(f"there is no task {task!r}")
             continue
         rows = holdout[task]
-        known = dict(zip(rows.column("example").to_pylist(), rows.column("target").to_pylist(), strict=True))
+        about = competition.task(task)
+        known = dict(zip(rows.column("example").to_pylist(), rows.column(about.truth).to_pylist(), strict=True))
         gone = correction.void.get(task, ())
         for example, target in correction.targets.get(task, {}).items():
             if example not in known:
                 problems.append(f"{task}: there is no example {example!r}")
-            elif target not in competition.task(task).choices:
+            elif about.truth != "target":
+                problems.append(f"{task}: {example!r} is a text without a target")
+            elif about.kind == "choice" and target not in about.choices:
                 problems.append(f"{task}: {target!r}, the target of {example!r}, is no choice")
+            elif wrong := splits.wrong_truths(about, [target]):
+                problems.append(f"{task}: {target!r} for {example!r}: {next(iter(wrong))}")
             elif target == known[example]:
                 problems.append(f"{task}: {target!r} is the target of {example!r} already")
             elif example in gone:
@@ -138,6 +145,8 @@ def check(correction: Correction, competition: Competition, holdout: "Mapping[st
     for task, metric in correction.metrics.items():
         if task not in holdout:
             problems.append(f"there is no task {task!r}")
+        elif competition.task(task).kind not in METRICS[metric].kinds:
+            problems.append(f"{task}: {metric} does not score tasks of kind {competition.task(task).kind}")
         elif competition.task(task).metric == metric:
             problems.append(f"{task}: the metric is {metric} already")
     if not correction.metrics and not any(correction.targets.values()) and not any(correction.void.values()):

@@ -81,14 +81,24 @@ class Table:
                 meant = f"; did you mean {dotted(self._at(near[0]))}?" if near else ""
                 self._document.problem(self._at(key), f"{dotted(self._at(key))} is not a known key{meant}")
 
-    def text(self, key: str, default: Any = REQUIRED, *, pattern: re.Pattern[str] | None = None, form: str = "") -> str:
-        """Text on one line without control characters; form says in words what the pattern takes."""
+    def text(
+        self,
+        key: str,
+        default: Any = REQUIRED,
+        *,
+        pattern: re.Pattern[str] | None = None,
+        form: str = "",
+        most: int = 2000,
+        lines: bool = False,
+    ) -> str:
+        """Text without control characters, on one line or on several; form says in words what the pattern takes."""
 
         def check(value: Any) -> str | None:
             if not isinstance(value, str):
                 return None
-            if not value.strip() or len(value) > 2000 or _UNPRINTABLE.search(value):
-                return self._fail(key, "must be text of 1 to 2000 characters without control characters", "")
+            shown = value.replace("\n", "").replace("\t", "") if lines else value
+            if not value.strip() or len(value) > most or _UNPRINTABLE.search(shown):
+                return self._fail(key, f"must be text of 1 to {most} characters without control characters", "")
             if pattern is not None and not pattern.fullmatch(value):
                 return self._fail(key, f"= {value!r}: must be {form}", "")
             return value

@@ -25,6 +25,8 @@ METRICS: Mapping[str, tuple[str, ...]] = {
 
 MOST_TOKENS = 4096
 """Of a generated text."""
+LONGEST_PROMPT = 20_000
+"""Characters of a prompt's template."""
 _STOPS, _LONGEST_STOP = 8, 64
 
 _KEYS: Mapping[str, tuple[str, ...]] = {
@@ -99,6 +101,10 @@ def _name(table: Table) -> str:
     return table.text("name", pattern=NAME, form=NAME_MEANING)
 
 
+def _prompt(table: Table) -> str:
+    return table.text("prompt", "{{ input }}", most=LONGEST_PROMPT, lines=True)
+
+
 def _tokenize(table: Table) -> Any:
     return table.word("tokenize", ("apart", "together"), default="apart")
 
@@ -116,7 +122,7 @@ def _choice(table: Table) -> Task:
     return Task(
         name=_name(table),
         kind="choice",
-        prompt=table.text("prompt", "{{ input }}"),
+        prompt=_prompt(table),
         choices=choices,
         metric=metric,
         chance=_share(table, blind) if share else table.number("chance", blind),
@@ -147,7 +153,7 @@ def _generate(table: Table) -> Task:
     return Task(
         name=_name(table),
         kind="generate",
-        prompt=table.text("prompt", "{{ input }}"),
+        prompt=_prompt(table),
         choices=(),
         metric=table.word("metric", METRICS["generate"]),
         chance=_share(table, 0.0),

@@ -90,8 +90,7 @@ def test_three_kinds_go_from_seal_to_a_ranking_that_a_stranger_verifies(tmp_path
     # 1. Every number follows from the records, by a program that imports no server.
     found = command("verify", bundle, "--log-key", key, "--json")["checks"]
     assert [check for check in found if check["status"] == "FAILED"] == []
-    done = {check["name"] for check in found if check["status"] == "ok"}
-    assert {"predictions", "as_submitted", "scores", "majority", "ranking"} & done or done, found
+    assert sum(check["status"] == "ok" for check in found) > 20
     # 2. The ranking is by wins; each task's rows keep its metric and direction.
     ranking = verify.recompute_ranking(bundle).document()
     assert {row["entrant"] for row in ranking["ranking"]} == set(ENTRANTS)
@@ -109,11 +108,13 @@ def test_three_kinds_go_from_seal_to_a_ranking_that_a_stranger_verifies(tmp_path
     assert {row["entrant"]: row["score"] for row in ranking["ranking"]} == pytest.approx(
         {entrant: scored[entrant] for entrant in ENTRANTS}
     )
-    again = acclimate.rank(items=str(bundle))
-    assert {row["entrant"]: row["score"] for row in again["ranking"]} == pytest.approx(
-        {row["entrant"]: row["score"] for row in ranking["ranking"]}
-    )
-    assert acclimate.result_report(bundle, out=tmp_path / "report.html")
+    for task in ("tint", "tell"):
+        again = acclimate.rank(items=str(bundle), tasks=[task])
+        assert {row["entrant"]: row["score"] for row in again["ranking"]} == pytest.approx(
+            {row["entrant"]: row["score"] for row in ranking["tasks"][task]}
+        )
+    command("report", bundle, "--out", tmp_path / "report.html", "--json")
+    assert all(entrant in (tmp_path / "report.html").read_text("utf-8") for entrant in ENTRANTS)
     # 4. Who has the weights gets the same predictions.
     model = tmp_path / "models" / "ada"
     rerun = command("verify", bundle, "--log-key", key, "--rerun", "ada", "--models", model, "--json")["checks"]

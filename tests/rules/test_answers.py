@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acclimate_competitions import answers, metrics, splits, tables
+from acclimate_competitions import answers, corrections, metrics, splits, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.tasks import Task
 
@@ -142,3 +142,32 @@ def test_wrong_targets_are_named():
     }
     assert splits.wrong_truths(READ, ["a", ""]) == {"blank inputs": [1]}
     assert splits.columns_needed(READ, cluster="c") == ["example", "input", "c"]
+
+
+def test_corrections_know_the_kinds_of_tasks():
+    class Competition:
+        tasks = (dataclasses.replace(WRITE, extract="([0-9]+)"), READ)
+
+        def task(self, name):
+            return next(task for task in self.tasks if task.name == name)
+
+    holdout = {"sum": split(input=["1 + 1", "2 + 2"], target=["2", "5"]), "read": split(input=["ab", "cd"])}
+    right = {
+        "v": 1,
+        "metrics": {"sum": "token_f1"},
+        "targets": {"sum": {"1": "4"}},
+        "void": {"read": ["0"]},
+        "nonce": "x",
+    }
+    correction = corrections.parse(right)
+    corrections.check(correction, Competition(), holdout)
+    assert correction.holdout("sum", holdout["sum"])["target"].to_pylist() == ["2", "4"]
+    assert correction.holdout("read", holdout["read"])["input"].to_pylist() == ["cd"]
+    wrong = right | {"targets": {"sum": {"1": "four"}, "read": {"1": "x"}}, "metrics": {"read": "accuracy"}}
+    with pytest.raises(Refusal) as caught:
+        corrections.check(corrections.parse(wrong), Competition(), holdout)
+    assert list(caught.value.problems) == [
+        "sum: 'four' for '1': targets without an answer, by the task's extract and normalize",
+        "read: '1' is a text without a target",
+        "read: accuracy does not score tasks of kind perplexity",
+    ]

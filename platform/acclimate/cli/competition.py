@@ -106,6 +106,49 @@ def model(
     emit({"folder": str(out), **about}, as_json=as_json, text=text)
 
 
+@app.command("import-lm-eval", epilog="Example: acclimate competition import-lm-eval gsm8k.yaml --out my-competition")
+def import_lm_eval(
+    file: Annotated[Path, typer.Argument(help="A task's YAML file of lm-evaluation-harness.", metavar="FILE")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A new folder for a whole competition.toml.", metavar="DIR")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Make a task of lm-evaluation-harness a task of a definition, and say what of it can't be carried.
+
+    Prints the [[tasks]] part, or writes a competition.toml to go on from, and imported.json with the report. Nothing is fetched or
+    run. Ends with 1 where something that can change a number is lost.
+    """
+    from acclimate import files, harness_tasks
+    from acclimate.cli.options import need
+
+    need("runner", "yaml", "jinja2")
+    if out is not None and out.exists():
+        raise Refusal("conflict", f"{out} exists already", hint="name a new folder with --out")
+    found = harness_tasks.imported(file)
+    if out is not None and found["definition"] is not None:
+        out.mkdir(parents=True)
+        files.write(out / "competition.toml", found["definition"].encode(), mode=0o644)
+        report = {key: value for key, value in found.items() if key != "definition"}
+        files.write(out / "imported.json", (dumps(report, indent=1) + "\n").encode(), mode=0o644)
+    if as_json:
+        typer.echo(dumps(found, indent=1))
+    else:
+        typer.echo(_imported(found, out))
+    if not found["whole"]:
+        raise typer.Exit(1)
+
+
+def _imported(found: dict[str, Any], out: Path | None) -> str:
+    lines = [found["toml"] or "no task can be made of it"] if out is None or found["toml"] is None else [f"{out}:"]
+    for head in ("carried", "needless", "lost"):
+        lines += [f"{head:<9} {key}: {why}" for key, why in found[head].items()]
+    lines += [f"{'data':<9} {key}: {value}" for key, value in found["data"].items()]
+    lines += [f"{'note':<9} {note}" for note in found["notes"]]
+    lines.append("carried wholly" if found["whole"] else f"{len(found['lost'])} settings are lost")
+    return "\n".join(plain(line) for text in lines for line in text.splitlines())
+
+
 def build_into(source: Path, out: Path) -> dict[str, Any]:
     """Run a folder's build.py, check what it made, and put it at out, replacing an earlier build.
 
