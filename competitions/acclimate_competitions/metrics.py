@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from acclimate_competitions.anchors import MAJORITY as MAJORITY
 from acclimate_competitions.answers import answers, token_f1
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.probabilities import LARGEST_LOG_LOSS, brier, log_loss
 from acclimate_competitions.tasks import Task
 
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ METRICS: dict[str, Metric] = {
         Metric("acc_norm", 1, "max", "share", 0.0, 1.0, ("choice",)),
         # Negative log-likelihood of the target, in nats, not renormalized over the choices.
         Metric("nll", 1, "min", "nats", None, None, ("choice",)),
+        # The same of the choices' softmax, and the squared distance of that from certainty of the target.
+        Metric("log_loss", 1, "min", "nats among choices", 0.0, LARGEST_LOG_LOSS, ("choice",)),
+        Metric("brier", 1, "min", "brier", 0.0, 2.0, ("choice",)),
         # Whether the answer in the generated text is the one in the target, both extracted and normalized as the task declares.
         Metric("exact_match", 1, "max", "share", 0.0, 1.0, ("generate",)),
         # Harmonic mean of precision and recall over the words of both, as SQuAD has it.
@@ -152,6 +156,8 @@ def score_choice(
         "accuracy": _correct,
         "acc_norm": partial(_correct_by_length, lengths),
         "nll": _surprise,
+        "log_loss": log_loss,
+        "brier": brier,
     }
     result: list[Scored] = []
     for row, (target, values) in enumerate(zip(targets, loglikelihoods, strict=True)):

@@ -17,7 +17,7 @@ from acclimate_competitions import answers
 from acclimate_competitions.fields import NAME, NAME_MEANING, Table
 
 METRICS: Mapping[str, tuple[str, ...]] = {
-    "choice": ("accuracy", "acc_norm", "nll"),
+    "choice": ("accuracy", "acc_norm", "nll", "log_loss", "brier"),
     "generate": ("exact_match", "token_f1"),
     "perplexity": ("bits_per_byte",),
 }
@@ -117,8 +117,9 @@ def _choice(table: Table) -> Task:
         if not choice.strip():
             table.problem("choices", "must not be blank", index=index)
     metric = table.word("metric", METRICS["choice"])
-    share = metric != "nll"
-    blind = 1 / max(2, len(choices)) if share else math.log(max(2, len(choices)))
+    share, count = metric in ("accuracy", "acc_norm"), max(2, len(choices))
+    # Of a loss, that of equal probabilities.
+    blind = {"nll": math.log(count), "log_loss": math.log(count), "brier": 1 - 1 / count}.get(metric, 1 / count)
     return Task(
         name=_name(table),
         kind="choice",

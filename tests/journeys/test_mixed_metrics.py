@@ -1,6 +1,7 @@
 """A round whose tasks have metrics of different scales: ranked by win rates, verified, and shown in a report."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import rounds_made
 from marbles import DEFINITION
 from typer.testing import CliRunner
 
+import acclimate
 from acclimate import projection, verify
 from acclimate.cli.main import app
 from acclimate_competitions import definition
@@ -56,3 +58,24 @@ def test_its_bundle_is_verified_and_reported(tmp_path: Path, monkeypatch: pytest
     )
     assert done.exit_code == 0, done.output
     assert not any("several metrics" in note for note in json.loads(done.stdout)["rounds"][0]["notes"])
+
+
+@pytest.mark.parametrize("metric", ["log_loss", "brier"])
+def test_a_round_by_a_loss_is_ranked_the_least_first_and_verified(
+    metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = re.sub(r'metric = "accuracy"\nchance = [0-9.]+\n', f'metric = "{metric}"\n', DEFINITION)
+    monkeypatch.setattr(rounds_made, "DEFINITION", text)
+    made = rounds_made.make(tmp_path / "round")
+    assert {task.metric for task in made.competition.tasks} == {metric}
+    bundle = made.write(tmp_path / "bundle")
+    report = verify.verify(bundle, log_key=made.signer.vkey)
+    assert report.exit_code == 0, report
+    published = json.loads((bundle / "ranking.json").read_text("utf-8"))
+    scores = [row["score"] for row in published["ranking"]]
+    assert scores == sorted(scores) and "majority" in {row["entrant"] for row in published["baselines"]}
+    # An analyst's commands know the direction, and what a missing score costs.
+    found = acclimate.rank(items=bundle, missing="worst")
+    assert [row["entrant"] for row in found["ranking"]] == [row["entrant"] for row in published["ranking"]]
+    assert [row["score"] for row in found["ranking"]] == pytest.approx(scores)
+    assert any(f"lower is better, as of the metric: '{metric}'" in note for note in found["notes"])

@@ -1,3 +1,5 @@
+import dataclasses
+import decimal
 import math
 
 import pyarrow as pa
@@ -5,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acclimate_competitions import metrics, tables
+from acclimate_competitions import measures, metrics, probabilities, tables
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 
@@ -70,6 +72,39 @@ def test_the_majority_answers_the_same_whatever_the_length():
 
 def test_nll_is_the_negative_loglikelihood_of_the_target():
     assert score([-2.0, -0.25, -3.0], task=NLL) == (0.25, None)
+
+
+LOSSES = {name: dataclasses.replace(TASK, metric=name) for name in ("log_loss", "brier")}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@given(values=st.lists(st.floats(-60, 0) | st.sampled_from([0.0, -1.0, -1e300]), min_size=3, max_size=3))
+def test_a_loss_is_that_of_the_softmax_to_ten_decimals_and_within_its_bounds(name, values):
+    (found, reason), metric = score(values, "green", task=LOSSES[name]), metrics.METRICS[name]
+    expected = measures.of_choice(name, [values], ["green"], choices=TASK.choices).value
+    assert reason is None and found == pytest.approx(expected, abs=1.01e-10) and found == round(found, 10)
+    assert metric.low <= found <= metric.high and math.copysign(1, found) == 1
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@given(values=st.lists(st.floats(-40, 0), min_size=2, max_size=5))
+def test_a_loss_is_what_decimal_arithmetic_gives(name, values):
+    # As if every one of them were near a tie of its rounding.
+    usual = getattr(probabilities, name)(values, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probabilities, "_ERROR", 1.0)
+        assert getattr(probabilities, name)(values, 0) == usual
+
+
+def test_ties_of_the_rounding_are_decided_by_the_exact_value(monkeypatch):
+    exactly = []
+    quantize = decimal.localcontext
+    monkeypatch.setattr(probabilities.decimal, "localcontext", lambda *a: (exactly.append(1), quantize(*a))[1])
+    # 1 − 2p + 2p² of two choices that differ by little: 0.5 and some.
+    assert probabilities.brier([0.0, 0.0], 0) == 0.5 and not exactly
+    found = [probabilities.log_loss([0.0, -place / 1000], 0) for place in range(20_000)]
+    assert found == sorted(found, reverse=True)
+    assert len(exactly) < 400
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "acc_norm", "nll"])
