@@ -102,7 +102,8 @@ class StabilityOptions(TypedDict, total=False):
         against: tasks whose agreement with all others is told apart, and which are in no other number; of score tables.
         models: patterns, of which an entrant's name matches one (*, ?, [abc]; capitals don't matter); of score tables.
         missing: what becomes of an entrant that lacks a score: fail (the default) or exclude; of items also worst.
-        common: whether two tables are compared by what both have; else they must have the same entrants and tasks.
+        common: whether two tables are compared by what both have, and rounds by the entries that all have with the same model; else they must have the
+            same entrants and tasks.
         level: of the intervals by items, 0.95.
         rank_sets: marginal (the default) or simultaneous; of items.
         protocol: whose rows count, in items that have several; of rounds prepared, if not given.

@@ -5,14 +5,15 @@ never pooled. Of several rounds each is a set where they are compared with each 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from acclimate import example_tables, foreign_results, measured_items, score_tables, tracked_rows
+from acclimate import example_tables, foreign_results, measured_items, round_links, score_tables, tracked_rows
+from acclimate.round_links import Linked
 from acclimate.score_tables import Named, Source, listed
 from acclimate_competitions import measures, metrics
 from acclimate_competitions.errors import Refusal
@@ -40,6 +41,7 @@ class Round:
         baselines: who is beside the ranking.
         ranking: as Ranking.document(); None where it is not known.
         public_data: whether the definition says that the data were public before; None where it is not known.
+        linked: what ties it to other rounds; None where it is not known.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Round:
     baselines: frozenset[str]
     ranking: Mapping[str, Any] | None = None
     public_data: bool | None = None
+    linked: Linked | None = None
 
 
 def opened(source: Source, options: Any, *, rounds_are_sets: bool = False) -> tuple[Source, Any]:
@@ -69,7 +72,10 @@ def opened(source: Source, options: Any, *, rounds_are_sets: bool = False) -> tu
         wanted = options.get("protocol", PROTOCOL)
         if wanted not in ("direct", "prepared"):
             raise Refusal("scores_invalid", f"no protocol {wanted!r}", hint="direct or prepared")
-        return chosen(of_tracked(source, wanted), "MLflow", source.notes, options, sets=rounds_are_sets)
+        rounds, notes = of_tracked(source, wanted), list(source.notes)
+        if rounds_are_sets and len(rounds) > 1 and options.get("common"):
+            rounds, options = standing_only(rounds, notes), {**options, "common": False}
+        return chosen(rounds, "MLflow", notes, options, sets=rounds_are_sets)
     if isinstance(source, str | Path) and foreign_results.is_foreign(Path(source)):
         return foreign_results.items(Path(source)), options
     return measured_items.opened(source, options) or (source, options)
@@ -114,8 +120,35 @@ def of_tracked(found: Any, protocol: str) -> list[Round]:
         table = found.example_table(rounds=[name], protocol=protocol).select(COLUMNS)
         ranking = found.ranking[found.ranking["round"] == name]
         baselines = frozenset(ranking[ranking["baseline"]]["entrant"])
-        parts.append(Round(name, table, tracked_rows.metrics_of(found.tracked[name].tags), baselines))
+        own = tracked_rows.metrics_of(found.tracked[name].tags)
+        parts.append(Round(name, table, own, baselines, linked=found.linked(name)))
     return parts
+
+
+def standing_only(rounds: Sequence[Round], notes: list[str]) -> list[Round]:
+    """Rounds with the scores of those entries alone that all of them have, of the same model; who is left out is noted.
+
+    Raises:
+        Refusal: scores_invalid, where there is none.
+    """
+    same, _ = round_links.standing([one.linked or Linked(one.name) for one in rounds])
+    entrants = {name for one in rounds if one.scores is not None for name in _values(one.scores, "entrant")}
+    kept = sorted(set(same) - frozenset().union(*(one.baselines for one in rounds)))
+    if not kept:
+        raise Refusal(
+            "scores_invalid",
+            f"no entry stands in all of {listed([one.name for one in rounds])} with the same model",
+            hint="without --common entrants are compared whatever their models are, with --missing exclude those that all have",
+        )
+    gone = sorted(entrants - set(kept) - frozenset().union(*(one.baselines for one in rounds)))
+    notes.append(f"only the {len(kept)} entries that all rounds have with the same model")
+    if gone:
+        notes.append(f"left out, as not in all rounds with the same model: {listed(gone, most=40)}")
+    wanted = pa.array([*kept, *sorted({name for one in rounds for name in one.baselines})], pa.string())
+    return [
+        replace(one, scores=None if one.scores is None else one.scores.filter(pc.is_in(one.scores["entrant"], wanted)))
+        for one in rounds
+    ]
 
 
 def of_bundle(path: Path) -> Round:
@@ -135,6 +168,7 @@ def of_bundle(path: Path) -> Round:
             called = order.round_name(bundle)
             ranking = cast(dict[str, Any], bundle.json("ranking.json"))
             competition = definition.parse(bundle.read("definition.toml"))
+            linked = _linked(bundle, called, competition, ranking)
             names = bundle.under("scores")
             if not names and competition.round.holdout_after != "private":
                 raise Refusal("bundle_invalid", f"the bundle {path} has no scores of single examples")
@@ -150,7 +184,20 @@ def of_bundle(path: Path) -> Round:
         frozenset({*competition.ranking.baselines, MAJORITY}),
         ranking,
         competition.data_is_public,
+        linked,
     )
+
+
+def _linked(bundle: Any, name: str, competition: Any, ranking: Mapping[str, Any]) -> Linked:
+    """What ties a bundle's round to others, by what its records say."""
+    from acclimate.verify import order
+
+    own = order.own_records(bundle)
+    accepted = {index: record["entrant"] for index, record in own if record.type == "SubmissionAccepted"}
+    models = {accepted[r["submission"]]: r["base"] for _, r in own if r.type == "ModelPrepared"}
+    beside = {row["entrant"]: (row["score"], row["se"]) for row in ranking["baselines"]}
+    anchors = {anchor.name: beside[anchor.name] for anchor in competition.anchors if anchor.name in beside}
+    return Linked(name, competition.preparation.digest, models, anchors)
 
 
 def chosen(

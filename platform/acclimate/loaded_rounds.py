@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from acclimate import tracked_rows, tracking
+from acclimate import round_links, tracked_rows, tracking
+from acclimate.round_links import Linked
 from acclimate.score_tables import listed
 from acclimate.tracked_rows import Row, Shape
 from acclimate_competitions.errors import Refusal
@@ -30,6 +31,7 @@ class Rounds:
         ranking: round, then as tracking.ranking.
         scores: round, then as tracking.scores.
         preparations: round, then as tracking.preparations.
+        entries: round, entrant, model (its digest; null for the null predictor), baseline, anchor (whether the definition has it as one).
         notes: what must be known before rounds are compared, such as different recipes.
         tracked: where single examples are read from when they are asked for.
     """
@@ -39,6 +41,7 @@ class Rounds:
     ranking: "pd.DataFrame"
     scores: "pd.DataFrame"
     preparations: "pd.DataFrame"
+    entries: "pd.DataFrame"
     notes: tuple[str, ...]
     tracked: Mapping[str, tracking.Tracked] = field(repr=False)
 
@@ -59,6 +62,17 @@ class Rounds:
         frame = table.to_pandas().astype({"seed": "Int64"})
         by = ["round", *tracked_rows.EXAMPLES_BY]
         return frame.sort_values(by, ignore_index=True, na_position="last")
+
+    def linked(self, name: str) -> Linked:
+        """What ties a round to others."""
+        return _linked(name, self.rounds, self.entries, self.ranking)
+
+    def drift(self) -> "pd.DataFrame":
+        """How far each anchor moved from a round to the next: anchor, before and after (names of rounds), score_before, score, change, se."""
+        moved = round_links.drift([self.linked(name) for name in self.rounds["round"]])
+        columns = ["anchor", "before", "after", "score_before", "score", "change", "se"]
+        rows = [[m["anchor"], *m["rounds"], m["before"], m["after"], m["change"], m["se"]] for m in moved]
+        return tracking.with_pandas().DataFrame(rows, columns=columns)
 
     def example_table(self, *, rounds: Sequence[str] | None = None, **narrow: str | None) -> "pa.Table":
         """The same as an Arrow table, in no order.
@@ -116,11 +130,29 @@ def load_rounds(tracking_uri: str, competition: str, rounds: Sequence[str] | Non
         frame = frame.sort_values(["_", *shape.by], ignore_index=True, na_position="last").drop(columns="_")
         frames.append(frame)
     table = pandas.DataFrame(described, columns=list(_ROUNDS))
-    ranking, scores, preparations = frames
-    return Rounds(competition, table, ranking, scores, preparations, tuple(_notes(table)), found)
+    ranking, scores, preparations, entries = frames
+    links = [_linked(name, table, entries, ranking) for name in found]
+    notes = [*_notes(table), *round_links.notes(links)]
+    return Rounds(competition, table, ranking, scores, preparations, entries, tuple(notes), found)
 
 
-_SHAPES = (tracked_rows.RANKING, tracked_rows.SCORES, tracked_rows.PREPARATIONS)
+_SHAPES = (tracked_rows.RANKING, tracked_rows.SCORES, tracked_rows.PREPARATIONS, tracked_rows.ENTRIES)
+
+
+def _linked(name: str, rounds: "pd.DataFrame", entries: "pd.DataFrame", ranking: "pd.DataFrame") -> Linked:
+    own = entries[(entries["round"] == name) & entries["model"].notna()]
+    anchors = set(entries[(entries["round"] == name) & entries["anchor"].astype(bool)]["entrant"])
+    scored = ranking[(ranking["round"] == name) & ranking["entrant"].isin(anchors)]
+    return Linked(
+        name,
+        rounds[rounds["round"] == name]["recipe_digest"].iloc[0],
+        dict(zip(own["entrant"], own["model"], strict=True)),
+        {row.entrant: (_known_number(row.score), _known_number(row.se)) for row in scored.itertuples()},
+    )
+
+
+def _known_number(value: Any) -> float | None:
+    return None if value is None or value != value else float(value)
 
 
 def _known(there: Sequence[str], wanted: Sequence[str], competition: str = "") -> list[str]:
@@ -157,6 +189,8 @@ def _notes(table: "pd.DataFrame") -> list[str]:
         if len(kinds) > 1:
             parts = "; ".join(listed(names, quoted=False) for names in kinds)
             notes.append(f"not all rounds have the same {what}, which makes each another question: {parts}")
+    if len(table) > 1:
+        notes.append("each round has a holdout of its own: scores of different rounds are of different examples")
     waiting = table[~table["ranked"]]["round"].tolist()
     if waiting:
         notes.append(f"without a published ranking yet: {listed(waiting, quoted=False)}")

@@ -110,6 +110,8 @@ def experiment_tags(data: RoundData) -> dict[str, str]:
         "code_digest": data.code,
         **data.tags,
     }
+    if c.anchors:
+        found["anchors"] = json.dumps([anchor.name for anchor in c.anchors])
     if _private(data):
         found["holdout"] = "private"
     if data.ranking is not None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from acclimate import example_tables, item_analysis, item_sources, score_tables, tracked_rows
 from acclimate.analysis_options import RankOptions
+from acclimate.round_links import Linked
 from acclimate.score_tables import Source
 from acclimate_competitions import metrics
 from acclimate_competitions.errors import Refusal
@@ -34,6 +35,7 @@ class RoundScores:
         private: whether the holdout stays private.
         public_data: whether the definition says that the data were public before; None where nothing says so.
         notes: what was left out, or taken for what.
+        linked: what ties it to other rounds; None where nothing says.
     """
 
     name: str
@@ -43,6 +45,7 @@ class RoundScores:
     private: bool = False
     public_data: bool | None = None
     notes: tuple[str, ...] = ()
+    linked: Linked | None = None
 
     @property
     def main(self) -> Items | None:
@@ -127,6 +130,14 @@ def _table(source: Source, name: str, options: Mapping[str, Any]) -> RoundScores
 def of_round(
     one: item_sources.Round, *, options: Mapping[str, Any], label: str, notes: Sequence[str] = (), policy: Any = None
 ) -> RoundScores:
+    """A published round: its ranking as it was published, the rest from its scores by example under both protocols; as `_of_round`."""
+    made = _of_round(one, options=options, label=label, notes=notes, policy=policy)
+    return dataclasses.replace(made, linked=one.linked)
+
+
+def _of_round(
+    one: item_sources.Round, *, options: Mapping[str, Any], label: str, notes: Sequence[str] = (), policy: Any = None
+) -> RoundScores:
     """A published round: its ranking as it was published, the rest from its scores by example under both protocols.
 
     Args:
@@ -209,7 +220,7 @@ def _tracked(found: Any, options: Mapping[str, Any]) -> list[RoundScores]:
                 f"round {name}: MLflow has too little of it for a report",
                 hint="acclimate mlflow sync",
             )
-        one = item_sources.Round(name, scores, own, baselines, document)
+        one = item_sources.Round(name, scores, own, baselines, document, linked=found.linked(name))
         made.append(of_round(one, options=options, label="MLflow", notes=found.notes, policy=policy))
     return made
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from acclimate import plots, report_plots
+from acclimate import plots, report_plots, round_links
 from acclimate.plots import number, plain
 from acclimate.report_data import PROTOCOLS, RoundScores
 from acclimate_competitions import agreement, paired, rank_draws, stability
@@ -400,6 +400,9 @@ def of_rounds(rounds: Sequence[RoundScores]) -> Section:
     mean = sum(found) / len(found) if found else None
     sentence = f"The orders of {len(rounds)} rounds agree with a mean tau-b of {number(mean)} over {len(found)} pairs of rounds."
     caveats = ["scores of different rounds rest on different examples: orders may be compared, heights may not"]
+    links = [one.linked for one in rounds if one.linked is not None]
+    if len(links) == len(rounds):
+        caveats += [*round_links.recipes(links), *round_links.notes(links)]
     if len(names) > SHOWN:
         caveats.append(f"the plot shows {SHOWN} of {len(names)} entrants")
     fewest = min((row["entrants"] for row in taus), default=0)
@@ -413,6 +416,7 @@ def of_rounds(rounds: Sequence[RoundScores]) -> Section:
     numbers = {
         "scores": {name: [None if p is None else p[0] for p in points] for name, points in lines.items()},
         "agreement": taus,
+        "anchors": round_links.drift(links) if len(links) == len(rounds) else [],
     }
     return Section("rounds", "Score by round", sentence, tuple(caveats), svg, tables, numbers)
 

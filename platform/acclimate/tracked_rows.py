@@ -49,6 +49,20 @@ def ranking(runs: Runs, tags: Mapping[str, str]) -> Iterator[Row]:
         }
 
 
+def entries(runs: Runs, tags: Mapping[str, str]) -> Iterator[Row]:
+    """Of entries and baselines, a row each: which model it was, and whether the definition has it as an anchor."""
+    anchors = json.loads(tags.get("acclimate.anchors", "[]"))
+    for run in runs:
+        own = run.data.tags
+        name = own["acclimate.entrant"]
+        yield {
+            "entrant": name,
+            "model": own.get("acclimate.model_digest"),
+            "baseline": own["acclimate.role"] == "baseline",
+            "anchor": name in anchors,
+        }
+
+
 def scores(runs: Runs, tags: Mapping[str, str]) -> Iterator[Row]:
     """Of evaluations, a row for each metric."""
     for run in runs:
@@ -115,6 +129,13 @@ RANKING = Shape(
     whole=("rank", "rank_low", "rank_high", "direct_rank"),
     by=("baseline", "rank", "entrant"),
     rows=ranking,
+)
+ENTRIES = Shape(
+    roles=("entry", "baseline"),
+    columns=("entrant", "model", "baseline", "anchor"),
+    whole=(),
+    by=("baseline", "entrant"),
+    rows=entries,
 )
 SCORES = Shape(
     roles=("evaluate",),

@@ -198,7 +198,11 @@ def stability(
     ] = None,
     missing: Annotated[str, typer.Option("--missing", help=f"Missing scores. {_FAIL}.", metavar="POLICY")] = "fail",
     common: Annotated[
-        bool, typer.Option("--common", help="Compare two tables by the models and tasks that both have.")
+        bool,
+        typer.Option(
+            "--common",
+            help="Compare two tables by the models and tasks that both have; rounds by the entries that all have, of the same model.",
+        ),
     ] = False,
     level: Level = 0.95,
     sets: Annotated[

@@ -62,8 +62,19 @@ def round_name(bundle: Bundle) -> str:
         Failed: as first_of.
         Refusal: record_invalid.
     """
+    return str(own_records(bundle)[0][1]["name"])
+
+
+def own_records(bundle: Bundle) -> list[tuple[int, Record]]:
+    """The records of the bundle's round with their log indices, RoundDefined first, as they stand there: nothing of them is checked.
+
+    Raises:
+        Failed: as first_of.
+        Refusal: record_invalid.
+    """
     log = [records.parse(line) for line in bundle.read("entries.jsonl").splitlines()]
-    return str(log[first_of(log, bundle)]["name"])
+    first = first_of(log, bundle)
+    return [(i, record) for i, record in enumerate(log) if i >= first and record.round == log[first].round]
 
 
 def _others(audit: Audit, defined: Mapping[int, Record]) -> list[str]:
