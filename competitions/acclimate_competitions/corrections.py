@@ -129,7 +129,7 @@ def check(correction: Correction, competition: Competition, holdout: "Mapping[st
                 problems.append(f"{task}: there is no example {example!r}")
             elif about.truth != "target":
                 problems.append(f"{task}: {example!r} is a text without a target")
-            elif about.kind == "choice" and target not in about.choices:
+            elif about.choices and target not in about.choices:
                 problems.append(f"{task}: {target!r}, the target of {example!r}, is no choice")
             elif wrong := splits.wrong_truths(about, [target]):
                 problems.append(f"{task}: {target!r} for {example!r}: {next(iter(wrong))}")

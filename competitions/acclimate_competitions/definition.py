@@ -240,6 +240,10 @@ def parse(raw: bytes) -> Competition:
     if competition.round.auditor in competition.custody.custodians:
         document.problem(("round", "auditor"), f'round.auditor = "{competition.round.auditor}" is a custodian, too')
     _check_scales(document, competition)
+    odd = next((task for task in competition.tasks if task.kind != "classify"), None)
+    if odd is not None and "hf-sequence-classifier" in competition.submission.kinds:
+        said = f'task {odd.name!r} is of kind "{odd.kind}", classifiers do kind "classify" only'
+        document.problem(("submission", "kinds"), f"submission.kinds has hf-sequence-classifier: {said}")
     root.finish()
     if not document.problems:
         _check_lengths(document, competition)
@@ -356,9 +360,9 @@ def _submission(table: Table) -> SubmissionRules:
     rules = SubmissionRules(
         kinds=table.words(
             "kinds",
-            ("hf-causal-lm", bases.KIND),
+            ("hf-causal-lm", "hf-sequence-classifier", bases.KIND),
             default=("hf-causal-lm",),
-            designed=("hf-sequence-classifier", "hf-image-classifier"),
+            designed=("hf-image-classifier",),
         ),
         architectures=table.words("architectures", ARCHITECTURES),
         max_parameters=table.integer("max_parameters", least=1),

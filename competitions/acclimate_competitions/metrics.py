@@ -84,14 +84,14 @@ METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         # Share of examples whose target has the largest log-likelihood of the choices; the first choice wins a tie.
-        Metric("accuracy", 1, "max", "share", 0.0, 1.0, ("choice",)),
+        Metric("accuracy", 1, "max", "share", 0.0, 1.0, ("choice", "classify")),
         # The same of log-likelihoods divided by their choice's length in characters, as lm-evaluation-harness has it.
         Metric("acc_norm", 1, "max", "share", 0.0, 1.0, ("choice",)),
         # Negative log-likelihood of the target, in nats, not renormalized over the choices.
-        Metric("nll", 1, "min", "nats", None, None, ("choice",)),
+        Metric("nll", 1, "min", "nats", None, None, ("choice", "classify")),
         # The same of the choices' softmax, and the squared distance of that from certainty of the target.
-        Metric("log_loss", 1, "min", "nats among choices", 0.0, LARGEST_LOG_LOSS, ("choice",)),
-        Metric("brier", 1, "min", "brier", 0.0, 2.0, ("choice",)),
+        Metric("log_loss", 1, "min", "nats among choices", 0.0, LARGEST_LOG_LOSS, ("choice", "classify")),
+        Metric("brier", 1, "min", "brier", 0.0, 2.0, ("choice", "classify")),
         # Whether the answer in the generated text is the one in the target, both extracted and normalized as the task declares.
         Metric("exact_match", 1, "max", "share", 0.0, 1.0, ("generate",)),
         # Harmonic mean of precision and recall over the words of both, as SQuAD has it.
@@ -344,7 +344,12 @@ def majority_scores(
     by one; of whole texts, those of their bytes, one after the other. Rows as score_predictions, for protocol direct
     (seed null) and for protocol prepared with each of `seeds`.
     """
-    guess = {"choice": _frequencies, "generate": _most_frequent, "perplexity": _byte_frequencies}[task.kind]
+    guess = {
+        "choice": _frequencies,
+        "classify": _frequencies,
+        "generate": _most_frequent,
+        "perplexity": _byte_frequencies,
+    }[task.kind]
     examples, truths, clusters = _holdout(holdout, task, cluster)
     given = guess(task, preparation.column(task.truth).to_pylist(), truths)
     # It answers, whatever the answer's length.

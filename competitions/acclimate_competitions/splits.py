@@ -158,7 +158,7 @@ def wrong_truths(task: Task, truths: Sequence[str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     extracted = answers.answers(truths, extract=task.extract, take=task.take, normalize=task.normalize)
     for place, (truth, answer) in enumerate(zip(truths, extracted, strict=True)):
-        if task.kind == "choice":
+        if task.choices:
             if truth not in task.choices:
                 found.setdefault("targets that are not among the choices", []).append(place)
         elif not truth.strip():

@@ -3,14 +3,16 @@
 What a task has besides its name, kind, metric and chance follows from its kind:
 
     choice: prompt, choices, tokenize; the answer with the largest log-likelihood counts.
+    classify: as choice, of labels: a sequence classifier answers with a number for each, a language model by their words.
     generate: prompt, stop, max_tokens, extract, take, normalize, tokenize; the model writes on, greedily.
     perplexity: tokenize; the text in `input` is read as a whole, and there is no target.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from acclimate_competitions import answers
@@ -18,6 +20,7 @@ from acclimate_competitions.fields import NAME, NAME_MEANING, Table
 
 METRICS: Mapping[str, tuple[str, ...]] = {
     "choice": ("accuracy", "acc_norm", "nll", "log_loss", "brier"),
+    "classify": ("accuracy", "nll", "log_loss", "brier"),
     "generate": ("exact_match", "token_f1"),
     "perplexity": ("bits_per_byte",),
 }
@@ -31,6 +34,7 @@ _STOPS, _LONGEST_STOP = 8, 64
 
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "choice": ("prompt", "choices", "tokenize"),
+    "classify": ("prompt", "choices", "tokenize"),
     "generate": ("prompt", "stop", "max_tokens", "extract", "take", "normalize", "tokenize"),
     "perplexity": ("tokenize",),
 }
@@ -42,7 +46,7 @@ class Task:
 
     Attributes:
         prompt: Jinja2 template over a row's columns.
-        choices: the allowed answers, for kind choice; the target is one of them.
+        choices: the allowed answers, for kind choice, the labels, for kind classify; the target is one of them.
         metric: a name of metrics.METRICS.
         chance: the score of a blind guess.
         tokenize: apart: prompt and answer each by itself, so that an answer has the same tokens after every prompt. together: as one text,
@@ -88,8 +92,8 @@ def read(root: Table) -> tuple[Task, ...]:
     """The tasks of a definition; problems are noted in its document."""
     tasks: list[Task] = []
     for table in root.tables("tasks"):
-        kind = table.word("kind", tuple(METRICS), designed=("classify",))
-        task = {"choice": _choice, "generate": _generate, "perplexity": _perplexity}[kind](table)
+        kind = table.word("kind", tuple(METRICS))
+        task = _READ[kind](table)
         if table.good("name") and task.name in [other.name for other in tasks]:
             table.problem("name", f'= "{task.name}" is the name of another task')
         tasks.append(task)
@@ -109,20 +113,20 @@ def _tokenize(table: Table) -> Any:
     return table.word("tokenize", ("apart", "together"), default="apart")
 
 
-def _choice(table: Table) -> Task:
+def _choice(table: Table, *, kind: Literal["choice", "classify"] = "choice") -> Task:
     choices = table.list_("choices", str)
     if table.good("choices") and len(choices) < 2:
         table.problem("choices", f"are {len(choices)}: must be at least 2")
     for index, choice in enumerate(choices):
         if not choice.strip():
             table.problem("choices", "must not be blank", index=index)
-    metric = table.word("metric", METRICS["choice"])
+    metric = table.word("metric", METRICS[kind])
     share, count = metric in ("accuracy", "acc_norm"), max(2, len(choices))
     # Of a loss, that of equal probabilities.
     blind = {"nll": math.log(count), "log_loss": math.log(count), "brier": 1 - 1 / count}.get(metric, 1 / count)
     return Task(
         name=_name(table),
-        kind="choice",
+        kind=kind,
         prompt=_prompt(table),
         choices=choices,
         metric=metric,
@@ -178,3 +182,11 @@ def _perplexity(table: Table) -> Task:
         chance=table.number("chance", 8.0, above=0),
         tokenize=_tokenize(table),
     )
+
+
+_READ: Mapping[str, Callable[[Table], Task]] = {
+    "choice": _choice,
+    "classify": partial(_choice, kind="classify"),
+    "generate": _generate,
+    "perplexity": _perplexity,
+}

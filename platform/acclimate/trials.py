@@ -23,7 +23,7 @@ from acclimate_competitions import bases, definition, digests, measures, metrics
 from acclimate_competitions.definition import Competition, Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import LARGEST_SEED
-from acclimate_runners import adapter_files, reading
+from acclimate_runners import adapter_files, architectures, reading
 from acclimate_runners.jobs import CheckJob, Job, ModelFiles, Outcome, PrepareJob
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def prepare(
             "tasks": found,
             **_ran(outcome, began),
         }
-        _place(shop, submitted, summary, target)
+        _place(shop, submitted, summary, target, competition=given.competition)
     return summary
 
 
@@ -293,7 +293,7 @@ def _measured(
     task: Task, rows: "pa.Table", predictions: "pa.Table", *, cluster: str | None
 ) -> dict[str, dict[str, Any]]:
     """Every metric of an analyst that fits the task's kind: {name: {value, se, n}}, with a reason where there is no value."""
-    if task.kind != "choice":
+    if not task.choices:
         return {}
     given = dict(
         zip(predictions.column("example").to_pylist(), predictions.column("loglikelihoods").to_pylist(), strict=True)
@@ -413,11 +413,14 @@ def _prepared(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _place(shop: RerunFolder, model: ModelFiles, summary: Mapping[str, Any], out: Path) -> None:
+def _place(
+    shop: RerunFolder, model: ModelFiles, summary: Mapping[str, Any], out: Path, *, competition: Competition
+) -> None:
     """Put the prepared models where they were asked for, all at once or not at all."""
     made = shop.folder.parent / "made"
     made.mkdir()
-    for part in summary["tasks"].values():
+    for name, part in summary["tasks"].items():
+        task = competition.task(name)
         for each in part["seeds"].values():
             if each["folder"] is None:
                 continue
@@ -425,8 +428,13 @@ def _place(shop: RerunFolder, model: ModelFiles, summary: Mapping[str, Any], out
             beside = model.base or model.files
             contents = {name: beside[name] for name in reading.BESIDES} | {"model.safetensors": each["prepared"]}
             (made / each["folder"]).mkdir(parents=True)
-            for name, digest in contents.items():
-                shop.blobs.get(digest, made / each["folder"] / name)
+            for file, digest in contents.items():
+                shop.blobs.get(digest, made / each["folder"] / file)
+            config = made / each["folder"] / "config.json"
+            told = json.loads(config.read_bytes())
+            if architectures.labels(told) is not None:
+                # A classifier's head was made for the task's labels.
+                config.write_text(json.dumps(architectures.with_labels(told, task.choices)), "utf-8")
     text = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
     files.write(made / SUMMARY, text.encode(), mode=0o644)
     try:

@@ -19,6 +19,7 @@ from acclimate_runners.reading import ModelFacts, Rules
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NAMES = (CONFIG, WEIGHTS)
+CLASSIFIER = "hf-sequence-classifier"
 PREFIX = "base_model.model."
 """What peft puts before the names of a model's layers."""
 
@@ -97,9 +98,15 @@ def are(names: Collection[str]) -> bool:
     return CONFIG in names and "config.json" not in names
 
 
-def kind_of(names: Collection[str]) -> str:
-    """What files of these names are submitted as, in a manifest's words."""
-    return bases.KIND if are(names) else "hf-causal-lm"
+def kind_of(files: Mapping[str, Path]) -> str:
+    """What files are submitted as, in a manifest's words: by their names, and by the class that config.json names."""
+    if are(files):
+        return bases.KIND
+    path = files.get("config.json")
+    config = reading.read_object("config.json", path, reading.CONFIG_BYTES, []) if path and path.is_file() else None
+    told = (config or {}).get("architectures")
+    classes = told if isinstance(told, list) else []
+    return CLASSIFIER if any(str(name).endswith("ForSequenceClassification") for name in classes) else "hf-causal-lm"
 
 
 def of_folder(folder: Path) -> dict[str, Path]:
@@ -184,7 +191,12 @@ def inspect(files: Mapping[str, Path], rules: Rules, *, config: Path) -> Adapter
 
 
 def inspect_submitted(
-    files: Mapping[str, Path], rules: Rules, *, on: tuple[str, Path] | None, tokenizer: str | None = None
+    files: Mapping[str, Path],
+    rules: Rules,
+    *,
+    on: tuple[str, Path] | None,
+    tokenizer: str | None = None,
+    kind: str | None = None,
 ) -> ModelFacts:
     """Read a submission strictly, be it a whole model or an adapter.
 
@@ -193,10 +205,13 @@ def inspect_submitted(
         rules: the competition's limits.
         on: name and config.json of the base that it is said to stand on; None for a whole model.
         tokenizer: the digest that a whole model's tokenizer.json must have, where the competition fixes it.
+        kind: what it is said to be; None where nobody says so.
 
     Raises:
         Refusal: model_invalid, with all problems found.
     """
+    if kind not in (None, kind_of(files)):
+        raise Refusal("model_invalid", f"by its files it is a {kind_of(files)}, its manifest says {kind}")
     if on is None:
         return reading.inspect(files, rules, tokenizer=tokenizer)
     name, config = on
@@ -216,7 +231,9 @@ def check_bases(folder: Path, competition: Competition) -> None:
         try:
             given = reading.of_folder(folder / bases.FOLDER / base)
             fixed = bases.tokenizer(folder)
-            reading.inspect(given, unlimited(competition.submission), tokenizer=fixed)
+            facts = reading.inspect(given, unlimited(competition.submission), tokenizer=fixed)
+            if architectures.labels(facts.config) is not None:
+                problems.append(f"{bases.FOLDER}/{base}: a base is a language model, this one is a classifier")
         except Refusal as refusal:
             problems += [f"{bases.FOLDER}/{base}: {line}" for line in refusal.problems or (refusal.sentence,)]
     if problems:

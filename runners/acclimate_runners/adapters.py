@@ -47,10 +47,14 @@ def learned(model: Network, lora: Lora | None, *, seed: int) -> Iterator[dict[st
         for name, layer in layers.items():
             pair = (made[f"{name}.A"], made[f"{name}.B"])
             stack.callback(layer.register_forward_hook(partial(_added, pair, scale)).remove)
+        # A classifier's head may have learned nothing yet.
+        head = {name: weight for name, weight in model.weights.items() if name == architectures.SCORE}
         for weight in model.weights.values():
             weight.requires_grad_(False)
             stack.callback(weight.requires_grad_, True)
-        yield made
+        for weight in head.values():
+            weight.requires_grad_(True)
+        yield made | head
     with torch.no_grad():
         for name, layer in layers.items():
             product = made[f"{name}.B"] @ made[f"{name}.A"] * scale

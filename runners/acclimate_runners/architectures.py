@@ -6,13 +6,14 @@ them equal.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from acclimate_runners import tensors
 from acclimate_runners.config_rules import (
     ACTIVATION,
+    CLASSIFYING,
     DESCRIPTIVE,
     EPSILON,
     HEADS,
@@ -26,6 +27,7 @@ from acclimate_runners.config_rules import (
     Check,
     attentions,
     full_attention,
+    label_names,
     one_of,
     rank,
     real,
@@ -36,6 +38,8 @@ from acclimate_runners.config_rules import (
 )
 from acclimate_runners.tensors import Shapes as Shapes
 
+SCORE = "score.weight"
+"""The head of a sequence classifier, [labels, width], in files and in transformers."""
 UNBOUNDED = sys.maxsize
 """How many tokens a sequence may have where nothing in the model bounds it."""
 
@@ -72,6 +76,14 @@ class Architecture:
     def attends(self) -> bool:
         """Whether tokens see each other by attention alone, so that a mask and positions say all about it."""
         return self.heads is not None
+
+    @property
+    def classifier(self) -> str | None:
+        """The name of transformers' class of sequence classifiers, for `architectures` in config.json; None where it has none."""
+        stem = self.model_class.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+        # Gemma 3's without a prefix reads images, too.
+        stem = "Gemma3Text" if stem == "Gemma3" else stem
+        return f"{stem}ForSequenceClassification" if self.attends else None
 
 
 _DECODER: dict[str, Check] = {
@@ -347,9 +359,13 @@ def problems(config: Mapping[str, Any], allowed: tuple[str, ...]) -> list[str]:
     if not isinstance(name, str) or name not in allowed or name not in ARCHITECTURES:
         return [*found, f"model_type is {_short(name)}, allowed are " + ", ".join(allowed)]
     kind = ARCHITECTURES[name]
-    if config.get("architectures") not in (None, [kind.model_class]):
-        found.append(f"architectures is {_short(config['architectures'])}, expected [{kind.model_class!r}]")
-    rules = {**DESCRIPTIVE, **kind.told, **kind.fields}
+    classifies = kind.classifier is not None and config.get("architectures") == [kind.classifier]
+    if config.get("architectures") not in (None, [kind.model_class]) and not classifies:
+        expected = " or ".join(f"[{name!r}]" for name in (kind.model_class, kind.classifier) if name)
+        found.append(f"architectures is {_short(config['architectures'])}, expected {expected}")
+    rules = {**DESCRIPTIVE, **kind.told, **kind.fields, **(CLASSIFYING if classifies else {})}
+    if classifies and not found:
+        found += _labelled(config)
     for key, value in config.items():
         if key in ("auto_map", "trust_remote_code"):
             continue
@@ -402,6 +418,35 @@ def _divisions(config: Mapping[str, Any], kind: Architecture, names: tuple[str, 
     return found
 
 
+def _labelled(config: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the labels of a sequence classifier."""
+    told = config.get("id2label")
+    if wrong := label_names(told):
+        return [f"id2label is {_short(told)}, expected {wrong}"]
+    assert isinstance(told, dict)
+    others = {"num_labels": len(told), "label2id": {name: int(number) for number, name in told.items()}}
+    return [
+        f"{name} is {_short(config[name])}, id2label makes it {_short(value)}"
+        for name, value in others.items()
+        # The library writes null for what it can make of id2label.
+        if config.get(name) not in (None, value)
+    ]
+
+
+def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """What a sequence classifier tells apart, in the order of its outputs, for a checked config; None for a language model."""
+    if config.get("architectures") != [ARCHITECTURES[config["model_type"]].classifier]:
+        return None
+    told = config["id2label"]
+    return tuple(told[str(number)] for number in range(len(told)))
+
+
+def with_labels(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The config of the same classifier for other labels."""
+    kept = {name: value for name, value in config.items() if name not in CLASSIFYING}
+    return {**kept, "id2label": {str(number): name for number, name in enumerate(names)}}
+
+
 def is_tied(config: Mapping[str, Any]) -> bool:
     """Whether the output embedding is the input embedding, for a checked config."""
     return bool(config.get("tie_word_embeddings", ARCHITECTURES[config["model_type"]].tied))
@@ -417,6 +462,9 @@ def shapes(config: Mapping[str, Any]) -> Shapes:
     """Name and shape of each parameter, for a checked config; a tied head is left out."""
     kind = ARCHITECTURES[config["model_type"]]
     found = kind.shapes(config)
+    if (names := labels(config)) is not None:
+        whole = {name: shape for name, shape in found.items() if not name.startswith("lm_head.")}
+        return {**whole, SCORE: (len(names), found[kind.embedding][1])}
     if not is_tied(config):
         found[kind.head] = found[kind.embedding]
     return found

@@ -12,7 +12,7 @@ import numpy as np
 
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Recipe
-from acclimate_runners import adapters, network, packing
+from acclimate_runners import adapters, classifying, network, packing
 from acclimate_runners.jobs import CheckJob, Outcome
 from acclimate_runners.network import Network
 from acclimate_runners.packing import Packed
@@ -71,9 +71,10 @@ def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:
     told = Words(progress)
     model.on_batch = told.again
     packed = {data.task.name: pack_splits(job, folder, data, model, tokenizer) for data in job.tasks}
+    tasks = {data.task.name: data.task for data in job.tasks}
     start, tries, forecast = model.copy_weights(), list[Fit](), 0.0
     for name, data in packed.items():
-        model.set_weights(start)
+        model.set_weights(classifying.begun(model, start, tasks[name], seed=job.recipe.selection.seed))
         pace = _Pace(job.recipe.threads)
 
         def on_step(step: int, name: str = name, pace: _Pace = pace) -> None:

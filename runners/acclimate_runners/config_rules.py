@@ -119,6 +119,18 @@ def two_ropes(value: Any) -> str | None:
     return next((each for each in wrong if each), None)
 
 
+def label_names(value: Any) -> str | None:
+    """Labels by number, as JSON has them."""
+    fine = isinstance(value, dict) and 2 <= len(value) <= 4096 and all(text(item) is None for item in value.values())
+    fine = fine and set(value) == set(map(str, range(len(value)))) and len(set(value.values())) == len(value)
+    return None if fine else 'an object of different labels by number, from "0" on'
+
+
+def _anything(value: Any) -> str | None:
+    """What is checked elsewhere."""
+    return None
+
+
 VOCABULARY, WIDTH, LAYERS = whole(1, 2**20), whole(1, 2**16), whole(1, 1024)
 HEADS, POSITIONS, INNER = whole(1, 2**12), whole(1, 2**22), whole(1, 2**18)
 SWITCH, SHARE, EPSILON = one_of(True, False), real(0, 0.9), real(1e-12, 0.1)
@@ -149,4 +161,12 @@ DESCRIPTIVE: dict[str, Check] = {
     "summary_first_dropout": real(0, 1),
     "n_ctx": POSITIONS,
     "cache_implementation": text,
+}
+
+# Fields of sequence classifiers alone; the first three are held against each other.
+CLASSIFYING: dict[str, Check] = {
+    "id2label": label_names,
+    "label2id": _anything,
+    "num_labels": _anything,
+    "problem_type": one_of(None, "single_label_classification"),
 }

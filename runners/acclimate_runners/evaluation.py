@@ -18,7 +18,7 @@ import pyarrow as pa
 from acclimate_competitions import digests, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.tasks import Task
-from acclimate_runners import generation, layouts, network, packing
+from acclimate_runners import classifying, generation, layouts, network, packing
 from acclimate_runners.jobs import EvaluateJob, Outcome
 from acclimate_runners.network import Network
 from acclimate_runners.packing import Packed
@@ -50,12 +50,14 @@ def evaluate(job: EvaluateJob, folder: Path, progress: Callable[[int, int, str],
             if data.holdout_inputs is None:
                 raise Refusal("splits_invalid", f"the job names no holdout inputs of task {name}")
             rows = tables.read(input_path(folder, data.holdout_inputs)).to_pylist()
-            asked = _KINDS[data.task.kind](tokenizer, data.task, rows, model=model, max_length=job.recipe.max_length)
+            make = _KINDS[data.task.kind] if model.labels is None else Labels
+            asked = make(tokenizer, data.task, rows, model=model, max_length=job.recipe.max_length)
             questions[name] = ([row["example"] for row in rows], asked)
             words.again()
         # 2. The weights: a direct evaluation is of the model as submitted.
+        begun = classifying.begun(model, start, tasks[name].task, seed=job.recipe.selection.seed)
         if protocol == "direct":
-            model.set_weights(start)
+            model.set_weights(begun)
         else:
             path = input_path(folder, job.prepared[f"{name}/{seed}"])
             model.set_weights(network.read_weights([path], model.facts))
@@ -149,6 +151,7 @@ class Questions:
         prompts, answers = packing.asked(tokenizer, task, rows)
         single = all(len(answer) == 1 for row in answers for answer in row)
         self._count, self._rows = len(task.choices), len(rows)
+        self._of_labels = task.kind == classifying.KIND
         ordered = sorted(range(len(rows)), key=lambda row: (prompts[row], answers[row]))
         fits = [row for row in ordered if not single and _shares(prompts[row], answers[row], model, max_length)]
         self._shared = [
@@ -175,10 +178,38 @@ class Questions:
             found[self._alone] = alone.reshape(-1, self._count).numpy()
         for rows, answers in self._shared:
             found[rows] = network.shared_loglikelihoods(model, answers).reshape(-1, self._count).numpy()
+        if self._of_labels:
+            # Given that it is one of them.
+            found -= np.logaddexp.reduce(found, axis=1, keepdims=True)
         return Answers([row if all(map(math.isfinite, row)) else None for row in found.tolist()])
 
 
-_KINDS: dict[str, Callable[..., Asked]] = {"choice": Questions, "generate": Begun, "perplexity": Texts}
+class Labels:
+    """A task's inputs for a classifier, made once for all seeds and protocols of an entry."""
+
+    def __init__(
+        self, tokenizer: Any, task: Task, rows: list[dict[str, Any]], *, model: Network, max_length: int
+    ) -> None:
+        prompts = classifying.prompts(tokenizer, task, rows)
+        # In which batch a row is read follows from the rows' tokens alone.
+        self._order = sorted(range(len(rows)), key=lambda row: prompts[row])
+        packed = packing.pack([prompts[row] for row in self._order], [[0]] * len(rows), max_length=max_length)
+        self._packed = readable(packed, model, task)
+        self._numbers = np.tile(np.arange(len(task.choices)), (len(rows), 1))
+
+    def answers(self, model: Network) -> Answers:
+        """For each row one number a label, in the order of the choices; None where one of them is no number."""
+        found = np.zeros((len(self._order), self._numbers.shape[1]))
+        found[self._order] = network.last_logprobs(model, self._packed, self._numbers).numpy()
+        return Answers([row if all(map(math.isfinite, row)) else None for row in found.tolist()])
+
+
+_KINDS: dict[str, Callable[..., Asked]] = {
+    "choice": Questions,
+    "classify": Questions,
+    "generate": Begun,
+    "perplexity": Texts,
+}
 
 
 def _shares(prompt: list[int], answers: list[list[int]], model: Network, max_length: int) -> bool:

@@ -73,22 +73,29 @@ class Network:
     """A loaded model.
 
     Attributes:
-        model: transformers' causal language model, float32, on the CPU.
+        model: transformers' causal language model or sequence classifier, float32, on the CPU.
         facts: of its files.
         weights: its parameters by name, a tied head left out; changing them in place changes the model.
         on_batch: called after each batch that it has read.
+        submitted_labels: those of a sequence classifier as it was submitted, whatever task its head was made for since.
     """
 
     model: Any
     facts: ModelFacts
     weights: dict[str, Tensor]
     on_batch: Callable[[], object] = lambda: None
+    submitted_labels: tuple[str, ...] = ()
     _masks: dict[int, Tensor | None] = field(default_factory=dict)
 
     @property
     def positions(self) -> int:
         """How many tokens a sequence may have."""
         return architectures.positions(self.facts.config)
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """What a sequence classifier tells apart; None for a language model."""
+        return architectures.labels(self.facts.config)
 
     def logits(self, inputs: Tensor, at: Tensor) -> Tensor:
         """Next-token logits [positions, vocabulary] at the flat positions `at`, each once and ascending, of inputs [rows, length]."""
@@ -151,7 +158,10 @@ class Network:
         return every if len(at) == len(every) else every.index_select(0, at)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Next-token logits [positions, vocabulary] of what `hidden` gives, float32."""
+        """Next-token logits [positions, vocabulary] of what `hidden` gives, float32; a classifier's of its labels [positions, labels]."""
+        if self.labels is not None:
+            scores: Tensor = self.model.score(hidden).float()
+            return scores
         result: Tensor = self.model.get_output_embeddings()(hidden).float()
         if (bound := getattr(self.model.config, "final_logit_softcapping", None)) is not None:
             result = torch.tanh(result / bound) * bound
@@ -198,7 +208,7 @@ def be_deterministic(threads: int) -> None:
 
 
 def classes(kind: str) -> tuple[Any, Any]:
-    """Transformers' classes of an architecture: of its configuration and of its model."""
+    """Transformers' classes of an architecture: of its configuration and of its language model."""
     for name in _KERNELS:
         # None has an import fail.
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
@@ -206,12 +216,23 @@ def classes(kind: str) -> tuple[Any, Any]:
     return getattr(found, _CONFIGS[kind]), getattr(found, architectures.ARCHITECTURES[kind].model_class)
 
 
+def _classifier(kind: str) -> Any:
+    """Transformers' class of an architecture's sequence classifiers."""
+    return getattr(
+        import_module(f"transformers.models.{_MODULES.get(kind, kind)}"),
+        str(architectures.ARCHITECTURES[kind].classifier),
+    )
+
+
 def build(config: Mapping[str, Any], *, max_length: int) -> Any:
     """Transformers' model of a checked config, with weights of no meaning; nothing is looked up outside this process."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     config_class, model_class = classes(config["model_type"])
     eager = max_length <= EAGER_UP_TO or config["model_type"] in _EAGER_ONLY
-    made = config_class(**architectures.effective(config), attn_implementation="eager" if eager else "sdpa")
+    given = architectures.effective(config)
+    if (names := architectures.labels(config)) is not None:
+        model_class, given["num_labels"] = _classifier(config["model_type"]), len(names)
+    made = config_class(**given, attn_implementation="eager" if eager else "sdpa")
     _drop_nothing(made)
     return model_class(made).float().eval()
 
@@ -268,7 +289,8 @@ def load(
     parameters = by_file_name(model, facts.architecture)
     if {name: tuple(tensor.shape) for name, tensor in parameters.items()} != names:
         raise Refusal("model_invalid", "the tensors of config.json differ from those of transformers' model")
-    network = Network(model, facts, {name: parameters[name] for name in sorted(names)})
+    found = {name: parameters[name] for name in sorted(names)}
+    network = Network(model, facts, found, submitted_labels=architectures.labels(facts.config) or ())
     weights = read_weights([whole[name] for name in shards.weights_of(whole)], facts)
     if adapter is not None:
         merging.merge(weights, files[adapter_files.WEIGHTS], adapter)
@@ -300,7 +322,8 @@ def read_weights(paths: Sequence[Path], facts: ModelFacts) -> dict[str, Tensor]:
     stored = {name: tensor.to(torch.float32) for path in paths for name, tensor in load_file(path).items()}
     problems = [f"tensor {name!r} holds NaN or infinity" for name, tensor in stored.items() if not is_finite(tensor)]
     kind = architectures.ARCHITECTURES[facts.architecture]
-    if kind.head not in expected and kind.head in stored and not torch.equal(stored[kind.head], stored[kind.embedding]):
+    tied = architectures.labels(facts.config) is None and kind.head not in expected
+    if tied and kind.head in stored and not torch.equal(stored[kind.head], stored[kind.embedding]):
         problems.append(f"tensor {kind.head!r} is tied to {kind.embedding!r} by config.json, but differs from it")
     if problems:
         raise Refusal("model_invalid", f"model.safetensors: {problems[0]}", problems=problems)

@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from acclimate_competitions import tables
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Recipe, Schedule
-from acclimate_runners import adapters, jobs, layouts, network, packing
+from acclimate_runners import adapters, classifying, jobs, layouts, network, packing
 from acclimate_runners.checkpoints import Checkpoints, Fitting, Standing
 from acclimate_runners.jobs import CheckJob, EvaluateJob, Outcome, PrepareJob, TaskData
 from acclimate_runners.network import Network
@@ -298,8 +298,11 @@ def prepare(job: PrepareJob, folder: Path, progress: Progress, *, kept_from: str
     selections: list[dict[str, Any]] = []
     prepared: list[dict[str, Any]] = []
     files: dict[str, str] = {}
+    submitted = start
     for data in todo:
         name = data.task.name
+        fitting_head = classifying.begun(model, weights, data.task, seed=job.recipe.selection.seed)
+        start = replace(submitted, weights=fitting_head)
         # 3. The learning rate, with the selection seed; or the one that the job gives, which no round's does.
         choice = (
             select(start, packed[name], task=name, on_step=counter.of(f"{name}, choosing the rate"))
@@ -456,7 +459,7 @@ def pack_splits(
         rows = tables.read(input_path(folder, digest)).to_pylist()
         if not rows:
             raise Refusal("splits_invalid", f"a split of task {data.task.name} has no rows")
-        prompts, targets = packing.taught(tokenizer, data.task, rows, max_length=job.recipe.max_length)
+        prompts, targets = classifying.taught(tokenizer, data.task, rows, model=model, max_length=job.recipe.max_length)
         found.append(readable(packing.pack(prompts, targets, max_length=job.recipe.max_length), model, data.task))
     return found[0], found[1]
 

@@ -324,7 +324,7 @@ def compare(tensors: Mapping[str, Tensor], expected: architectures.Shapes, confi
     """Differences between a header's tensors and those that the config asks for; a tied head may be written out."""
     kind = architectures.ARCHITECTURES[config["model_type"]]
     allowed = dict(expected)
-    if kind.head in tensors and kind.head not in allowed:
+    if kind.head in tensors and kind.head not in allowed and architectures.labels(config) is None:
         allowed[kind.head] = expected[kind.embedding]
     found = [f"tensor {name!r} is missing" for name in expected if name not in tensors]
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""A tiny competition with a base, and what stands on it: adapters in peft's layout, written without peft."""
+"""A tiny competition with a base, and what stands on it: adapters in peft's layout, written without peft; and classifiers."""
 
 import json
 from pathlib import Path
@@ -69,4 +69,27 @@ def mamba(folder: Path, *, seed: int) -> Path:
     weights = {name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in tiny.shapes(config).items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     tiny.write_tokenizer(folder / "tokenizer.json")
+    return folder
+
+
+def with_labels(folder: Path) -> Competition:
+    """Have the tasks of a built tiny competition be of kind classify, and classifiers be welcome."""
+    toml = folder / "competition.toml"
+    text = toml.read_text("utf-8").replace('kind = "choice"', 'kind = "classify"')
+    toml.write_text(
+        text.replace('kinds = ["hf-causal-lm"', 'kinds = ["hf-causal-lm", "hf-sequence-classifier"'), "utf-8"
+    )
+    return definition.load(toml)
+
+
+def classifier(folder: Path, *, seed: int, labels: tuple[str, ...]) -> Path:
+    """Write a submission of a Llama with drawn weights that tells labels apart."""
+    tiny.model(folder, seed=seed)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config |= {"architectures": ["LlamaForSequenceClassification"]}
+    config |= {"id2label": {str(number): label for number, label in enumerate(labels)}}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    draw = np.random.default_rng(seed)
+    weights = {name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in tiny.shapes(config).items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

@@ -181,7 +181,6 @@ CASES = [
     ('choices = ["even", "odd"]', 'choices = ["even", "even"]', 'tasks[1].choices[1] = "even" stands twice'),
     ('choices = ["even", "odd"]', 'choices = ["even"]', "tasks[1].choices are 1: must be at least 2"),
     ('choices = ["even", "odd"]', 'choices = ["even", " "]', "tasks[1].choices[1] must not be blank"),
-    ('kind = "choice"', 'kind = "classify"', 'tasks[0].kind = "classify": this version carries only "choice", "generate"'),
     ('metric = "accuracy"', 'metric = "f1"', 'tasks[0].metric = "f1" is unknown'),
     ("chance = 0.1", "chance = 1.5", "tasks[0].chance = 1.5: must be at most 1"),
     ("chance = 0.1", "chance = nan", "tasks[0].chance = nan: must be finite"),

@@ -333,7 +333,7 @@ def _inspect(store: Store, state: Round, manifest: Mapping[str, Any]) -> str | N
                 for given in (model.files, model.base)
             )
             on = (manifest["base"], base["config.json"]) if base else None
-            adapter_files.inspect_submitted(files, round_jobs.limits(state), on=on)
+            adapter_files.inspect_submitted(files, round_jobs.limits(state), on=on, kind=manifest["kind"])
     except Refusal as refusal:
         if refusal.status >= 500 or refusal.code in LOST:
             raise

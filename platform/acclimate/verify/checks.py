@@ -200,8 +200,8 @@ _SCORES = (
         "selection",
         "scores",
         "each learning rate was chosen by the recipe's rule from the validation scores in the log; where the model counts as"
-        " submitted, it is one model for every task and seed",
-        ("rules",),
+        " submitted, it is one model for every task and seed (a classifier's head is made for each task)",
+        ("rules", "submissions"),
         scores.selection,
     ),
     Rule(

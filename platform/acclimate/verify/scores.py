@@ -87,7 +87,8 @@ def selection(audit: Audit) -> str:
     base = [(None, 0)] if "base" in recipe.selection.candidates else []
     last = [(lr, recipe.epochs) for lr in recipe.lr_grid] if "last" in recipe.selection.candidates else []
     logged: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    models: dict[int, str] = {}
+    models: dict[tuple[int, str], str] = {}
+    commitments = {entry.submission: entry.commitment for entry in audit.round.entries}
     for (submission, task, seed), record in audit.round.prepared.items():
         if "failed" in record.fields:
             continue
@@ -101,10 +102,12 @@ def selection(audit: Audit) -> str:
         if not _same(record["selected"], best):
             raise Failed(where, f"it selected {record['selected']}, the rule selects {best}")
         _is_divergence(record, recipe, where)
-        if _counts_as_submitted(record) and models.setdefault(submission, record["prepared"]) != record["prepared"]:
-            raise Failed(
-                where, f"the model counts as submitted, as {record['prepared']} here and {models[submission]} elsewhere"
-            )
+        # A classifier's head is made for the task: as submitted it is one model a task.
+        kind = audit.manifests[commitments[submission]]["kind"]
+        key = (submission, task if kind == "hf-sequence-classifier" else "")
+        if _counts_as_submitted(record) and models.setdefault(key, record["prepared"]) != record["prepared"]:
+            sentence = f"the model counts as submitted, as {record['prepared']} here and {models[key]} elsewhere"
+            raise Failed(where, sentence)
     return f"{len(logged)} selections"
 
 

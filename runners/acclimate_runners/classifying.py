@@ -1,0 +1,83 @@
+"""Tasks of the kind classify: a sequence classifier answers with a number for each label, a language model with the labels' words.
+
+A classifier's head stands where a language model's predicts the next token: on what the model makes of the last token of the prompt. So labels
+are to a classifier what tokens are to a language model, and all else (batches, loss, checkpoints) is the same. A language model is taught
+and asked as in a task of the kind choice; its log-likelihoods are made those of the labels, given that it is one of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acclimate_competitions.definition import Task
+from acclimate_competitions.errors import Refusal
+from acclimate_runners import architectures, packing
+from acclimate_runners.network import Network
+
+KIND = "classify"
+_DEVIATION = 0.02
+
+
+def begun(model: Network, weights: Mapping[str, Tensor], task: Task, *, seed: int) -> Mapping[str, Tensor]:
+    """The weights that everything of a task begins with; a classifier's head then has the task's labels, in their order.
+
+    The head that was submitted counts where its labels are the task's, in whatever order. Else a fresh one is made: normal with deviation
+    0.02, drawn with the seed, the same for all entrants of one width.
+
+    Args:
+        model: whose head is made to fit.
+        weights: as submitted.
+        task: with its choices.
+        seed: the recipe's selection seed.
+
+    Raises:
+        Refusal: model_invalid, where a classifier meets a task of another kind.
+    """
+    if model.labels is None:
+        return weights
+    if task.kind != KIND:
+        raise Refusal(
+            "model_invalid", f"task {task.name} is of the kind {task.kind}, which a sequence classifier can't do"
+        )
+    submitted = weights[architectures.SCORE]
+    names = model.submitted_labels
+    if sorted(names) == sorted(task.choices):
+        head = submitted[[names.index(choice) for choice in task.choices]]
+    else:
+        generator = torch.Generator().manual_seed(seed)
+        head = torch.randn(len(task.choices), submitted.shape[1], generator=generator) * _DEVIATION
+    config = architectures.with_labels(model.facts.config, task.choices)
+    model.facts = replace(model.facts, config=config)
+    layer = torch.nn.Linear(head.shape[1], head.shape[0], bias=False)
+    model.model.score = layer
+    model.weights[architectures.SCORE] = layer.weight
+    return {**weights, architectures.SCORE: head}
+
+
+def taught(
+    tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]], *, model: Network, max_length: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Tokens of each row's prompt, and of its target, which to a classifier is one number.
+
+    Raises:
+        Refusal: as packing.taught.
+    """
+    if model.labels is None:
+        return packing.taught(tokenizer, task, rows, max_length=max_length)
+    numbers = {choice: number for number, choice in enumerate(task.choices)}
+    return prompts(tokenizer, task, rows), [[numbers[row["target"]]] for row in rows]
+
+
+def prompts(tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Tokens of each row's prompt, for a classifier.
+
+    Raises:
+        Refusal: model_invalid, where there is none to answer behind.
+    """
+    found = packing.prompt_tokens(tokenizer, task, rows)
+    if not all(found):
+        raise Refusal("model_invalid", f"the tokenizer gives no token for a prompt of task {task.name}")
+    return found
