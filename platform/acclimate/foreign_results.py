@@ -21,6 +21,8 @@ from acclimate_competitions.errors import Refusal
 _RESULTS, _SAMPLES = "results_*.json", "samples_*.jsonl"
 _EEE = "evaluation_results"
 _MOST = 1 << 30
+_LARGEST = 1 << 1023
+"""Whole numbers above it are no floats."""
 
 
 @dataclass
@@ -34,6 +36,8 @@ class _Found:
     hashes: dict[tuple[str, str], str] = field(default_factory=dict)
     lower: set[str] = field(default_factory=set)
     odd: set[str] = field(default_factory=set)
+    lacking: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
 
     def claim(self, file: Path, *key: str) -> bool:
         """Whether a key comes first from this file; else it is a problem."""
@@ -58,7 +62,7 @@ class _Found:
             sorted(set(self.problems)),
             hint="take out the older files, or give each run a folder of its own",
         )
-        notes = []
+        notes = [*self.notes]
         if self.odd:
             notes.append(f"{self.name}: not looked at, as no numbers: {listed(sorted(self.odd))}")
         if self.lower:
@@ -79,7 +83,9 @@ def is_foreign(path: Path) -> bool:
 
 
 def items(path: Path) -> Named:
-    """Scores by example: entrant, task, example, metric, score.
+    """Scores by example: entrant, task, example, cluster, metric, score.
+
+    The number of an example means something in its task only. What two tasks share is told by its hash, and by nothing else.
 
     Raises:
         Refusal: file_unreadable, where there are none or they can't be read; scores_invalid, where they contradict each other.
@@ -88,12 +94,14 @@ def items(path: Path) -> Named:
     harness, ever = _forms(path)
     for file in harness:
         _samples(found, file)
+    if found.lacking and found.rows:
+        found.notes.append(f"{path}: no scores of single examples of {listed(sorted(found.lacking))}")
     for file, document in ever:
         _instances(found, file, document)
     if not found.rows and not found.problems:
         hint = "lm_eval --log_samples writes samples_*.jsonl; without, --scores reads the means"
         raise Refusal("file_unreadable", f"{path}: no scores of single examples", hint=hint)
-    return found.named(("entrant", "task", "example", "metric", "score"))
+    return found.named(("entrant", "task", "example", "cluster", "metric", "score"))
 
 
 def scores(path: Path, *, metric: str | None = None) -> Named:
@@ -170,6 +178,19 @@ def _forms(path: Path) -> tuple[list[Path], list[tuple[Path, dict[str, Any]]]]:
     return harness, ever
 
 
+def _object(value: Any, file: Path, what: str) -> dict[str, Any]:
+    """A part of a document that must be an object; nothing where it is null.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Refusal("file_unreadable", f"{file}: {what} is no JSON object", hint="is it what the program wrote?")
+    return value
+
+
 def _json(file: Path) -> Any:
     try:
         if file.stat().st_size > _MOST:
@@ -201,10 +222,13 @@ def _tasks(found: _Found, file: Path) -> tuple[str, list[str], dict[str, Any]]:
     """The model, its tasks without groups, and the document."""
     document = _json(file)
     model = document.get("model_name") or file.parent.name
-    results, better = document["results"], document.get("higher_is_better") or {}
-    tasks = [task for task in results if task in (document.get("n-samples") or results)]
+    results = _object(document["results"], file, "`results`")
+    document["results"] = {task: _object(values, file, f"`results` of {task!r}") for task, values in results.items()}
+    better = _object(document.get("higher_is_better"), file, "`higher_is_better`")
+    counted = _object(document.get("n-samples"), file, "`n-samples`") or results
+    tasks = [task for task in results if task in counted]
     for task in tasks:
-        for metric, higher in (better.get(task) or {}).items():
+        for metric, higher in _object(better.get(task), file, f"`higher_is_better` of {task!r}").items():
             if higher is False:
                 found.lower.add(f"{task} {metric}")
     return str(model), tasks, document
@@ -232,26 +256,33 @@ def _samples(found: _Found, file: Path) -> None:
     model, tasks, _ = _tasks(found, file)
     moment = file.stem.removeprefix("results_")
     for task in tasks:
-        samples = file.with_name(f"samples_{task}_{moment}.jsonl")
-        if not samples.is_file() or not found.claim(file, model, task):
+        samples = file.parent / f"samples_{task}_{moment}.jsonl"
+        # A name is no path; and none of a file can hold these.
+        if "/" in task or "\0" in task or not samples.is_file():
+            found.lacking.add(f"{model}, {task}")
+            continue
+        if not found.claim(file, model, task):
             continue
         for row in _lines(samples):
             if "doc_id" not in row:
                 raise Refusal("file_unreadable", f"{samples}: a sample without doc_id", hint="lm_eval 0.4 writes it")
             example, chosen = str(row["doc_id"]), row.get("filter", "none")
             found.same(task, example, str(row.get("doc_hash", "")))
-            for metric in row.get("metrics", ()):
+            cluster, names = str(row.get("doc_hash") or f"{task}/{example}"), row.get("metrics", ())
+            if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+                raise Refusal("file_unreadable", f"{samples}: `metrics` is no list of names")
+            for metric in names:
                 name = metric if chosen == "none" else f"{metric},{chosen}"
                 value = _float(row.get(metric))
                 if value is None:
                     found.odd.add(f"{task} {name}")
                     continue
-                one = {"entrant": model, "task": task, "example": example, "metric": name, "score": value}
-                found.rows.append(one)
+                one = {"entrant": model, "task": task, "example": example, "cluster": cluster, "metric": name}
+                found.rows.append({**one, "score": value})
 
 
 def _numeric(value: Any) -> bool:
-    return isinstance(value, int | float)
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= _LARGEST)
 
 
 def _float(value: Any) -> float | None:
@@ -261,6 +292,17 @@ def _float(value: Any) -> float | None:
 # ---- Every Eval Ever -----------------------------------------------------------------------------------------------
 
 
+def _every(file: Path, document: dict[str, Any]) -> list[dict[str, Any]]:
+    results = document[_EEE]
+    if not isinstance(results, list):
+        raise Refusal("file_unreadable", f"{file}: `{_EEE}` is no list", hint="Every Eval Ever asks for one")
+    whole = [_object(result, file, f"one of `{_EEE}`") for result in results]
+    for result in whole:
+        for name in ("metric_config", "score_details"):
+            result[name] = _object(result.get(name), file, f"`{name}`")
+    return whole
+
+
 def _metric(result: dict[str, Any]) -> str:
     config = result.get("metric_config") or {}
     return str(config.get("metric_id") or config.get("metric_name") or config.get("evaluation_description") or "score")
@@ -268,7 +310,7 @@ def _metric(result: dict[str, Any]) -> str:
 
 def _aggregates(found: _Found, file: Path, document: dict[str, Any]) -> None:
     model = _model(file, document)
-    for result in document[_EEE]:
+    for result in _every(file, document):
         task, metric = str(result.get("evaluation_name")), _metric(result)
         details = result.get("score_details") or {}
         if not found.claim(file, model, task, metric):
@@ -278,20 +320,22 @@ def _aggregates(found: _Found, file: Path, document: dict[str, Any]) -> None:
         if not _numeric(details.get("score")):
             found.odd.add(f"{task} {metric}")
             continue
-        error = ((details.get("uncertainty") or {}).get("standard_error") or {}).get("value")
+        spread = _object(details.get("uncertainty"), file, "`uncertainty`").get("standard_error")
+        error = _object(spread, file, "`standard_error`").get("value")
         row = {"entrant": model, "task": task, "metric": metric, "score": float(details["score"])}
         found.rows.append({**row, "se": _float(error)})
 
 
 def _instances(found: _Found, file: Path, document: dict[str, Any]) -> None:
-    detailed = document.get("detailed_evaluation_results") or {}
+    detailed = _object(document.get("detailed_evaluation_results"), file, "`detailed_evaluation_results`")
     if not detailed.get("file_path"):
         return
     # Never a path that the file names: the file of that name that lies beside it.
-    samples = file.with_name(Path(str(detailed["file_path"])).name)
+    samples = file.parent / Path(str(detailed["file_path"])).name
     model = _model(file, document)
-    by_id = {str(result.get("evaluation_result_id")): result for result in document[_EEE]}
-    by_name = {str(result.get("evaluation_name")): result for result in document[_EEE]}
+    results = _every(file, document)
+    by_id = {str(result.get("evaluation_result_id")): result for result in results}
+    by_name = {str(result.get("evaluation_name")): result for result in results}
     if not found.claim(file, model, str(document.get("evaluation_id"))):
         return
     for row in _lines(samples):
@@ -299,15 +343,16 @@ def _instances(found: _Found, file: Path, document: dict[str, Any]) -> None:
         result = by_id.get(str(row.get("evaluation_result_id"))) or by_name.get(task) or {}
         if row.get("sample_hash"):
             found.same(task, example, str(row["sample_hash"]))
-        value = (row.get("evaluation") or {}).get("score")
-        one = {"entrant": model, "task": task, "example": example, "metric": _metric(result)}
+        value = _object(row.get("evaluation"), samples, "`evaluation`").get("score")
+        cluster = str(row.get("sample_hash") or f"{task}/{example}")
+        one = {"entrant": model, "task": task, "example": example, "cluster": cluster, "metric": _metric(result)}
         # A sample with an error has a score that stands for nothing.
         score = None if row.get("error") else value
         found.rows.append({**one, "score": _float(score)})
 
 
 def _model(file: Path, document: dict[str, Any]) -> str:
-    model = (document.get("model_info") or {}).get("id")
+    model = _object(document.get("model_info"), file, "`model_info`").get("id")
     if not model:
         raise Refusal("file_unreadable", f"{file}: no model_info.id", hint="Every Eval Ever asks for it")
     return str(model)

@@ -208,7 +208,7 @@ def test_refusals_settings_and_routes_named_on_a_page_exist(name: str) -> None:
 def test_a_page_can_be_copied_once_its_names_are_set(name: str) -> None:
     known = {"HOME"}
     for block in blocks(name):
-        assert block.language in ("sh", "console", "text", "ini", "nginx"), f"{name}.md:{block.line}"
+        assert block.language in ("sh", "console", "text", "ini", "nginx", "toml"), f"{name}.md:{block.line}"
         if block.language != "sh":
             continue
         text = re.sub(r"(^|\s)#.*$", "", block.text, flags=re.MULTILINE)

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import foreign
+import numpy as np
 import pyarrow as pa
 import pytest
 import rounds_made
@@ -14,7 +15,7 @@ from projected import made
 from typer.testing import CliRunner
 
 import acclimate
-from acclimate import item_sources, report_data, report_page, tracking
+from acclimate import foreign_results, item_sources, report_data, report_page, tracking
 from acclimate.cli.main import app
 from acclimate.tracking import RoundData
 from acclimate_competitions import ranking, tables
@@ -360,3 +361,43 @@ def test_a_bundle_and_its_unscored_examples_survive_an_export(bundle: Path, tmp_
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     assert "no format 'xml'" in command("export", "--items", "a.csv", "--format", "xml", "--out", tmp_path / "x")[2]
     assert "no scores are given" in command("export", "--out", tmp_path / "x")[2]
+
+
+def test_examples_of_one_number_in_two_tasks_are_not_one(tmp_path):
+    rng = np.random.default_rng(4)
+    for model in ("a", "b"):
+        foreign.lm_eval(tmp_path, model, {task: rng.integers(0, 2, 20).tolist() for task in ("arc", "boolq")})
+    found = acclimate.compare("a", "b", items=tmp_path, metric="acc")
+    assert (found["n"], found["clusters"]) == (40, 40)
+    (next(tmp_path.rglob("samples_arc_*"))).unlink()
+    notes = acclimate.rank(items=tmp_path, metric="acc", missing="exclude")["notes"]
+    assert any("no scores of single examples of" in note and "arc" in note for note in notes), notes
+
+
+WRONG = {
+    "results": [["arc"], {"arc": 5}],
+    "higher_is_better": [["arc"], {"arc": [1]}],
+    "n-samples": [3],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
+def test_results_of_another_form_are_refused(tmp_path, key, value):
+    own = foreign.lm_eval(tmp_path, "org/x", {"arc": [1, 0]})
+    path = next(own.glob("results_*.json"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    for ask in (lambda: acclimate.rank(items=tmp_path), lambda: acclimate.stability({"one": tmp_path})):
+        with pytest.raises(Refusal) as caught:
+            ask()
+        assert caught.value.code == "file_unreadable"
+
+
+def test_a_number_that_is_none_and_a_name_that_is_a_path_are_told(tmp_path):
+    own = foreign.lm_eval(tmp_path, "org/x", {"arc": [1, 0]})
+    path = next(own.glob("results_*.json"))
+    document = json.loads(path.read_text())
+    document["results"]["arc"]["acc,none"] = 10**400
+    document["results"]["../arc"] = document["n-samples"]["../arc"] = {"acc,none": 0.5}
+    path.write_text(json.dumps(document))
+    assert any("arc acc" in note for note in foreign_results.means(tmp_path).notes)
+    assert any("../arc" in note for note in foreign_results.items(tmp_path).notes)
