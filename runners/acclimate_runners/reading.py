@@ -30,6 +30,11 @@ _TOKENIZER_BYTES = 1 << 25
 READ_AT_MOST = _TOKENIZER_BYTES
 """Bytes from the beginning of each file that `inspect` looks at, given no tokenizer to compare with; the rest may be anything."""
 _DEPTH = 24
+_VALUES = 2_400_000
+"""Values and keys that a tokenizer.json may hold, objects and lists among them: each takes up to a hundred bytes once it is read, however short
+it is in the file. One with half a million merges, written as pairs, has 2.1 million."""
+_HEADER_VALUES = 600_000
+"""As many in what has at most 4 MiB: a tensor has thirteen, in a hundred bytes."""
 _SHOWN = 12
 
 
@@ -148,12 +153,16 @@ def refusal(problems: list[str]) -> Refusal:
     )
 
 
-def read_json(data: bytes) -> Any:
-    """Parse JSON that has no doubled keys, no NaN or infinity, and is at most 24 levels deep.
+def read_json(data: bytes, *, values: int = _HEADER_VALUES) -> Any:
+    """Parse JSON that has no doubled keys, no NaN or infinity, is at most 24 levels deep and holds no more than so many values and keys.
+
+    They are counted before anything is made of them, by the characters that must stand beside them. Such characters in texts count, too.
 
     Raises:
         ValueError: with what is wrong.
     """
+    if (held := 1 + sum(map(data.count, (b"[", b"{", b",", b":")))) > values:
+        raise ValueError(f"it may hold {held} values and keys, at most {values} are read")
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
@@ -184,13 +193,15 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"JSON has no {name}")
 
 
-def read_object(name: str, path: Path, limit: int, problems: list[str]) -> dict[str, Any] | None:
-    """The object of a JSON file of at most so many bytes; None, with its problem noted, where it is none."""
+def read_object(
+    name: str, path: Path, limit: int, problems: list[str], *, values: int = _HEADER_VALUES
+) -> dict[str, Any] | None:
+    """The object of a JSON file of at most so many bytes and values; None, with its problem noted, where it is none."""
     if path.stat().st_size > limit:
         problems.append(f"{name}: {path.stat().st_size} bytes, at most {limit} are read")
         return None
     try:
-        value = read_json(path.read_bytes())
+        value = read_json(path.read_bytes(), values=values)
     except ValueError as error:
         problems.append(f"{name}: not acceptable JSON: {error}")
         return None
@@ -216,7 +227,7 @@ def _tokenizer(path: Path, config: Mapping[str, Any] | None, fixed: str | None, 
             "tokenizer.json: differs from the competition's tokenizer.json, which is the same for all entries"
         )
         return
-    value = read_object("tokenizer.json", path, _TOKENIZER_BYTES, problems)
+    value = read_object("tokenizer.json", path, _TOKENIZER_BYTES, problems, values=_VALUES)
     if value is None:
         return
     model = value.get("model")
@@ -235,8 +246,8 @@ def _tokenizer(path: Path, config: Mapping[str, Any] | None, fixed: str | None, 
     numbers += (
         [token.get("id") if isinstance(token, dict) else None for token in added] if isinstance(added, list) else [None]
     )
-    if not numbers or not all(type(number) is int and number >= 0 for number in numbers):
-        problems.append("tokenizer.json: a token's number is missing, negative or not whole")
+    if not numbers or not all(type(number) is int and 0 <= number < 2**40 for number in numbers):
+        problems.append("tokenizer.json: a token's number is missing, negative, not whole or beyond all bounds")
     elif config is not None and max(numbers) >= config["vocab_size"]:
         problems.append(
             f"tokenizer.json: token {max(numbers)} is outside the model's vocabulary of {config['vocab_size']}"
@@ -295,7 +306,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != position:
             raise ValueError(
-                f"{name!r} begins at {tensor.begin}, the data before it ends at {position}: a gap or overlap"
+                f"{repr(name)[:120]} begins at {tensor.begin}, the data before it ends at {position}: a gap or overlap"
             )
         position = tensor.end
     if position != size - 8 - length:
@@ -312,7 +323,11 @@ def _tensor(name: str, entry: Any) -> Tensor:
         raise ValueError(f"{shown} has dtype {repr(dtype)[:40]}, allowed are " + ", ".join(ITEM_BYTES))
     if not isinstance(shape, list) or len(shape) > 4 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
         raise ValueError(f"{shown} has no proper shape")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
+    if (
+        not isinstance(offsets, list)
+        or len(offsets) != 2
+        or not all(type(n) is int and 0 <= n < 2**60 for n in offsets)
+    ):
         raise ValueError(f"{shown} has no proper data_offsets")
     begin, end = offsets
     if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:

@@ -53,6 +53,10 @@ def test_a_body_beyond_the_limit_is_refused_unread(staged, ada):
     refused(answer, "request_invalid", 413)
     answer = ada.http.post(f"{staged.path}/entrants", content=(b" " * (1 << 20) for _ in range(17)))
     refused(answer, "request_invalid", 413)
+    # Far more to make of it than it is long.
+    for content in (b"[" + b"{}," * 600_000 + b"{}]", (b'{"a":1},' * 1000 for _ in range(600))):
+        answer = ada.http.post(f"{staged.path}/entrants", content=content)
+        assert "values and keys" in refused(answer, "request_invalid", 413)["detail"]
 
 
 def test_an_organizers_upload_has_its_limits_too(tmp_path):

@@ -320,6 +320,7 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"a": {**F32, "shape": [-2]}}, bytes(8), "has no proper shape"),
         ({"a": {**F32, "data_offsets": [8, 0]}}, bytes(8), "has -8 bytes"),
         ({"a": {**F32, "more": 1}}, bytes(8), "has not exactly dtype, shape and data_offsets"),
+        ({"a": {**F32, "data_offsets": [10**4000, 10**4000 + 8]}}, bytes(8), "has no proper data_offsets"),
         ({"__metadata__": {"a": 1}, "a": F32}, bytes(8), "__metadata__"),
         (b'{"a": 1, "a": 2}', b"", "a key stands twice"),
         (b"  {}", b"", "does not begin with {"),
@@ -328,6 +329,45 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 def test_headers_that_are_refused(model: Path, tiny: Any, header: Any, data: bytes, part: str) -> None:
     write_header(model / "model.safetensors", header, data)
     assert part in refused(model, tiny)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"n" * 100_000: {**F32, "data_offsets": [4, 12]}},
+        {"n" * 100_000: F32, "b": {**F32, "data_offsets": [4, 12]}},
+        {"n" * 100_000: 1},
+        {"n" * 100_000: {**F32, "dtype": "d" * 100_000}},
+        {"n" * 100_000: F32},
+    ],
+)
+def test_what_a_stranger_wrote_is_shown_in_part(model: Path, tiny: Any, header: Any) -> None:
+    write_header(model / "model.safetensors", header, bytes(8))
+    with pytest.raises(Refusal) as caught:
+        models.inspect(model, tiny.limits)
+    assert len(json.dumps(caught.value.document())) < 20_000 and max(map(len, caught.value.problems)) < 400
+
+
+def test_what_would_take_far_more_memory_than_its_file_is_not_read(model: Path, tiny: Any) -> None:
+    import tracemalloc
+
+    bomb = b'{"a":[' + b"{}," * 4_000_000 + b"{}]}"
+    few = b'{"added_tokens":[],"model":{"type":"WordLevel","vocab":{' + b",".join(
+        b'"%x":%d' % (n, n % 9) for n in range(500_000)
+    )
+    (model / "tokenizer.json").write_bytes(bomb)
+    (model / "model.safetensors").write_bytes((4_000_000).to_bytes(8, "little") + bomb[:4_000_000])
+    tracemalloc.start()
+    try:
+        found = refused(model, tiny, max_bytes=1 << 30)
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(bomb)
+    finally:
+        tracemalloc.stop()
+    assert "tokenizer.json: not acceptable JSON: it may hold" in found
+    assert "model.safetensors: it may hold" in found
+    # As many tokens as any tokenizer has are read.
+    (model / "tokenizer.json").write_bytes(few + b"}}}")
+    assert "tokenizer.json" not in refused(model, tiny, max_bytes=1 << 30)
 
 
 def test_headers_longer_than_their_file_are_refused(model: Path, tiny: Any) -> None:
@@ -346,7 +386,7 @@ def test_sizes_and_tokenizers_are_held_to_the_rules(model: Path, tiny: Any) -> N
     (model / "tokenizer.json").write_text('{"model": {"type": "Unknown"}}')
     assert "model.type is not one of" in refused(model, tiny)
     (model / "tokenizer.json").write_text('{"model": {"type": "WordLevel", "vocab": {"a": -1}}}')
-    assert "missing, negative or not whole" in refused(model, tiny)
+    assert "missing, negative, not whole" in refused(model, tiny)
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

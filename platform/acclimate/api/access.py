@@ -24,6 +24,9 @@ PROOF = "Acclimate-Proof"
 """The header of a signed request: a challenge of `GET /v1/server`, a blank, the signature."""
 LARGEST_JSON = 16 << 20
 """Bytes of a JSON body; uploads have limits of their own."""
+MOST_VALUES = 1_000_000
+"""Values and keys that a body may hold at most, counted before any is made: each takes up to a hundred bytes, however short it is in the body."""
+_BESIDE_VALUES = (b"[", b"{", b",", b":")
 
 
 @dataclass(frozen=True)
@@ -222,14 +225,18 @@ def _bounded(request: Request) -> Request:
 
 
 def _counting(receive: Receive) -> Receive:
-    seen = 0
+    seen = values = 0
 
     async def count() -> Message:
-        nonlocal seen
+        nonlocal seen, values
         message = await receive()
-        seen += len(message.get("body", b""))
+        part = message.get("body", b"")
+        seen += len(part)
         if seen > LARGEST_JSON:
             raise _too_large()
+        values += sum(map(part.count, _BESIDE_VALUES))
+        if values > MOST_VALUES:
+            raise HTTPException(413, f"the body may hold more than {MOST_VALUES} values and keys")
         return message
 
     return count
