@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from acclimate import locks
 from acclimate.config import Settings
-from acclimate.redaction import hidden
+from acclimate.redaction import beginning, ending
 from acclimate_competitions.errors import Refusal
 
 FILE_BYTES, FILES = 10_000_000, 5
@@ -75,8 +75,7 @@ def line(event: str, *, level: str = "info", at: float | None = None, **facts: A
 
 def _safe(value: Any) -> Any:
     if isinstance(value, str):
-        # Cut last: what is cut in the middle is not recognized any more.
-        return hidden(value)[:_LONGEST]
+        return beginning(value, _LONGEST)
     if isinstance(value, Mapping):
         return {str(name): _safe(inner) for name, inner in value.items()}
     return [_safe(inner) for inner in value] if isinstance(value, list | tuple) else value
@@ -124,7 +123,7 @@ def formatted(record: logging.LogRecord) -> str:
     level = next((name for name in ("error", "warning", "info") if record.levelno >= _NUMBERS[name]), "debug")
     facts = dict(getattr(record, "facts", {}))
     if record.exc_info and record.exc_info[1] is not None:
-        facts["traceback"] = hidden("".join(traceback.format_exception(record.exc_info[1])))[-_LONGEST:]
+        facts["traceback"] = ending("".join(traceback.format_exception(record.exc_info[1])), _LONGEST)
     return line(record.getMessage(), level=level, at=record.created, logger=record.name, **facts)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from acclimate import ports
 from acclimate.config import Settings
-from acclimate.redaction import hidden
+from acclimate.redaction import beginning, hidden
 from acclimate_competitions.errors import installing
 
 WITHIN = 11.0
@@ -194,7 +194,7 @@ def _cluster(settings: Settings, version: str) -> Finding:
         return Finding("ray", "warning", found, "ask again on a quieter machine; see that `ray status` works here")
     if not done.stdout:
         last = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}"]
-        return Finding("ray", "warning", f"{version} here; {address} can't be asked: {hidden(last[0])[:300]}")
+        return Finding("ray", "warning", f"{version} here; {address} can't be asked: {beginning(last[0], 300)}")
     answer = json.loads(done.stdout)
     if "problem" in answer:
         return Finding("ray", "missing", hidden(answer["problem"]), answer["hint"])

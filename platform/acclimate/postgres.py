@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.exc import ArgumentError
 
 from acclimate.contention import busy
-from acclimate.redaction import hidden
+from acclimate.redaction import beginning
 from acclimate_competitions.errors import Refusal
 
 CLOCK = "acclimate_clock"
@@ -137,7 +137,7 @@ def unhurried(connection: Connection) -> None:
 def refusal(error: BaseException) -> Refusal | None:
     """What an error of psycopg means to who asked, or None where it is a fault of ours. Never tells a password."""
     state, kind = getattr(error, "sqlstate", None) or "", type(error).__name__
-    words = hidden(" ".join(str(error).partition("\nMultiple connection attempts")[0].split()))[:300]
+    words = beginning(" ".join(str(error).partition("\nMultiple connection attempts")[0].split()), 300)
     if state in _BUSY:
         return busy(_BUSY[state])
     if state in _DISK:
