@@ -4,14 +4,32 @@ SIGTERM and SIGHUP end a command as Ctrl-C does, by an exception: what it unpack
 Commands that serve take the signals themselves.
 """
 
+import codecs
 import contextlib
 import errno
+import io
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
+_PLAIN = {
+    "→": "->",
+    "–": "-",
+    "−": "-",
+    "—": "-",
+    "…": "...",
+    "·": "-",
+    "×": "x",
+    "≤": "<=",
+    "≥": ">=",
+    "±": "+-",
+    "─": "-",
+    "█": "#",
+    "●": "*",
+}
+"""What stands for characters of ours where the terminal's encoding has none of them."""
 UNWRITTEN = 4
 """Exit code where standard output takes no more: what the command found is not said by it."""
 
@@ -23,6 +41,10 @@ def carry_out() -> None:
         # What whoever started this process has it ignore (nohup) stays ignored.
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _end)
+    codecs.register_error("acclimate", _in_plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "backslashreplace"):
+            stream.reconfigure(errors="acclimate")
     if sys.stdout is not None:
         sys.stdout = cast(TextIO, _Output(sys.stdout))
     from acclimate.cli.main import run
@@ -32,6 +54,19 @@ def carry_out() -> None:
 
 def _end(number: int, frame: object) -> None:
     sys.exit(128 + number)
+
+
+def _in_plain(error: UnicodeError) -> tuple[str, int]:
+    """What an encoding lacks, in characters that each has; as an escape of JSON where we have no other word for it."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(one) or _escaped(one) for one in lacking), error.end
+
+
+def _escaped(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def _say(line: str) -> None:

@@ -1,5 +1,6 @@
 """How commands end that are ended from outside: by a signal at any time, by an output that takes no more."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,11 +11,14 @@ from pathlib import Path
 
 import pytest
 import rounds_made
+from by_hand import ada, evaluate_all, prepared_round, publish_checked, release_share, served, staged
+from live import Actor, Staged
 from waiting import WITHIN
 
 import acclimate
 from acclimate.verify import files
 
+__all__ = ["ada", "served", "staged"]
 ACCLIMATE = (sys.executable, "-m", "acclimate")
 PLACES = [str(Path(acclimate.__file__).parents[1])]
 # A signal comes while a module of the commands is imported.
@@ -67,6 +71,34 @@ def test_other_signals_while_a_command_starts_end_it_without_a_word(number: sign
     for module, status in (("contextlib", -number), ("acclimate.cli.main", 128 + number)):
         done = early(module, number)
         assert (done.returncode, done.stdout, done.stderr) == (status, "", ""), module
+
+
+@pytest.mark.slow
+def test_a_terminal_that_lacks_our_characters_gets_others(staged: Staged, ada: Actor) -> None:
+    served = staged.live
+    for index, document in list(prepared_round(staged, ada).items())[:2]:
+        release_share(staged, index, document)
+    served.tick()
+    evaluate_all(staged)
+    assert served.tick() == ["EvaluationFinished"]
+    publish_checked(staged, served.organizer().get(f"{staged.path}/ranking").json())
+
+    def said(encoding: str, *words: str) -> str:
+        environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+        done = subprocess.run([*ACCLIMATE, *words], capture_output=True, timeout=WITHIN, env=environment)
+        assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
+        return done.stdout.decode(encoding)
+
+    where = [staged.round, "--server", served.url]
+    for encoding in ("latin-1", "iso-8859-7"):
+        assert "->" in said(encoding, "status", *where)
+        assert "1-1" in said(encoding, "ranking", *where)
+    assert "1–1" in said("utf-8", "ranking", *where)
+    assert "Usage" in said("latin-1", "status", "--help")
+    # A program reads the same value, whatever the encoding.
+    assert json.loads(said("latin-1", "ranking", *where, "--json")) == json.loads(
+        said("utf-8", "ranking", *where, "--json")
+    )
 
 
 def test_nothing_is_imported_before_ctrl_c_is_seen_to() -> None:

@@ -23,8 +23,9 @@ def plain(text: str) -> str:
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """JSON for people and programs: letters of all scripts as they are, what is not printable as an escape."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    """JSON for people and programs: letters of all scripts as they are where standard output takes them, what is not printable as an escape."""
+    takes_all = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    text = json.dumps(value, indent=indent, ensure_ascii=not takes_all, default=str)
     # Outside of strings JSON has no unprintable characters but the line ends of its indentation.
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
