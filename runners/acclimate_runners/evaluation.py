@@ -213,9 +213,13 @@ _KINDS: dict[str, Callable[..., Asked]] = {
 
 
 def _shares(prompt: list[int], answers: list[list[int]], model: Network, max_length: int) -> bool:
-    """Whether a prompt can be read once for all of its answers."""
+    """Whether a prompt can be read once for all of its answers.
+
+    Attention takes memory by the square of a row, so a row with all of them is no longer than two sequences.
+    """
     longest = len(prompt) + max(map(len, answers))
-    return bool(prompt) and longest <= max_length and model.can_lay(longest - 1)
+    short = longest <= max_length and layouts.read_tokens(prompt, answers) <= 2 * max_length
+    return bool(prompt) and short and model.can_lay(longest - 1)
 
 
 def _parts(rows: list[int], prompts: list[list[int]], answers: list[list[list[int]]]) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """Several sequences in one row have the numbers of sequences read apart, on every accepted architecture."""
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,24 @@ def test_what_has_a_state_instead_of_attention_reads_each_answer_apart(tiny: Any
     assert asked._shared == [] and asked._alone != []
     shared = evaluation.Questions(tokenizer, task, rows, model=loaded(tiny, tmp_path, "llama"), max_length=16)
     assert shared._shared != [] and shared._alone == []
+
+
+def test_many_long_answers_are_not_read_in_one_row(tiny: Any, tmp_path: Path) -> None:
+    """Attention's memory grows by the square of a row, and a row of all answers has no bound but their number."""
+    from acclimate_runners import evaluation
+
+    tokenizer, model = packing.load_tokenizer(tiny.tokenizer), loaded(tiny, tmp_path, "llama")
+    rows = [{"example": "0", "input": "a b", "target": "yes"}]
+    longest = {}
+    for count in (2, 3, 40):
+        task = replace(tiny.tasks[1], choices=tuple(f"{'a b ' * 3}{number}" for number in range(count)))
+        (prompt,), (answers,) = packing.asked(tokenizer, task, rows)
+        asked = evaluation.Questions(tokenizer, task, rows, model=model, max_length=16)
+        longest[count] = layouts.read_tokens(prompt, answers)
+        widths = [part.laid.inputs.shape[1] for _, part in asked._shared]
+        assert all(width <= 2 * 16 for width in widths)
+        assert bool(widths) == (longest[count] <= 32), longest
+    assert min(longest.values()) <= 32 < max(longest.values())
 
 
 def test_the_order_of_the_rows_changes_no_bit(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
