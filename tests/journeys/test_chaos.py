@@ -27,12 +27,16 @@ def test_a_round_whose_children_and_dispatchers_are_killed_comes_out_the_same(tm
         assert len(disturbed.done) >= 3 and "leader" in disturbed.done, words
 
 
+SEEDS = [int(seed) for seed in os.environ.get("CHAOS_SEED", "4020,4021,4022").split(",")]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_round_of_forty_through_everything_comes_out_the_same(
-    tmp_path: Path, postgresql: Server, postgresql_url: str, s3_place: Place
+    tmp_path: Path, postgresql: Server, postgresql_url: str, s3_place: Place, seed: int
 ) -> None:
-    seed, entrants = int(os.environ.get("CHAOS_SEED", "4020")), 40
+    entrants = 40
     expected = chaos.undisturbed(tmp_path / "undisturbed", entrants=entrants)
     kinds = {"child": 12, "leader": 6, "standby": 3, "database": 3, "blobs": 3, "pause": 3}
     plan = planned(seed, events=230, kinds=kinds)
