@@ -12,10 +12,12 @@ import made_bundles
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import revised_rounds
 import rounds_made
 from stored import fill
 
 from acclimate import bundle, config, custody, drawn_rows, log, rows, sealing, verify
+from acclimate.service import judging, publish
 from acclimate.store import Store
 from acclimate.verify.report import Report
 from acclimate_competitions import digests
@@ -287,6 +289,28 @@ def test_a_public_round_can_not_pass_for_a_private_one(playing: None, tmp_path: 
     assert failed(path)["shares"] == "shares.json"
     (path / "rows.jsonl").write_bytes(b"")
     assert failed(path)["opened rows"] == "rows.jsonl"
+
+
+def test_a_correction_of_a_private_holdout_is_in_the_whole_bundle_alone(playing: None, tmp_path: Path) -> None:
+    played = revised_rounds.play(tmp_path / "round")
+    opened = Store.open(config.load(tmp_path / "data", environ={}))
+    fill(opened, played.made)
+    for document in (played.first, played.correction):
+        opened.blobs.put_bytes(digests.canonical(document))
+    for name in ("public", "whole"):
+        bundle.write(opened, opened.blobs, played.made.round, tmp_path / name, whole=name == "whole")
+    assert judging.versions(opened, played.made.round)[1]["corrected"] is None
+    # The server judges the stored predictions again to the same ranking.
+    assert publish.ranking(opened, played.made.round).document() == played.made.ranking
+    opened.close()
+    withheld = names(tmp_path / "whole") - names(tmp_path / "public")
+    assert {name for name in withheld if name.startswith("versions/")} == {"versions/2/correction.json"}
+    whole = verify.verify(tmp_path / "whole", log_key=played.made.signer.vkey)
+    assert by_status(whole, "FAILED") == {} and "versions" in by_status(whole, "ok")
+    public = verify.verify(tmp_path / "public", log_key=played.made.signer.vkey)
+    assert by_status(public, "FAILED") == {}
+    assert {"versions", "ranking"} <= set(by_status(public, "NOT CHECKED"))
+    assert by_status(public, "ok")["published"].startswith("version 2,")
 
 
 def _without_auditor(fields: Callable[[rounds_made.Made], dict]) -> Callable[[rounds_made.Made], dict]:

@@ -75,6 +75,7 @@ def test_the_same_model_stands_in_the_next_round_without_being_sent_again(
     assert entry.commitment == new["commitment"]
 
 
+@pytest.mark.slow
 def test_what_does_not_stand_is_refused_and_costs_nothing(acclimate: Run, world: World, tmp_path: Path) -> None:
     first = new_round(acclimate, world)
     bea = entered(acclimate, world, "bea", first)

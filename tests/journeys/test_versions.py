@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import made_bundles
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import revised_rounds
 import rounds_made
 from cli_world import CUSTODIANS, World, kinds, new_round, person, world
 from commands import Run, done, refused
@@ -98,6 +98,7 @@ def test_a_ranking_is_revised_and_both_versions_stay(acclimate: Run, world: Worl
     assert parent.tags["acclimate.version"] == projection.experiment_tags(data)["acclimate.version"] == "2"
 
 
+@pytest.mark.slow
 def test_who_may_not_revise_and_what_can_not_be_revised(acclimate: Run, world: World, tmp_path: Path) -> None:
     me, file = person(acclimate, world, "organizer", "organizer"), tmp_path / "wrong.json"
     what = corrected(world, file)
@@ -125,29 +126,10 @@ def test_who_may_not_revise_and_what_can_not_be_revised(acclimate: Run, world: W
 # ---- a stranger's audit --------------------------------------------------------------------------------------------
 
 
-def revised(tmp_path: Path, **said: Any) -> tuple[rounds_made.Made, Path]:
-    """A made round with a second version, whose ranking a third hand has computed, and its bundle."""
-    made = rounds_made.make(tmp_path / "made")
-    first, holdout, scores = made.ranking, dict(made.holdout), dict(made.scores)
-    table = holdout["tint"]
-    names, targets = table["example"].to_pylist(), table["target"].to_pylist()
-    targets[0] = next(choice for choice in rounds_made.TASKS["tint"] if choice != targets[0])
-    correction = {"v": 1, "metrics": {}, "targets": {"tint": {names[0]: targets[0]}}, "void": {"tint": [names[1]]}}
-    correction |= {"nonce": "n", **said}
-    wrong = table.set_column(2, "target", pa.array(targets))
-    made.holdout["tint"] = wrong.filter(pa.array([name != names[1] for name in names]))
-    predictions = dict(made.predictions)
-    for name, found in predictions.items():
-        if "-tint-" in name:
-            keep = pa.array([example != names[1] for example in found["example"].to_pylist()])
-            made.predictions[name] = found.filter(keep)
-    second = rounds_made.rank(made)
-    assert digests.of_json(second) != digests.of_json(first)
-    made.holdout, made.predictions, made.scores = holdout, predictions, scores
-    fields = {"ranking": digests.of_json(second), "policy": made.competition.ranking.digest, "reason": "mislabelled"}
-    fields["correction"] = digests.of_json(correction)
-    made.signed("RankingRevised", fields, by="organizer", keep=True)
-    made.ranking = second
+def revised(tmp_path: Path) -> tuple[rounds_made.Made, Path]:
+    """A revised round and its bundle."""
+    played = revised_rounds.play(tmp_path / "made")
+    made, first, correction = played.made, played.first, played.correction
     bundle = made.write(tmp_path / "bundle")
     (bundle / "versions" / "1").mkdir(parents=True)
     (bundle / "versions" / "2").mkdir()
