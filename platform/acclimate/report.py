@@ -8,10 +8,13 @@ import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from acclimate import plots
 from acclimate.plots import number
+
+if TYPE_CHECKING:
+    from acclimate.report_sections import Section
 
 _STYLE = """
 :root { color-scheme: light; --ink: #1c2430; --grey: #5b6470; --line: #dfe3e8; --wash: #f5f7f9; --accent: #14375e; }
@@ -36,7 +39,8 @@ th.name, td.name { text-align: left; overflow-wrap: anywhere; }
 tbody tr:nth-child(even) { background: var(--wash); }
 tr.baseline td { color: var(--grey); font-style: italic; }
 code { font-size: 13px; overflow-wrap: anywhere; }
-@media print { main { max-width: none; padding: 0; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
+.caveat { background: var(--wash); border-left: 4px double var(--accent); padding: 8px 14px; }
+@media print { .scroll, figure { overflow: visible; } main { max-width: none; padding: 0; } h2 { break-after: avoid; } figure, tr, .short { break-inside: avoid; } .says, .caveat, h3 { break-after: avoid; } figure svg { max-width: 100%; max-height: 190mm; height: auto; } }
 """
 
 _ROW = ("rank", "interval", "tier", "*entrant", "score", "± se", "direct rank", "direct score", "n", "seeds")
@@ -48,7 +52,13 @@ def ranking_svg(ranking: Mapping[str, Any]) -> str:
 
 
 def write(
-    out: Path, *, title: str, ranking: Mapping[str, Any], stability: Mapping[str, Any], info: Mapping[str, Any]
+    out: Path,
+    *,
+    title: str,
+    ranking: Mapping[str, Any],
+    stability: Mapping[str, Any],
+    info: Mapping[str, Any],
+    sections: "Sequence[Section]" = (),
 ) -> Path:
     """Write the report as one HTML file; returns its path.
 
@@ -59,13 +69,15 @@ def write(
         stability: Stability.document(); empty where it was not computed.
         info: of the round. `data_is_public` (bool) chooses the statement on data, `holdout` adds one where it is given, `phases`
             ([{phase, at}]) becomes a table, everything else is listed by name.
+        sections: what the scores by example say beside, as `acclimate report` has it.
     """
-    sections = [
+    parts = [
         _head(title, info),
         _versions(info),
         _standing(ranking),
         _preparation(ranking, stability),
         _agreement(stability) if stability else "",
+        _examples(sections),
         _by_task(ranking),
         _about(ranking, info),
     ]
@@ -74,7 +86,7 @@ def write(
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(section for section in sections if section)
+        + "\n".join(part for part in parts if part)
         + "\n</main>\n</body>\n</html>\n"
     )
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -223,6 +235,16 @@ def _agreement(stability: Mapping[str, Any]) -> str:
     if stability["left_out"]:
         parts.append(f"<p>Left out here, for lack of a score: {_names(stability['left_out'])}.</p>")
     return "\n".join(parts)
+
+
+def _examples(sections: "Sequence[Section]") -> str:
+    """Sections of `acclimate report`, which need numpy."""
+    if not sections:
+        return ""
+    from acclimate import report_page
+
+    inner = "\n".join(report_page.section_html("examples", section) for section in sections)
+    return f"<h2>How sure the order is</h2>\n{inner}"
 
 
 def _by_task(ranking: Mapping[str, Any]) -> str:

@@ -65,7 +65,7 @@ def make(
     }
     body = [_round(place, found, sections) for place, (found, sections) in enumerate(parts)]
     if across:
-        body.append(f"<h2 id='across'>All rounds</h2>\n{_section('across', across[0])}")
+        body.append(f"<h2 id='across'>All rounds</h2>\n{section_html('across', across[0])}")
     page = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
@@ -94,14 +94,15 @@ def _round(place: int, found: RoundScores, sections: Sequence[Section]) -> str:
         head.append(
             "<p class='caveat'>Caveat: the data were public before the round; this shows the protocol, not blindness.</p>"
         )
-    inner = [_section(f"r{place}", section) for section in sections]
+    inner = [section_html(f"r{place}", section) for section in sections]
     if found.notes:
         items = "".join(f"<li>{_text(note)}</li>" for note in found.notes)
         inner.append(f"<h3>Notes on the data</h3><ul>{items}</ul>")
     return "\n".join([*head, *inner])
 
 
-def _section(where: str, section: Section) -> str:
+def section_html(where: str, section: Section) -> str:
+    """A section as HTML; `where` makes its ids those of one place on the page."""
     name = f"{where}-{section.key}"
     caveats = "".join(f"<p class='caveat'>Caveat: {_text(one)}.</p>" for one in section.caveats)
     figure = f"<figure>{_described(section, name)}</figure>" if section.svg else ""

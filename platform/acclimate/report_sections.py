@@ -85,6 +85,13 @@ def of_round(found: RoundScores, *, seed: int = 1) -> list[Section]:
     ]
 
 
+def of_examples(found: RoundScores, *, seed: int = 1) -> list[Section]:
+    """The sections that a published ranking and its stability don't say: they need scores by example; none where there are none."""
+    if found.main is None:
+        return []
+    return [_significance(found, found.main, seed=seed), _podium(found, found.main, seed=seed)]
+
+
 def _few(found: RoundScores) -> tuple[str, ...]:
     m = len(found.ranking["ranking"])
     few = (

@@ -75,6 +75,9 @@ def test_a_round_from_draft_to_published(served, tmp_path):
     assert (status["entries"], status["ranking"]) == (3, digests.of_bytes(answer.content))
     report = anyone.get(f"{staged.path}/report")
     assert report.status_code == 200 and "ada" in report.text
+    # From the scores by example, as `acclimate report` has it.
+    for title in ("Which differences are significant", "Ranks if other examples had been drawn"):
+        assert f">{title}</h3>" in report.text
     bundle = anyone.get(f"{staged.path}/bundle")
     with zipfile.ZipFile(io.BytesIO(bundle.content)) as archive:
         assert archive.read("ranking.json") == answer.content

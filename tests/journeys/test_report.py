@@ -162,6 +162,18 @@ def test_a_page_without_stability(documents, tmp_path):
     assert Page(out.read_text(encoding="utf-8")).tags.count("svg") == 2
 
 
+def test_sections_of_the_scores_by_example_stand_on_the_page(documents, tmp_path):
+    from acclimate.report_sections import Section, Table
+
+    section = Section(
+        "podium", "Ranks & more", "Says <b>.", ("a caveat",), "", (Table("t", ("*entrant",), (("ann",),)),)
+    )
+    settings = {"title": "t", "ranking": documents[0], "stability": documents[1], "info": {}, "sections": [section]}
+    text = report.write(tmp_path / "r.html", **settings).read_text(encoding="utf-8")
+    assert "<h2>How sure the order is</h2>" in text and "Ranks &amp; more</h3>" in text and "Caveat: a caveat." in text
+    Page(text)
+
+
 def test_many_tasks_fit_the_heat_map(documents):
     tasks = [f"task-{place}" for place in range(24)]
     effect = {

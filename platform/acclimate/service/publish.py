@@ -21,6 +21,7 @@ from acclimate_competitions.records import format_time
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from acclimate.report_sections import Section
     from acclimate_competitions.ranking import Ranking
 
 _SCORED = frozenset({Phase.EVALUATED, Phase.PUBLISHED})
@@ -99,7 +100,32 @@ def report(store: Store, round_id: str, out: Path) -> None:
             "phases": [{"phase": str(phase), "at": format_time(at)} for phase, at in state.phases],
             "log": state.defined["log"],
         },
+        sections=_of_examples(state, table, ranked.document()),
     )
+
+
+def _of_examples(state: Round, table: "pa.Table", document: dict[str, Any]) -> "list[Section]":
+    """What the scores by example say beside the ranking; where they can't, the reason."""
+    from acclimate import item_sources, report_data, report_sections
+
+    one = item_sources.Round(
+        state.id,
+        table.select(item_sources.COLUMNS),
+        {task.name: task.metric for task in state.competition.tasks},
+        frozenset(row["entrant"] for row in document["baselines"]),
+        document,
+    )
+    title = "Single examples"
+    try:
+        found = report_data.of_round(one, options={}, label=state.id)
+    except Refusal as refusal:
+        if refusal.code != "scores_invalid":
+            raise
+        return [report_sections.Section("examples", title, f"Nothing more can be told from them: {refusal.sentence}.")]
+    made = report_sections.of_examples(found)
+    return made or [
+        report_sections.Section("examples", title, f"Nothing more is told from them: {'; '.join(found.notes)}.")
+    ]
 
 
 def score_digests(tx: Tx, state: Round) -> dict[tuple[str, str, str, int | None], str]:
