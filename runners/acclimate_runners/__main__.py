@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     job = jobs.from_json((folder / "job.json").read_text("utf-8"))
     try:
         outcome = _carry_out(job, folder, partial(_progress, words), network)
-        outcome = replace(outcome, results={**outcome.results, "memory": _peak()})
+        outcome = replace(outcome, results={"memory": _peak(), **outcome.results})
     except Refusal as refusal:
         print(f"refused: {refusal.code}: {refusal.sentence}", *refusal.problems, sep="\n", file=sys.stderr)  # noqa: T201
         if refusal.code != "model_invalid":
@@ -71,6 +71,9 @@ def main(arguments: Sequence[str]) -> int:
             raise
         traceback.print_exc()
         return status
+    if os.environ.get("RANK", "0") != "0":
+        # One of several processes that share the batches (ranks.py): the first one writes.
+        return 0
     try:
         _write_manifest(folder / "out", replace(outcome, network=outcome.network or network))
     except OSError as error:
@@ -87,9 +90,13 @@ def _carry_out(job: Job, folder: Path, progress: Callable[[int, int, str], None]
 
             return models.check(job, folder, progress)
         case PrepareJob():
-            from acclimate_runners import preparation
+            from acclimate_runners import preparation, ranks
 
-            return preparation.prepare(job, folder, progress, kept_from=network)
+            with ranks.joined(job, folder) as own:
+                outcome = preparation.prepare(job, own, progress, kept_from=network)
+                memory = _peak()
+                results = {**outcome.results, "memory": None if memory is None else int(ranks.added(memory))}
+                return replace(outcome, results=results)
         case EvaluateJob():
             from acclimate_runners import evaluation
 

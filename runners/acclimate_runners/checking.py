@@ -57,7 +57,7 @@ def _read_longest(model: Network, rows: Packed, recipe: Recipe, *, micro_batch: 
         longest = np.argsort(rows.lengths, kind="stable")[-recipe.global_batch :]
         model.model.train()
         with adapters.learned(model, recipe.lora, seed=recipe.selection.seed):
-            learn(model, rows, packing.micro_batches(longest, size=micro_batch), recipe=recipe)
+            learn(model, rows, packing.micro_batches(longest, size=micro_batch), recipe=recipe, batch=longest)
 
 
 def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:

@@ -103,6 +103,8 @@ class PrepareJob:
         micro_batch: sequences that are read at once, at least 1; None for the recipe's global batch. The last bits of a result depend on it.
         recompute: whether a layer keeps only its inputs for the backward pass and is computed again in it (gradient checkpointing): less
             memory, more time, and the same bytes, so that no record says it.
+        processes: of a node, that share each batch (ranks.py). The last bits of a result depend on it; no round's job has more than one.
+        nodes: 1; a job for more is refused.
         lr: the learning rate, where none is to be chosen; no round's job has one.
         max_steps: after which each fit ends early, for trying; no round's job has it.
     """
@@ -116,6 +118,8 @@ class PrepareJob:
     stages: tuple[tuple[str, int], ...]
     micro_batch: int | None = None
     recompute: bool = False
+    processes: int = 1
+    nodes: int = 1
     lr: float | None = None
     max_steps: int | None = None
 

@@ -22,7 +22,7 @@ from acclimate_competitions import tables
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Recipe, Schedule
-from acclimate_runners import adapters, classifying, jobs, layouts, network, packing
+from acclimate_runners import adapters, classifying, jobs, layouts, network, packing, ranks
 from acclimate_runners.checkpoints import Checkpoints, Fitting, Standing
 from acclimate_runners.jobs import CheckJob, EvaluateJob, Outcome, PrepareJob, TaskData
 from acclimate_runners.network import Network
@@ -101,7 +101,9 @@ def fit(
             batch = packing.batch_of_step(step - 1, rows=len(rows), global_batch=recipe.global_batch, seed=seed)
             # 2. Loss on the answers' tokens, and its gradient.
             optimizer.zero_grad()
-            loss = learn(model, rows, packing.micro_batches(batch, size=micro_batch), recipe=recipe)
+            parts = packing.micro_batches(ranks.share(batch), size=micro_batch)
+            loss = learn(model, rows, parts, recipe=recipe, batch=batch)
+            loss = ranks.added(loss, [weight.grad for weight in weights])
             # 3. Clip, and step at the schedule's learning rate.
             torch.nn.utils.clip_grad_norm_(weights, recipe.clip)
             optimizer.param_groups[0]["lr"] = learning_rate(step, total=total, peak=lr, schedule=recipe.schedule)
@@ -122,9 +124,15 @@ def fit(
     return Fit(tuple(losses), nll if fine else None, reason, tokens, seconds, beside)
 
 
-def learn(model: Network, rows: Packed, parts: list[packing.Integers], *, recipe: Recipe) -> float:
-    """Mean NLL over the answers' tokens of a batch that is read in parts; its gradient is added to that of what is learned."""
-    scored = sum(int((rows.labels[part] != packing.NOT_SCORED).sum()) for part in parts) if len(parts) > 1 else 0
+def learn(
+    model: Network, rows: Packed, parts: list[packing.Integers], *, recipe: Recipe, batch: packing.Integers
+) -> float:
+    """The parts' share of the mean NLL over a batch's answers' tokens; its gradient is added to that of what is learned.
+
+    The parts are together the batch, or this process's part of it.
+    """
+    whole = len(parts) == 1 and len(parts[0]) == len(batch)
+    scored = 0 if whole else int((rows.labels[batch] != packing.NOT_SCORED).sum())
     found = 0.0
     for part in parts:
         with network.multiplying(recipe.dtype):

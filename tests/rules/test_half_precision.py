@@ -15,12 +15,11 @@ NEAR = 0.02
 
 
 def opened(tiny: Any, folder: Path, architecture: str) -> Any:
-    """A loaded tiny model without dropout, whose draws differ with the number of sequences, and rows of any length."""
+    """A loaded tiny model, and rows of any length."""
     from acclimate_runners import network, preparation
 
     network.be_deterministic(1)
-    still = {"gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}.get(architecture, {})
-    job = tiny.job(folder, tiny.model(folder / "model", architecture, **still), "check")
+    job = tiny.job(folder, tiny.model(folder / "model", architecture), "check")
     model, tokenizer = preparation.open_model(job, folder)
     return model, preparation.pack_splits(job, folder, job.tasks[1], model, tokenizer)
 
