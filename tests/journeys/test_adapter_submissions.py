@@ -11,11 +11,11 @@ import tiny
 from players import Players, invitations
 
 import acclimate
-from acclimate import demo_servers, verify
+from acclimate import demo_servers, round_jobs, verify
 from acclimate.bundle_rerun import EntrantRerun
 from acclimate.cli import competition as command
 from acclimate.client import connection, entrant, organizer
-from acclimate_competitions import definition, splits
+from acclimate_competitions import definition, digests, splits
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase
 from acclimate_runners import adapter_files
@@ -166,6 +166,25 @@ def test_a_whole_round_of_adapters_a_mamba_and_a_llama_is_ranked_and_made_again(
         assert [check for check in checks if check.status == "FAILED"] == []
         (again,) = [check for check in checks if check.name == "re-run"]
         assert again.status == "ok", again
+
+
+def test_whoever_makes_it_again_gets_its_own_base_and_no_other(built: Path) -> None:
+    from types import SimpleNamespace
+
+    files = {name: digests.of_file(path) for name, path in splits.public_files(built).items()}
+    state: Any = SimpleNamespace(
+        competition=definition.load(built),
+        defined={"files": {**files, "bases/large/config.json": "sha256:" + "1" * 64}},
+    )
+    manifest = {"kind": "lora-adapter", "base": "small", "files": [{"name": "a", "sha256": "sha256:" + "2" * 64}]}
+    model = round_jobs.model(state, manifest)
+    assert set(model.base) == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert model == round_jobs.with_base(state, dict(model.files), "small")
+    shared = {f"splits/tint/{split}.parquet" for split in ("preparation", "validation")} | {"tokenizer.json"}
+    assert set(round_jobs.public_files(state, ["tint"], model)) == shared | {f"bases/small/{n}" for n in model.base}
+    whole = round_jobs.model(state, {**manifest, "kind": "hf-causal-lm"})
+    assert whole.base == {} and whole.digest == model.digest
+    assert set(round_jobs.public_files(state, ["tint"], whole)) == shared
 
 
 def test_a_server_refuses_what_a_client_let_pass(tmp_path: Path, built: Path) -> None:

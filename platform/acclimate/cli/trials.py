@@ -12,7 +12,8 @@ from acclimate.cli.output import emit, named_bar, table
 Model = Annotated[
     Path,
     typer.Argument(
-        help="The model's folder: config.json, model.safetensors (or its shards), tokenizer.json.", metavar="MODEL_DIR"
+        help="The model's folder: config.json, model.safetensors (or its shards), tokenizer.json; or an adapter's two files.",
+        metavar="MODEL_DIR",
     ),
 ]
 Competition = Annotated[
