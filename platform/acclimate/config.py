@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from acclimate import locks, setting_values
+from acclimate import locks, setting_values, sqlite_urls
 from acclimate.files import is_full
 from acclimate.redaction import hidden, place
 from acclimate_competitions import reading
@@ -134,7 +134,7 @@ SETTINGS: dict[str, Setting] = {
         setting_values.origin, lambda data: "acclimate.localhost/log", "the log's name in checkpoints and receipts"
     ),
     "database": Setting(
-        setting_values.database, lambda data: f"sqlite:///{data / 'acclimate.db'}", "SQLAlchemy URL of the database"
+        setting_values.database, lambda data: sqlite_urls.of(data / "acclimate.db"), "SQLAlchemy URL of the database"
     ),
     "blobs": Setting(
         setting_values.blobs, lambda data: str(data / "blobs"), "uploads and results: a folder, or `s3://BUCKET/PREFIX`"
@@ -142,7 +142,9 @@ SETTINGS: dict[str, Setting] = {
     "blobs_endpoint": Setting(setting_values.endpoint, lambda data: "", "address of an S3 server that is not Amazon's"),
     # ACCLIMATE_KEYS is the client's.
     "server_keys": Setting(setting_values.path, lambda data: data / "keys", "folder of the server's own keys"),
-    "tracking": Setting(setting_values.tracking, lambda data: f"sqlite:///{data / 'mlflow.db'}", "MLflow tracking URI"),
+    "tracking": Setting(
+        setting_values.tracking, lambda data: sqlite_urls.of(data / "mlflow.db"), "MLflow tracking URI"
+    ),
     "artifacts": Setting(
         setting_values.folder_or_uri, lambda data: str(data / "mlartifacts"), "MLflow's artifacts: a folder, or a URI"
     ),
@@ -329,14 +331,14 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
 
 
 def _data_folder(data: Path, origin: str, problems: list[str]) -> Path:
-    """The data folder's whole path; the default database's URL is made of it, in which a ? would begin a query."""
+    """The data folder's whole path."""
     try:
         found = data.expanduser().absolute()
     except RuntimeError as error:
         problems.append(f"data ({origin}): {str(data)!r}: {error}")
         return data.absolute()
-    if "?" in str(found) or "\0" in str(found):
-        problems.append(f"data ({origin}): {str(data)!r} must not hold a question mark or a NUL")
+    if "\0" in str(found):
+        problems.append(f"data ({origin}): {str(data)!r} must not hold a NUL")
     return found
 
 

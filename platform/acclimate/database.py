@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from acclimate import postgres, sqlite
+from acclimate import postgres, sqlite, sqlite_urls
 from acclimate.contention import busy
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import format_time
@@ -45,7 +45,7 @@ def connect(url: str, *, clock: Clock | None = None) -> Engine:
     # The same values are storable on either: neither NaN in JSON, which is none, nor what PostgreSQL's text can't hold.
     # Errors go to the log, where what a statement was given has no place.
     options: dict[str, Any] = {"json_serializer": _json, "hide_parameters": True}
-    if url.startswith("sqlite:///") and ":memory:" not in url:
+    if sqlite_urls.is_one(url):
         engine = sqlite.connect(url, clock=clock or system_clock, wait=WAIT_SECONDS, **options)
     elif url.startswith("postgresql+psycopg://"):
         engine = postgres.connect(url, clock=clock, wait=WAIT_SECONDS, **options)

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from acclimate import config, locks, ports
+from acclimate import config, locks, ports, sqlite_urls
 from acclimate.config import Settings
 from acclimate.doctor_machine import Finding, State, is_there, version_of
 from acclimate.redaction import holds_login, place
@@ -48,8 +48,7 @@ def database_(settings: Settings) -> Iterator[Finding]:
     from acclimate_runners.blobs import blobs_at
 
     shown = place(settings.database)
-    file = settings.database.removeprefix("sqlite:///")
-    if file != settings.database and not Path(file).exists():
+    if sqlite_urls.is_one(settings.database) and not sqlite_urls.file(settings.database).exists():
         yield Finding("database", "ok", f"{shown} is not there yet; the first `acclimate api` makes it")
         return
     engine = database.connect(settings.database)

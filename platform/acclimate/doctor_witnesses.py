@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import httpx
 
-from acclimate import keys, log, witness_client
+from acclimate import keys, log, sqlite_urls, witness_client
 from acclimate.config import Settings, doubts
 from acclimate.doctor_machine import WITHIN, Finding, is_there
 from acclimate.witness_client import Endpoint
@@ -100,8 +99,9 @@ def _own(settings: Settings) -> Own:
 
 
 def _checkpoints(settings: Settings) -> list[tuple[int, datetime]]:
-    file = settings.database.removeprefix("sqlite:///")
-    if not (is_there("sqlalchemy") and is_there("alembic")) or (file != settings.database and not Path(file).exists()):
+    if not (is_there("sqlalchemy") and is_there("alembic")):
+        return []
+    if sqlite_urls.is_one(settings.database) and not sqlite_urls.file(settings.database).exists():
         return []
     from sqlalchemy import select
     from sqlalchemy.exc import SQLAlchemyError

@@ -22,7 +22,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.exc import IntegrityError
 
-from acclimate import backups, config, database, garbage, installation, log, migrations, table_files
+from acclimate import backups, config, database, garbage, installation, log, migrations, sqlite_urls, table_files
 from acclimate.backups import Progress
 from acclimate.checkpoints import Copies
 from acclimate.config import Settings
@@ -198,8 +198,7 @@ def _check_folder(settings: Settings, manifest: Mapping[str, Any]) -> bool:
 
 def _check_database(settings: Settings, manifest: Mapping[str, Any], *, begun: bool) -> None:
     """Empty, or filled by this very restore before it was broken off."""
-    file = Path(settings.database.removeprefix("sqlite:///").partition("?")[0])
-    if settings.database.startswith("sqlite:///") and not file.exists():
+    if sqlite_urls.is_one(settings.database) and not sqlite_urls.file(settings.database).exists():
         return
     engine = database.connect(settings.database)
     try:

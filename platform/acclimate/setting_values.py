@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from acclimate import sqlite_urls
 from acclimate_competitions.errors import Refusal
 
 MOST_WITNESSES = 32
 _ORIGIN = re.compile(r"[A-Za-z0-9.:-]+(/[A-Za-z0-9._-]+)*")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 _URI = re.compile(r"[a-z][a-z0-9+.-]*://[^\s]+")
-_TRACKING = ("sqlite:///", "postgresql", "mysql", "mssql", "http://", "https://", "file:")
+_TRACKING = ("postgresql", "mysql", "mssql", "http://", "https://", "file:")
 
 
 def text(value: Any, _: Path) -> str:
@@ -92,13 +93,12 @@ def blobs(value: Any, folder: Path) -> str:
 
 def _sqlite(text: str, folder: Path) -> str:
     """A SQLite URL, its file made absolute: the processes of an installation need not share a current folder."""
-    file, mark, query = text.removeprefix("sqlite:///").partition("?")
-    return f"sqlite:///{folder / Path(file).expanduser()}{mark}{query}"
+    return sqlite_urls.of(folder / sqlite_urls.file(text).expanduser(), text.partition("?")[2])
 
 
 def _one_at(url: str) -> None:
     """Refuse what would be read as another host, and named in messages: the rest of a password that holds an @."""
-    if not url.startswith("sqlite:") and url.partition("://")[2].partition("/")[0].count("@") > 1:
+    if url.partition("://")[2].partition("/")[0].count("@") > 1:
         raise ValueError("has more than one @ before its host: write %40 for one in a password")
 
 
@@ -108,7 +108,7 @@ def database(value: Any, folder: Path) -> str:
     for scheme in ("postgresql://", "postgres://"):
         if given.startswith(scheme):
             given = "postgresql+psycopg://" + given.removeprefix(scheme)
-    if re.fullmatch(r"sqlite:///(?!:memory:)[^?\s].*", given) and ":memory:" not in given:
+    if sqlite_urls.is_one(given):
         return _sqlite(given, folder)
     _one_at(given)
     if not re.fullmatch(r"postgresql\+psycopg://[^\s/]*/[^\s/?]+(\?\S+)?", given):
@@ -119,6 +119,10 @@ def database(value: Any, folder: Path) -> str:
 def tracking(value: Any, folder: Path) -> str:
     """An MLflow tracking URI."""
     given = text(value, folder)
+    if given.startswith("sqlite:"):
+        if not sqlite_urls.is_one(given):
+            raise ValueError("must be sqlite:///FILE, or sqlite:////FILE from the root")
+        return _sqlite(given, folder)
     if not given.startswith(_TRACKING) or re.search(r"\s", given):
         raise ValueError("must be sqlite:///FILE, http(s)://HOST:PORT, or another database's URL")
     if given.startswith("http") and not _is_address(given):
@@ -126,7 +130,7 @@ def tracking(value: Any, folder: Path) -> str:
             "is no address that can be read: characters of a password such as / ? # @ are written %2F %3F %23 %40"
         )
     _one_at(given)
-    return _sqlite(given, folder) if given.startswith("sqlite:///") else given
+    return given
 
 
 def _is_address(text: str) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 
+from acclimate import sqlite_urls
 from acclimate.contention import busy
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import format_time
@@ -34,8 +35,14 @@ def connect(url: str, *, clock: Callable[[], datetime], wait: int, **options: An
     """
     # SQLite would make a file that everybody reads; its -wal and -shm get the mode of this one. What fails here fails again there.
     with suppress(OSError):
-        os.close(os.open(make_url(url).database or "", os.O_CREAT | os.O_RDONLY, 0o600))
-    engine = create_engine(url, pool_size=8, max_overflow=120, pool_timeout=wait, **options)
+        os.close(os.open(sqlite_urls.file(url), os.O_CREAT | os.O_RDONLY, 0o600))
+    engine = create_engine(
+        make_url(url).set(database=str(sqlite_urls.file(url))),
+        pool_size=8,
+        max_overflow=120,
+        pool_timeout=wait,
+        **options,
+    )
 
     def opened(connection: Any, _: object) -> None:
         # SQLAlchemy, not the driver, says when a transaction begins; see `begin` below.
@@ -67,7 +74,7 @@ def refusal(error: sqlite3.Error) -> Refusal | None:
         return Refusal(
             "no_space",
             f"the database can't be written: {error}; nothing was lost",
-            hint="make room on the disk (or make the data folder writable) and do the same again",
+            hint="see that its folder is there and may be written to, make room on the disk, and do the same again",
         )
     if code == sqlite3.SQLITE_NOTADB:
         return Refusal(

@@ -12,7 +12,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-from acclimate import tracking_places
+from acclimate import sqlite_urls, tracking_places
 from acclimate_competitions.errors import Refusal, installing
 
 _PARTS = ("", "-journal", "-wal", "-shm")
@@ -41,7 +41,7 @@ def begin(uri: str, artifacts: Path | str | None) -> None:
         for part in _PARTS:
             # Of a process that was killed here.
             draft.with_name(f"{draft.name}{part}").unlink(missing_ok=True)
-        _create(f"sqlite:///{draft}", "mlruns" if artifacts is None else tracking_places.location(artifacts))
+        _create(sqlite_urls.of(draft), "mlruns" if artifacts is None else tracking_places.location(artifacts))
         _copy(draft, path)
         draft.unlink()
 
@@ -74,12 +74,7 @@ def _create(uri: str, artifacts: str) -> None:
 
 def _file(uri: str) -> Path | None:
     """The file of a database of SQLite."""
-    if not uri.startswith("sqlite"):
-        return None
-    from sqlalchemy.engine import make_url
-
-    name = make_url(uri).database
-    return Path(name).absolute() if name and not name.startswith((":", "file:")) else None
+    return sqlite_urls.file(uri).absolute() if sqlite_urls.is_one(uri) else None
 
 
 def _has_tables(path: Path) -> bool:

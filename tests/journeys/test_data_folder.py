@@ -9,9 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from clocked_stores import embedded, refused
-from sqlalchemy import insert
+from sqlalchemy import insert, make_url
 
-from acclimate import config, database
+from acclimate import config, database, doctor_places, sqlite_urls
+from acclimate.cli import database as cli_database
 from acclimate.service import identity
 from acclimate.store import Store, log_checkpoints
 from acclimate_competitions import tables
@@ -46,6 +47,53 @@ def test_all_problems_of_the_settings_are_told_at_once(tmp_path):
 
 def test_the_environment_may_name_the_data_folder(tmp_path):
     assert config.load(environ={"ACCLIMATE_DATA": str(tmp_path / "x")}).data == tmp_path / "x"
+
+
+HOSTILE = [
+    "p%41",
+    "50%",
+    "100%25",
+    "a?b",
+    "#1",
+    "two words",
+    "é ü 数",
+    "it's",
+    'a"b',
+    "a+b",
+    "a&b=c",
+    ":memory:",
+    "u:p@h",
+    "[x]",
+    "\udcff",
+]
+"""Names of folders in which a URL would read something else."""
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_whatever_a_data_folder_is_named_all_of_it_lies_there(tmp_path, name):
+    (tmp_path / "pA").mkdir()
+    folder = tmp_path / name
+    settings = config.load(folder, environ={})
+    Store.open(settings).close()
+    assert sqlite_urls.file(settings.database) == folder / "acclimate.db" and (folder / "acclimate.db").is_file()
+    assert [one for one in tmp_path.iterdir() if one != folder] == [tmp_path / "pA"] and not any(
+        (tmp_path / "pA").iterdir()
+    )
+    if name != "\udcff":
+        # As an operator writes it, from what `acclimate config` shows.
+        given = {f"ACCLIMATE_{one.upper()}": settings.value(one) for one in ("database", "tracking")}
+        again = config.load(folder, environ=given)
+        assert (again.database, again.tracking) == (settings.database, settings.tracking)
+    assert cli_database.existing(folder, file=None, database=None, blobs=None).database == settings.database
+    assert "schema" in next(doctor_places.database_(settings)).found
+
+
+@pytest.mark.parametrize("given", ["a b/x.db", "p%41/x.db", "~/x y.db", "/a b/é.db?timeout=3"])
+def test_a_url_of_sqlite_is_read_by_one_rule(tmp_path, given):
+    for name in ("database", "tracking"):
+        read = config.load(tmp_path, environ={f"ACCLIMATE_{name.upper()}": f"sqlite:///{given}"}).value(name)
+        assert sqlite_urls.file(read) == Path.cwd() / Path(given.partition("?")[0].replace("%41", "A")).expanduser()
+        assert make_url(read).database == str(sqlite_urls.file(read)) and read.endswith(given[-3:])
 
 
 @pytest.mark.parametrize("url", ["mysql://x/y", "sqlite:///:memory:", "sqlite://", "acclimate.db"])

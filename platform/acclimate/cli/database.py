@@ -191,11 +191,11 @@ def existing(
     Raises:
         Refusal: config_invalid.
     """
-    from acclimate import config
+    from acclimate import config, sqlite_urls
 
     settings = config.load(data, file=file, given={"database": database, "blobs": blobs})
-    path = Path(settings.database.removeprefix("sqlite:///").partition("?")[0])
-    if settings.database.startswith("sqlite:///") and not path.is_file() and not make:
+    path = sqlite_urls.file(settings.database)
+    if sqlite_urls.is_one(settings.database) and not path.is_file() and not make:
         raise Refusal(
             "config_invalid",
             f"no database here: {path}",
