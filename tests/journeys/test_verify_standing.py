@@ -134,3 +134,23 @@ def test_an_anchor_that_did_not_enter_is_named(
     monkeypatch.setattr(rounds_made, "SKILL", {"ada": 2.0, "bea": 1.0})
     checks = found(rounds_made.make(tmp_path / "made").write(tmp_path / "bundle"))
     assert checks[NAME][1] == "0 standing entries; 0 of 1 anchors with a model; anchors that did not enter: untrained"
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_an_adapter_stands_only_on_the_same_base(same: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    honest, calls, plain = rounds_made.defined_fields, iter(range(1000)), honest_manifest
+
+    def defined(made: rounds_made.Made) -> dict:
+        fields = honest(made)
+        # The first one is the earlier round's.
+        base = digests.of_bytes(b"a base" if next(calls) > 0 or same else b"another base")
+        return {**fields, "files": {**fields["files"], "bases/small/config.json": base}}
+
+    def adapter(made: rounds_made.Made, entrant: str, version: int) -> dict:
+        return {**plain(made, entrant, version), "kind": "lora-adapter", "base": "small"}
+
+    monkeypatch.setattr(rounds_made, "defined_fields", defined)
+    monkeypatch.setitem(globals(), "honest_manifest", adapter)
+    status, _, meaning = found(play(Past(), monkeypatch, tmp_path))[NAME]
+    assert status == ("ok" if same else "FAILED"), meaning
+    assert same or "has other files than in marbles-elsewhere" in meaning

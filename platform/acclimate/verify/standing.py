@@ -10,7 +10,7 @@ from typing import Any
 
 from acclimate.verify.audit import Audit
 from acclimate.verify.report import Beside, Failed, NotChecked
-from acclimate_competitions import digests, records
+from acclimate_competitions import bases, digests, records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Entry
 from acclimate_competitions.records import Record
@@ -49,6 +49,10 @@ def _earlier(audit: Audit, entry: Entry) -> str:
     index = _accepted(audit, entry, round_id, commitment, where)
     before = _defined(audit, round_id, where)
     _signed(before, f"RoundDefined of {round_id}")
+    if manifest.get("kind") == bases.KIND:
+        base = str(manifest.get("base"))
+        if bases.of(before["files"], base) != bases.of(audit.round.defined["files"], base):
+            raise Failed(where, f"the base {base} that the adapter stands on has other files than in {round_id}")
     mine = digests.of_json({file["name"]: file["sha256"] for file in manifest["files"]})
     made = [
         (at, record)
