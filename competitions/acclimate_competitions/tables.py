@@ -30,8 +30,9 @@ PREDICTIONS = pa.schema(
         pa.field("task", pa.string(), nullable=False),
         pa.field("seed", pa.int64()),
         pa.field("example", pa.string(), nullable=False),
-        # One log-likelihood a choice, natural log, in the order of the task's choices; null where there was no prediction.
+        # One log-likelihood a choice, natural log, in the order of the task's choices, or one of a whole text; null where there was no prediction.
         pa.field("loglikelihoods", pa.list_(pa.float64())),
+        # What the model wrote; null for tasks that are not written.
         pa.field("text", pa.string()),
     ]
 )

@@ -34,6 +34,7 @@ _METRICS = {
 }
 _KINDS = {"multiple_choice": "choice", "generate_until": "generate", "loglikelihood_rolling": "perplexity"}
 _BESIDE = ("word_perplexity", "byte_perplexity", "acc", "acc_norm")
+_OF_TEXTS = ("ignore_case", "ignore_punctuation", "ignore_numbers", "regexes_to_ignore")
 _TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _COLUMN = re.compile(r"[A-Za-z_]\w*")
 _DEFAULT_TOKENS = 256
@@ -80,6 +81,7 @@ class _Importing:
         carried, needless, lost: setting -> what became of it.
         data: what build.py must know.
         notes: where numbers will differ from the harness's, though nothing is lost.
+        taken: settings of the file that were looked at.
     """
 
     config: dict[str, Any]
@@ -89,11 +91,19 @@ class _Importing:
     lost: dict[str, str] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    taken: list[str] = field(default_factory=list)
 
     def take(self, key: str, default: Any = None) -> Any:
         """A setting's value, which is looked at now."""
+        if key in self.config:
+            self.taken.append(key)
         value = self.config.pop(key, None)
         return default if value is None else value
+
+    def is_told(self, key: str) -> bool:
+        """Whether the report has a setting, or a part of it."""
+        told = [*self.carried, *self.needless, *self.lost]
+        return any(each == key or each.startswith(f"{key}.") for each in told)
 
     def lose(self, key: str, value: Any, reason: str) -> None:
         """A setting that can't be carried."""
@@ -124,6 +134,7 @@ def imported(path: Path) -> dict[str, Any]:
         work.lose("output_type", kind, why)
     else:
         _carry(work, work.take("output_type"))
+    work.needless |= {key: "it says what holds here anyway" for key in work.taken if not work.is_told(key)}
     for key, value in work.config.items():
         if key in _NEEDLESS:
             work.needless[key] = _NEEDLESS[key]
@@ -403,12 +414,19 @@ def _metric_options(work: _Importing, entry: Mapping[str, Any]) -> None:
             continue
         if option == "aggregation" and entry["metric"] == "bits_per_byte":
             continue
+        where = f"metric_list.{entry['metric']}.{option}"
+        if option == "weight_by_size":
+            work.needless[where] = "of a group's mean, not of the task"
+            continue
+        if option in _OF_TEXTS and work.values["kind"] != "generate":
+            work.needless[where] = "of texts that are compared; here log-likelihoods are"
+            continue
         if option in ("ignore_case", "ignore_punctuation") and "normalize" in work.values:
             word = {"ignore_case": "lower", "ignore_punctuation": "punctuation"}[option]
             if value in (True, "true") and word not in work.values["normalize"]:
                 work.values["normalize"].append(word)
         elif value not in (False, "false", None, [], ""):
-            work.lose(f"metric_list.{entry['metric']}.{option}", value, "no such option here")
+            work.lose(where, value, "no such option here")
 
 
 # ---- what comes out ------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """A bundle in which the model as submitted counts as prepared: it must predict the same, and nothing better may stand under its name."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import rounds_made
 
 from acclimate import verify
-from acclimate_competitions import digests
+from acclimate.verify import scores
+from acclimate.verify.report import Failed
+from acclimate_competitions import digests, tables
 
 
 def failed_checks(path: Path, **options: Any) -> dict[str, str]:
@@ -132,3 +135,50 @@ def test_an_evaluator_that_puts_the_base_where_the_recipe_says_missing_is_named(
     monkeypatch.setattr(rounds_made, "predict", predict_as_submitted)
     failed = failed_checks(rounds_made.make(tmp_path / "round").write(tmp_path / "bundle"))
     assert failed == {"selection": "ModelPrepared of untrained, tint, seed 13"}
+
+
+# ---- generated texts -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Folder:
+    """What of a bundle the comparison of two evaluations reads."""
+
+    place: Path
+
+    def path(self, name: str) -> Path:
+        return self.place / name.replace("/", "-")
+
+
+@dataclass
+class Opened:
+    bundle: Folder
+
+
+def texts(folder: Folder, name: str, found: list[str | None]) -> None:
+    rows = [
+        {"entrant": "ada", "protocol": "direct", "task": "sum", "seed": None, "example": str(n), "text": text}
+        for n, text in enumerate(found)
+    ]
+    tables.write(pa.Table.from_pylist(rows, schema=tables.PREDICTIONS), folder.path(name))
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({}, True),
+        # One in a hundred may be a near tie on another processor, two are none.
+        ({7: "5"}, True),
+        ({7: None}, False),
+        ({7: "5", 8: "6"}, "2 of 150 texts differ from those of the model as submitted in b, the first of them is '5'"),
+    ],
+)
+def test_texts_of_a_model_that_counts_as_submitted_are_its_own(tmp_path: Path, other: dict, says: object) -> None:
+    audit = Opened(Folder(tmp_path))
+    texts(audit.bundle, "b", ["4"] * 150)
+    texts(audit.bundle, "a", [other.get(n, "4") for n in range(150)])
+    if isinstance(says, bool):
+        assert scores._same_texts(audit, "a", "b") is says
+    else:
+        with pytest.raises(Failed, match=says):
+            scores._same_texts(audit, "a", "b")

@@ -97,6 +97,8 @@ def test_fixed_choices_are_carried_with_the_harness_s_own_prompt(tmp_path):
         "target": {"from": "label", "how": "the choice itself, or its number counted from 0"},
     }
     assert "metric_list.acc_norm" in found["needless"]
+    case = imported(tmp_path, CHOICE.replace("higher_is_better: true", "ignore_case: true"))
+    assert case["whole"] and "metric_list.acc.ignore_case" in case["needless"]
 
 
 def test_a_text_s_stops_and_extraction_are_carried_and_includes_come_first(tmp_path):
