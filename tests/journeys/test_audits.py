@@ -459,7 +459,7 @@ def test_a_machine_that_contradicts_itself_says_nothing(honest: Lab, tmp_path: P
     built = honest.staged.folder
     name = next(entry.entrant for entry in honest.state.entries if entry.submission == key[0])
     model = rerun.ModelFiles({n: shop.blobs.put(p) for n, p in staging.model(honest.staged, seed=PEOPLE[name]).items()})
-    for file in round_jobs.public_files(honest.state, [key[1]]):
+    for file in round_jobs.public_files(honest.state, [key[1]], model):
         shop.blobs.put(built / file)
     made = rerun.prepare(shop, honest.state, model, [key[1:]])[key[1:]]
     rerun.confirm(shop, honest.state, model, key[1:], again=made)
