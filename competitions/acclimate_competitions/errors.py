@@ -105,7 +105,7 @@ CODES: dict[str, Code] = {
     "lease_lost": Code(
         503, "Another process has the lease now: it leads, or has the log cosigned; this one's write was refused."
     ),
-    "infeasible": Code(409, "No machine of the pool can ever take a job of this competition."),
+    "infeasible": Code(409, "No machine of the pool can take a job of this competition, or there is none."),
     "no_space": Code(507, "The disk or the memory of the machine is full; nothing was lost."),
     "busy": Code(503, "Another process holds what this one needs; try again shortly."),
     "server_unreachable": Code(503, "The server does not answer."),

@@ -5,7 +5,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +18,11 @@ from acclimate.config import Settings
 from acclimate.cosignature_collector import CosignatureCollector
 from acclimate.metrics import Seen
 from acclimate.sequencer import Sequencer
+from acclimate.service import pools
 from acclimate.store import Store, installation
 from acclimate_competitions.errors import Refusal
 
-CHECKS = ("database", "schema", "installation", "log", "blobs", "space", "clock", "witnesses")
+CHECKS = ("database", "schema", "installation", "log", "blobs", "space", "clock", "witnesses", "machines")
 SIGNED_WITHIN = 10.0
 """Seconds after which an entry must be in a checkpoint."""
 SPARE_BYTES = 64 << 20
@@ -29,7 +30,9 @@ PATIENCE = 1.0
 """Seconds that a caller waits for a look that has begun; after it the check that hangs is named."""
 COSIGNED_WITHIN = 60.0
 """Seconds after which an entry should be in a checkpoint that a quorum cosigned."""
-_WARNINGS = frozenset({"clock", "witnesses"})
+_WARNINGS = frozenset({"clock", "witnesses", "machines"})
+_WORKING = ("open", "closed", "opened")
+"""Phases in which there is work for a dispatcher."""
 _KEPT, _BLOBS_KEPT, _STALE = 1.0, 10.0, 8.0
 _SILENT = "no answer yet"
 _log = logging.getLogger(__name__)
@@ -151,6 +154,7 @@ class Health:
             with suppress(Refusal):
                 self._sequencer.advance()
             found["facts"] = numbers.read(self._store, phases=self._phases, quorum=self._collector.quorum)
+            told["machines"] = self._machines(found["facts"].rounds)
             late = found["facts"].log.unsigned_age > SIGNED_WITHIN
             told["witnesses"] = self._witnesses(found["facts"].cosigned)
             return f"an entry is without a checkpoint for more than {SIGNED_WITHIN:.0f} s" if late else ""
@@ -184,6 +188,13 @@ class Health:
         behind = [f"{found.missing} entries are without a quorum's cosignatures for {found.age:.0f} s"] if late else []
         self._say("witnesses", "quorum_missing" if late else "", "; ".join([*behind, *problems]))
         return "; ".join([*behind, *problems])
+
+    def _machines(self, rounds: Mapping[str, int]) -> str:
+        """Why the work of rounds is not begun; a submission that is not checked in time is forfeited, whoever is at fault."""
+        with self._store.snapshot() as tx:
+            reason = pools.idle(tx) if any(rounds.get(phase) for phase in _WORKING) else ""
+        self._say("machines", "infeasible" if reason else "", reason)
+        return reason
 
     def _same_schema(self) -> str:
         """That nobody has upgraded the database under this process."""

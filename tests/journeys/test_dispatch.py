@@ -248,7 +248,7 @@ def test_what_our_code_fails_at_is_blocked_until_someone_looks(
     staged = staging.open_round(server, tmp_path)
     _, submission = send(staged, "ada", seed=1)
     ours = Status("failed", reason="exited with status 1: KeyError: 'tint'", code="job_failed")
-    assert server.anyone().get(staged.path).json()["problem"] is None
+    assert server.anyone().get(staged.path).json()["problem"]["code"] == "infeasible"
     with troubled(server, [ours] * 3) as running:
         step_until(running, lambda: states(server, "check") == {"blocked"})
         (row,) = rows(server, "check")

@@ -46,7 +46,7 @@ class Submission:
         commitment: digest of nonce ‖ canonical JSON of the manifest.
         submission: the server's id for it; "" until it was sent.
         state: unsent | uploading | checking | accepted | refused | forfeited | withdrawn.
-        reason: why it was refused.
+        reason: why it was refused, or what its check waits for.
         committed, accepted: log indices.
         receipt: file name of the newest receipt in `receipts/`.
     """
@@ -213,16 +213,21 @@ def send(
     mine = refresh(client, keys, mine)
     if sending.wait and mine.state not in FINAL:
         say("all files are there; the server checks the model")
-        mine = await_outcome(client, keys, mine)
+        mine = await_outcome(client, keys, mine, say=say)
     if mine.state == "accepted":
         mine = _receipt(client, keys, mine, defined=defined, request=accepted)
     return mine
 
 
-def await_outcome(client: Client, keys: Keys, mine: Submission) -> Submission:
-    """Look again and again until the submission is accepted or refused."""
-    pause = FIRST_LOOK
+def await_outcome(client: Client, keys: Keys, mine: Submission, *, say: Say = lambda line: None) -> Submission:
+    """Look again and again until the submission is accepted or refused; says what it waits for, where the server tells."""
+    pause, said = FIRST_LOOK, ""
     while (mine := refresh(client, keys, mine)).state not in FINAL:
+        if mine.reason not in ("", said):
+            said = mine.reason
+            say(
+                f"the check waits: {said}; what is not checked by the end of the grace is forfeited, so tell the organizer"
+            )
         time.sleep(pause)
         pause = min(pause * 1.5, SLOWEST_LOOK)
     return mine

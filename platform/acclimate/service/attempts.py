@@ -11,6 +11,7 @@ from sqlalchemy import func, insert, select
 from acclimate import retries
 from acclimate.retries import Ended
 from acclimate.service import finding, reading
+from acclimate.service import pools as machines
 from acclimate.service.accounts import Account
 from acclimate.store import Store, Tx, attempts, events, pools, stages, submissions, timestamp, wishes
 from acclimate_competitions import recipe
@@ -42,12 +43,14 @@ def stage_list(store: Store, account: Account | None, given: str) -> list[dict[s
         tried = {(row.attempt, row.fence): row for row in _telling(tx, state.id)}
         failed = _failed(tx, state.id, tried.values())
         outlook = _Outlook(tx, rows, tried)
+        idle = machines.idle(tx, is_organizer=is_owner) if any(row.state == "pending" for row in rows) else ""
     hidden = finding.hides_models(state)
     result = []
     for row in rows:
         shown = not hidden or (account is not None and row.owner == account.id)
         newest = tried.get((row.attempt, row.fence))
         held = newest if row.state in _UNDER_WAY else None
+        reason = reading.reason_of(row.state, row.reason, is_owner=is_owner) if shown else ""
         count, limit = _standing(state, row, failed.get(row.attempt, []))
         result.append(
             {
@@ -62,7 +65,7 @@ def stage_list(store: Store, account: Account | None, given: str) -> list[dict[s
                 "tries": limit,
                 "progress": row.progress,
                 "place": outlook.place(row),
-                "reason": reading.reason_of(row.state, row.reason, is_owner=is_owner) if shown else "",
+                "reason": reason or (idle if row.state == "pending" else ""),
                 "code": (row.code or "") if shown or is_owner else "",
                 "heartbeat": row.heartbeat,
                 "not_before": row.not_before if row.state == "pending" else None,

@@ -2,16 +2,19 @@
 
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import select
 
 from acclimate.schedule import UNMET
 from acclimate.service.accounts import Account
-from acclimate.store import Store, leases, pools, timestamp
+from acclimate.store import Store, Tx, leases, pools, timestamp
 from acclimate_competitions.records import parse_time
 
 _NAME = "dispatch"
+_SILENT = timedelta(minutes=1)
+"""For so long nobody need lead before it is told: leaders come and go."""
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _HOST = re.compile(r"host|node|address|\bip\b", re.IGNORECASE)
 
@@ -51,6 +54,17 @@ def pool(store: Store, account: Account | None) -> dict[str, Any]:
         "age": max(0.0, (parse_time(now) - parse_time(row.at)).total_seconds()),
         "now": now,
     }
+
+
+def idle(tx: Tx, *, is_organizer: bool = False) -> str:
+    """Why nothing that waits is begun now: no dispatcher leads, or it has no machine; empty where there is one."""
+    expires = tx.execute(select(leases.c.expires).where(leases.c.name == _NAME)).scalar()
+    if expires is None or parse_time(expires) + _SILENT < tx.now():
+        return "no dispatcher is at work; the server's operator must start one"
+    row = tx.execute(select(pools).where(pools.c.name == _NAME)).first()
+    if row is None or row.machines:
+        return ""
+    return _problem(row.problem, is_organizer=is_organizer) or f"{UNMET}joined the pool"
 
 
 def _public(machine: Mapping[str, Any]) -> dict[str, str]:

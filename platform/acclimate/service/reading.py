@@ -7,9 +7,9 @@ from sqlalchemy import func, select
 
 from acclimate import cosignatures, schedule
 from acclimate.quorum import Quorum
-from acclimate.service import clockwork, finding, release
+from acclimate.service import clockwork, finding, pools, release
 from acclimate.service.accounts import Account
-from acclimate.store import Store, Tx, log_entries, outbox, rounds, share_documents, stages
+from acclimate.store import Store, Tx, log_entries, outbox, rounds, share_documents, stages, submissions
 from acclimate_competitions import rounds as rules
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
@@ -129,8 +129,13 @@ def upcoming(tx: Tx, state: Round, *, is_owner: bool = False) -> dict[str, Any]:
     found = _upcoming(tx, state)
     if found["problem"] is not None:
         return found
-    told = (look(tx, state, is_owner=is_owner) for look in (_unread, _blocked, _unmet))
-    return found | {"problem": next((problem for problem in told if problem is not None), None)}
+    told = (look(tx, state, is_owner=is_owner) for look in (_unread, _blocked, _unmet, _idle))
+    problem = next((problem for problem in told if problem is not None), None)
+    if problem is not None and state.phase is Phase.OPEN:
+        # The log knows no other end for it, whoever is at fault: so it is said while the close can still be moved.
+        problem["sentence"] += f"; what is not checked by {format_time(state.last_acceptance)} is forfeited"
+        problem["sentence"] += ", unless its organizer moves the close before it comes"
+    return found | {"problem": problem}
 
 
 def _cosigned(tx: Tx, state: Round, *, last: int) -> dict[str, Any] | None:
@@ -190,6 +195,18 @@ def _unmet(tx: Tx, state: Round, *, is_owner: bool) -> dict[str, str] | None:
         return None
     told = reason_of("pending", reason, is_owner=is_owner)
     return {"code": "infeasible", "sentence": f"this waits for a machine that can take it: {told}"}
+
+
+def _idle(tx: Tx, state: Round, *, is_owner: bool) -> dict[str, str] | None:
+    """Why nothing is begun of the round's work that waits."""
+    mine = (stages.c.round == state.id) & (stages.c.state == "pending")
+    checking = (submissions.c.round == state.id) & (submissions.c.state == "checking")
+    waiting = [select(stages.c.key).where(mine).limit(1)]
+    waiting += [select(submissions.c.id).where(checking).limit(1)] if state.phase is Phase.OPEN else []
+    if state.phase not in _WORKING or not any(tx.execute(one).first() for one in waiting):
+        return None
+    why = pools.idle(tx, is_organizer=is_owner)
+    return {"code": "infeasible", "sentence": f"work waits, and none is begun: {why}"} if why else None
 
 
 def _upcoming(tx: Tx, state: Round) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Row, delete, insert, select, update
 
 from acclimate import round_jobs
-from acclimate.service import finding, manifests, names, quota, standing
+from acclimate.service import finding, manifests, names, pools, quota, standing
 from acclimate.service.accounts import Account, decode, require_signer
 from acclimate.service.identity import Identity
 from acclimate.store import Store, Tx, submissions, timestamp, uploads
@@ -439,7 +439,7 @@ def status(store: Store, account: Account, submission: str) -> dict[str, Any]:
             "round": row.round,
             "entrant": row.entrant,
             "state": row.state,
-            "reason": row.reason,
+            "reason": row.reason or (pools.idle(tx) if row.state == "checking" else ""),
             "commitment": row.commitment,
             "committed_index": row.committed_index,
             "accepted_index": row.accepted_index,
