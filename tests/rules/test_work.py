@@ -24,6 +24,7 @@ def stored(folder, story):
     """A store whose rows are those of the story's entries."""
     store = Store.open(config.load(folder, environ={}))
     manifest = {"files": [{"name": n, "size": 1, "sha256": told.digest(n)} for n in FILES], "parameters": 1}
+    manifest |= {"kind": "hf-causal-lm", "base": None}
     same = {"owner": "all", "nonce": "", "manifest": manifest, "acceptance": {}, "state": "accepted", "created": ""}
     with store.transaction() as tx:
         tx.execute(insert(accounts), {"id": "all", "role": "entrant", "ed25519": "", "token_hash": "", "created": ""})
