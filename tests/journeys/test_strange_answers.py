@@ -35,6 +35,7 @@ OBJECTS: dict[str, tuple[Callable[[Client], object], dict[str, Any]]] = {
     "post": (lambda c: c.post(ROUND, "void", {}), answers.INDEXED),
     "release": (lambda c: c.release(ROUND, {}, document=""), answers.INDEXED),
     "publish": (lambda c: c.publish(ROUND, {}, ranking={}), answers.INDEXED),
+    "revise": (lambda c: c.revise(ROUND, {}, ranking={}, correction={}), answers.INDEXED),
     "ranking": (lambda c: c.ranking(ROUND), answers.RANKING),
     "submit": (lambda c: c.submit(ROUND, committed={}, accepted={}, nonce="", manifest={}), answers.SUBMITTED),
     "complete": (lambda c: c.complete("s"), answers.COMPLETED),
@@ -47,6 +48,7 @@ LISTS: dict[str, tuple[Callable[[Client], object], dict[str, Any]]] = {
     "records": (lambda c: c.records(ROUND), answers.LOGGED),
     "stages": (lambda c: c.stages(ROUND), answers.STAGE),
     "audits": (lambda c: c.audits(ROUND), answers.JOB),
+    "versions": (lambda c: c.versions(ROUND), answers.VERSION),
 }
 DOWNLOADS: dict[str, Callable[[Client, Path], object]] = {
     "file": lambda c, path: c.file(ROUND, "name", path),

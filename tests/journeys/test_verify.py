@@ -54,7 +54,7 @@ def test_an_honest_bundle_passes_and_says_what_it_can_not_show(made: rounds_made
     assert set(by_status(report, "NOT CHECKED")) == HONEST_GAPS
     assert report.exit_code == 0
     assert report.round == made.round
-    beside = {"opened rows", "auditor's report", "whose witnesses"}
+    beside = {"opened rows", "auditor's report", "whose witnesses", "standing", "versions"}
     names = {number: rule.name for number, rule in enumerate(verify.CHECKS, start=1) if rule.name not in beside}
     assert {check.number: check.name for check in report.checks} == names
 
@@ -429,8 +429,9 @@ def test_the_command_prints_numbered_lines_and_exits_0_or_1(
     assert done.stdout.splitlines()[0] == f"Round {made.round}"
     assert "\n 8  ok:          whose log: " in done.stdout
     assert "NOT CHECKED: split view: " in done.stdout
-    # Two checks are of private holdouts, one of witnesses, and get no line; split view, time, honest preparation and re-run have no evidence.
-    assert done.stdout.splitlines()[-1] == f"Nothing FAILED: {len(verify.CHECKS) - 7} checks ok, 4 NOT CHECKED."
+    # Two checks are of private holdouts, one of witnesses, one of earlier rounds and one of later versions, and get no line;
+    # split view, time, honest preparation and re-run have no evidence.
+    assert done.stdout.splitlines()[-1] == f"Nothing FAILED: {len(verify.CHECKS) - 9} checks ok, 4 NOT CHECKED."
     assert "\x1b" not in done.stdout
 
     (bundle / "\x1b[2J").write_text("clears the screen", "utf-8")
