@@ -68,7 +68,7 @@ def test_the_client_sends_what_was_lost_again(server: live.Live, tmp_path: Path)
     mine = entrant.Submission(staged.round, "ada", server.url, document, "", "", submission=made["submission"])
     folder = files["config.json"].parent
     with Client(server.url, token=ada.token) as client:
-        outcome = entrant._sent(client, mine, folder, missing=[], progress=None, say=lambda line: None)
+        outcome = entrant._sent(client, mine, entrant.Sending(folder), missing=[])
     assert outcome["state"] == "checking"
 
 
