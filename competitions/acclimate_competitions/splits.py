@@ -274,7 +274,11 @@ def _check_columns(table: pa.Table, name: str, task: Task, competition: Competit
                 f"{name}: column {schema_field.name!r} is used by neither the definition nor the task's prompt"
             )
         elif schema_field.type != pa.string():
-            seen.problems.append(f"{name}: column {schema_field.name!r} is {schema_field.type}, it must be string")
+            large = schema_field.type == pa.large_string()
+            more = " (of pandas: to_parquet(…, schema=…) with pyarrow.string())" if large else ""
+            seen.problems.append(
+                f"{name}: column {schema_field.name!r} is {schema_field.type}, it must be string{more}"
+            )
         elif nulls := table.column(schema_field.name).null_count if names.count(schema_field.name) == 1 else 0:
             seen.problems.append(f"{name}: column {schema_field.name!r} has {nulls} nulls")
     return len(seen.problems) == before

@@ -66,6 +66,9 @@ def export(source: Source, out: Path, *, form: str, options: Mapping[str, Any], 
         ((protocol, (named, _)),) = parts.items()
         if protocol:
             notes |= {f"of the protocol {protocol}; --protocol chooses": None}
+        if len(found[protocol].seeds) > 1 or found[protocol].clustered:
+            lost = "the form has neither seeds nor clusters: scores are means over seeds, and errors from them are too small"
+            notes |= {lost: None}
         files = _every_eval_ever(out, found[protocol], labels, about=(protocol, named.name), at=at)
     else:
         files = _tables(out, {protocol: named.table for protocol, (named, _) in parts.items()}, found, form)

@@ -103,6 +103,8 @@ def compare(one: str | None, other: str | None, source: Source, options: Compare
         for row, adjusted in zip(rows, paired.holm([row[test] for row in rows]), strict=True):
             row[f"{test}_holm"] = adjusted
     notes += _described(found)
+    if len(found.seeds) > 1:
+        notes.append("the tests take the seeds as given; the errors and the interval of a difference count them, too")
     if found.clustered:
         notes.append("McNemar's test is not made: examples of one cluster are not independent")
     elif not found.binary or len(found.seeds) > 1 or len(found.sets) > 1:

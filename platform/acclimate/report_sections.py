@@ -254,6 +254,10 @@ def _significance(found: RoundScores, items: Items, *, seed: int) -> Section:
         )
     sentence = f"{told} of {len(pairs)} pairs differ significantly (sign-flip permutation, Holm, p ≤ {LEVEL:g})."
     caveats = [f"only the best {COMPARED} of {len(ranked)} are compared"] if len(ranked) > COMPARED else []
+    if len(items.seeds) > 1:
+        caveats.append(
+            "the tests take the seeds of preparation as given, the ranks' intervals count them, too: a pair may differ here, and its ranks overlap"
+        )
     if len(items.clusters) < 6:
         caveats.append(f"{len(items.clusters)} independent examples are too few for any test to tell entrants apart")
     cells = tuple(

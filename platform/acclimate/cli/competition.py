@@ -93,6 +93,12 @@ def model(
         raise Refusal("file_unreadable", f"there is no {name!r} in the line-up", hint=f"one of {', '.join(known)}")
     if out.exists():
         raise Refusal("file_unreadable", f"{out} exists already", hint="name a new folder with --out")
+    if not (folder / "tokenizer.json").is_file():
+        raise Refusal(
+            "file_unreadable",
+            f"{folder} fixes no tokenizer, and the line-up's models have none of their own",
+            hint="it is for competitions such as digits; with others a model brings its own tokenizer.json",
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as temporary,
@@ -134,18 +140,22 @@ def import_lm_eval(
     if as_json:
         typer.echo(dumps(found, indent=1))
     else:
-        typer.echo(_imported(found, out))
+        # On stdout only what goes into a definition, so that it can be sent there.
+        typer.echo(found["toml"] or "", nl=False) if out is None else None
+        typer.echo(_imported(found, out), err=True)
     if not found["whole"]:
         raise typer.Exit(1)
 
 
 def _imported(found: dict[str, Any], out: Path | None) -> str:
-    lines = [found["toml"] or "no task can be made of it"] if out is None or found["toml"] is None else [f"{out}:"]
+    lines = [] if found["toml"] else ["no task can be made of it, so nothing is written"]
+    if found["toml"] and out is not None:
+        lines = [f"wrote {out}/competition.toml; next: its splits, and what else of it is yours to say"]
     for head in ("carried", "needless", "lost"):
         lines += [f"{head:<9} {key}: {why}" for key, why in found[head].items()]
     lines += [f"{'data':<9} {key}: {value}" for key, value in found["data"].items()]
     lines += [f"{'note':<9} {note}" for note in found["notes"]]
-    lines.append("carried wholly" if found["whole"] else f"{len(found['lost'])} settings are lost")
+    lines.append("carried wholly" if found["whole"] else f"lost: {len(found['lost'])}")
     return "\n".join(plain(line) for text in lines for line in text.splitlines())
 
 
