@@ -42,6 +42,7 @@ class Round:
         ranking: as Ranking.document(); None where it is not known.
         public_data: whether the definition says that the data were public before; None where it is not known.
         linked: what ties it to other rounds; None where it is not known.
+        revised: whether its ranking is a later version, of which there are no scores by example.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Round:
     ranking: Mapping[str, Any] | None = None
     public_data: bool | None = None
     linked: Linked | None = None
+    revised: bool = False
 
 
 def opened(source: Source, options: Any, *, rounds_are_sets: bool = False) -> tuple[Source, Any]:
@@ -169,7 +171,7 @@ def of_bundle(path: Path) -> Round:
             ranking = cast(dict[str, Any], bundle.json("ranking.json"))
             competition = definition.parse(bundle.read("definition.toml"))
             linked = _linked(bundle, called, competition, ranking)
-            names = bundle.under("scores")
+            names, revised = bundle.under("scores"), bool(bundle.under("versions"))
             if not names and competition.round.holdout_after != "private":
                 raise Refusal("bundle_invalid", f"the bundle {path} has no scores of single examples")
             parts = [tables.read(bundle.path(name), tables.SCORES).select(COLUMNS) for name in names]
@@ -185,6 +187,7 @@ def of_bundle(path: Path) -> Round:
         ranking,
         competition.data_is_public,
         linked,
+        revised,
     )
 
 
@@ -216,6 +219,11 @@ def chosen(
         Refusal: scores_invalid, holdout_private.
     """
     left, said = dict(options), list(notes)
+    for one in rounds:
+        if one.revised:
+            said.append(
+                f"{name}: the ranking was revised; scores by example, and what follows from them, are of its first version"
+            )
     if "protocol" not in left:
         said.append(f"{name}: the protocol is {PROTOCOL}, as none was chosen")
     protocol = left.pop("protocol", PROTOCOL)

@@ -14,8 +14,9 @@ from cli_world import CUSTODIANS, World, kinds, new_round, person, world
 from commands import Run, done, refused
 from sqlalchemy import select
 
+import acclimate
 from acclimate import client as actors
-from acclimate import projection, verify
+from acclimate import projection, report_data, verify
 from acclimate.publisher import gather
 from acclimate.store import log_entries
 from acclimate_competitions import definition, digests
@@ -146,6 +147,10 @@ def test_a_stranger_recomputes_every_version(tmp_path: Path) -> None:
     checks = {check.name: check for check in report.checks}
     assert checks["versions"].where == "2 versions; in force is version 2: mislabelled"
     assert checks["ranking"].status == checks["published"].status == "ok"
+    # Scores by example are of the first version, and whoever reads them is told so.
+    assert any("revised" in note for note in acclimate.rank(items=bundle, missing="exclude")["notes"])
+    (found,) = report_data.read(bundle, options={})
+    assert any("revised" in note for note in found.notes)
 
 
 def change(name: str, edit: Callable[[dict], Any]) -> Callable[[Path], None]:

@@ -39,7 +39,7 @@ def test_a_backup_key_goes_to_no_folder_that_is_not_there(tmp_path: Path) -> Non
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("name", ["q?mark", "~nobody-of-this-name/x", "nul\0"])
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "nul\0"])
 def test_a_data_folder_that_no_path_can_name_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(Refusal) as caught:
         config.load(Path(name) if name.startswith("~") else tmp_path / name, environ={})
