@@ -56,6 +56,7 @@ class Settings:
         quorum: how many of them a checkpoint needs.
         entrants: whether entrants register freely, or need an invitation.
         metrics: whether the API has /metrics, for whoever reaches it.
+        clock_behind: seconds by which the database's clock may be behind the log's newest record.
         drain: seconds in which a stopping API still answers, so that whoever sends it callers notices.
         log_level: the least that is logged.
         log_file: file of a process's log lines, with rotation; None for standard error.
@@ -85,6 +86,7 @@ class Settings:
     quorum: int
     entrants: Literal["open", "invited"]
     metrics: Literal["on", "off"]
+    clock_behind: int
     drain: int
     log_level: str
     log_file: Path | None
@@ -183,6 +185,11 @@ SETTINGS: dict[str, Setting] = {
         setting_values.one_of("on", "off"),
         lambda data: "off",
         "whether the API has /metrics, for whoever reaches it: on or off",
+    ),
+    "clock_behind": Setting(
+        setting_values.integer(0, 10**9),
+        lambda data: 3600,
+        "seconds by which the database's clock may be behind the log's newest record",
     ),
     "drain": Setting(setting_values.integer(0, 300), lambda data: 0, "seconds in which a stopping API still answers"),
     "log_level": Setting(setting_values.one_of(*LEVELS), lambda data: "info", "the least that is logged"),

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import text
 
 from acclimate import facts as numbers
-from acclimate import migrations
+from acclimate import migrations, sqlite_urls
 from acclimate.config import Settings
 from acclimate.cosignature_collector import CosignatureCollector
 from acclimate.metrics import Seen
@@ -30,7 +31,8 @@ PATIENCE = 1.0
 """Seconds that a caller waits for a look that has begun; after it the check that hangs is named."""
 COSIGNED_WITHIN = 60.0
 """Seconds after which an entry should be in a checkpoint that a quorum cosigned."""
-_WARNINGS = frozenset({"clock", "witnesses", "machines"})
+_TOLD = frozenset({"witnesses", "machines"})
+"""Checks that are no reason not to serve."""
 _WORKING = ("open", "closed", "opened")
 """Phases in which there is work for a dispatcher."""
 _KEPT, _BLOBS_KEPT, _STALE = 1.0, 10.0, 8.0
@@ -127,7 +129,7 @@ class Health:
         """The state as metrics show it."""
         state = self.state()
         # What is no reason not to serve has metrics of its own.
-        checks = {name: name not in state.reasons for name in CHECKS if name not in _WARNINGS} | {
+        checks = {name: name not in state.reasons for name in CHECKS if name not in _TOLD} | {
             "stopping": not self.stopping.is_set()
         }
         return Seen(state.facts, state.offset, state.free, checks)
@@ -165,7 +167,7 @@ class Health:
 
         def space() -> str:
             found["free"] = self._blobs[1]
-            free = [shutil.disk_usage(self._settings.data).free, found["free"]]
+            free = [*(shutil.disk_usage(place).free for place in self._places()), found["free"]]
             return "less than 64 MiB are free" if any(left is not None and left < SPARE_BYTES for left in free) else ""
 
         check("database", offset)
@@ -173,6 +175,7 @@ class Health:
             check("schema", self._same_schema)
             check("installation", self._same_installation)
             check("log", log)
+            check("clock", self._loggable)
         check("blobs", self._probe)
         check("space", space)
         told["clock"] = numbers.clock_warning(found["offset"] or 0.0)
@@ -195,6 +198,17 @@ class Health:
             reason = pools.idle(tx) if any(rounds.get(phase) for phase in _WORKING) else ""
         self._say("machines", "infeasible" if reason else "", reason)
         return reason
+
+    def _loggable(self) -> str:
+        """That a record could be logged now, by the rule of Tx.append."""
+        with self._store.snapshot() as tx:
+            tx.next_record()
+        return ""
+
+    def _places(self) -> list[Path]:
+        """Folders in which this process, or its database, writes."""
+        url = self._settings.database
+        return [self._settings.data, *([sqlite_urls.file(url).parent] if sqlite_urls.is_one(url) else [])]
 
     def _same_schema(self) -> str:
         """That nobody has upgraded the database under this process."""
@@ -241,6 +255,6 @@ class Health:
         if self._said.get(name, "") != code:
             self._said[name] = code
             level, event = (logging.WARNING, "not ready") if code else (logging.INFO, "ready again")
-            if name in _WARNINGS:
+            if name in _TOLD:
                 event = "needs a look" if code else "well again"
             _log.log(level, "%s: %s", event, reason or name, extra={"facts": {"check": name, "reason": reason or None}})

@@ -179,7 +179,7 @@ class Store:
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine, place, clocks=Clocks() if clock is None else None)
+        return cls(engine, place, clocks=Clocks(behind=settings.clock_behind) if clock is None else None)
 
     def fenced(self, check: Callable[["Tx"], None]) -> "Store":
         """This store for who may lose the right to write: each transaction that may begins with `check`, beside those there were."""
@@ -313,7 +313,7 @@ class Tx:
         """Log one record, if the round's rules allow it now.
 
         The receipt time is the database's clock, and never earlier than the entry before, so that times follow the order of
-        the log even where the clock was set back.
+        the log even where the clock was set back a little.
 
         Args:
             request: {type, round, fields} and, for signed ones, {by, sig}: what records.sign makes.
@@ -328,11 +328,8 @@ class Tx:
 
     def append_all(self, requests: Sequence[Mapping[str, Any]]) -> list[tuple[int, Record]]:
         """Log one record or more, as append does, under one receipt time; none where one of them is refused."""
-        first, before_it = self.tip or self._tip()
-        now = self.now()
-        if self.store.clocks is not None:
-            self.store.clocks.check(now)
-        at, added, rows = max(now, before_it), list[tuple[int, Record]](), list[dict[str, Any]]()
+        first, at = self.next_record()
+        added, rows = list[tuple[int, Record]](), list[dict[str, Any]]()
         folded: dict[str, _Folded] = {}
         for index, request in enumerate(requests, start=first):
             record = _record(request, at)
@@ -354,6 +351,18 @@ class Tx:
         self.folded |= folded
         self.tip = first + len(rows), at
         return added
+
+    def next_record(self) -> tuple[int, datetime]:
+        """The log index and the time that a record would get now.
+
+        Raises:
+            Refusal: busy, where the clock can't be right: nothing may be logged by it.
+        """
+        first, before_it = self.tip or self._tip()
+        now = self.now()
+        if self.store.clocks is not None:
+            self.store.clocks.check(now, last=before_it if first else None)
+        return first, max(now, before_it)
 
     def append_once(self, request: Mapping[str, Any]) -> tuple[int, Record, bool]:
         """Like append, but a record whose statement the log already holds is answered with the one that stands there.

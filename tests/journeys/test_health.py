@@ -16,6 +16,7 @@ from live import Live
 
 from acclimate import facts, metrics
 from acclimate.api import lane
+from acclimate.clocks import Clocks
 
 __all__ = ["served"]
 
@@ -57,6 +58,16 @@ def test_a_log_that_is_not_signed_makes_the_server_unready(served: Live, monkeyp
     assert "without a checkpoint" in answer.json()["checks"]["log"]
     text = served.anyone().get("/metrics").text
     assert "acclimate_log_unsigned_entries 1.0" in text and 'acclimate_check_ok{check="log"} 0.0' in text
+
+
+def test_a_server_that_can_log_nothing_for_its_clock_is_not_ready(served: Live) -> None:
+    assert served.anyone().get("/readyz").status_code == 200
+    # The test's clock is months ahead of this machine's.
+    served.store.clocks = Clocks()
+    answer = until(lambda: (got := served.anyone().get("/readyz")).status_code == 503 and got)
+    assert answer.json()["checks"]["clock"] == "busy"
+    served.store.clocks = None
+    until(lambda: served.anyone().get("/readyz").status_code == 200)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import sqlite3
 import threading
 import time
 from contextlib import closing
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -108,6 +109,27 @@ def test_nothing_is_logged_by_a_clock_that_can_not_be_right(settings, tmp_path):
         store.clocks = Clocks()
         with store.transaction() as tx:
             assert tx.append(request)[0] == 0
+
+
+@pytest.mark.parametrize("hours", [25, 72])
+def test_nothing_is_logged_by_a_clock_that_is_far_behind_the_log(settings, tmp_path, clock, hours):
+    """What comes late would get the newest record's time, and be in time."""
+    clock.now = datetime.now(UTC) + timedelta(hours=hours)
+    with closing(Store.open(settings, clock=clock)) as ahead:
+        request = rounds_made.request(ahead.blobs, tmp_path / "made")
+        identity.begin(settings, ahead)
+        with ahead.transaction() as tx:
+            tx.append(request)
+    void = records.sign("RoundVoided", request["round"], {"reason": "a mistake"}, key=rounds_made.key("organizer"))
+    with closing(Store.open(settings)) as store:
+        with pytest.raises(Refusal, match="caught up") as caught, store.transaction() as tx:
+            tx.append(void)
+        assert caught.value.code == "busy"
+        with store.snapshot() as tx:
+            assert tx.size() == 1
+    # An operator says so.
+    with closing(Store.open(replace(settings, clock_behind=10**6))) as store, store.transaction() as tx:
+        assert tx.append(void)[1].at == clock.now
 
 
 def _stage_with_result(store):

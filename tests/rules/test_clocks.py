@@ -1,10 +1,10 @@
 """A reading of the database's clock that can't be right is refused before anything is logged by it."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from acclimate.clocks import APART, LEAP, Clocks, since_boot
+from acclimate.clocks import APART, BEHIND, LEAP, Clocks, since_boot
 from acclimate_competitions.errors import Refusal
 
 START = 1_800_000_000.0
@@ -61,6 +61,17 @@ def test_a_clock_that_leaps_and_takes_this_machines_with_it(hands):
     hands.refuses("began")
     hands.clocks = Clocks(machine=lambda: hands.now, steady=lambda: hands.passed)
     hands.check()
+
+
+def test_a_clock_that_is_behind_the_log(hands):
+    now = datetime.fromtimestamp(START, UTC)
+    for behind in (0, 5, BEHIND):
+        hands.clocks.check(now, last=now + timedelta(seconds=behind))
+    for behind in (BEHIND + 1, 25 * 3600, 3 * LEAP):
+        with pytest.raises(Refusal, match="caught up") as caught:
+            hands.clocks.check(now, last=now + timedelta(seconds=behind))
+        assert caught.value.code == "busy" and "clock_behind" in caught.value.hint
+    hands.clocks.check(now, last=None)
 
 
 def test_the_machines_own_clocks_agree():
