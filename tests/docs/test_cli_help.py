@@ -135,3 +135,8 @@ def test_the_version_is_the_packages() -> None:
     from acclimate import __version__
 
     assert acclimate("--version").stdout == f"acclimate {__version__}\n"
+
+
+def test_a_count_beyond_all_sense_is_refused_before_anything_is_made_of_it() -> None:
+    done = acclimate("plan", "digits", "--entries", "99999999999999")
+    assert done.returncode == 2 and "--entries" in done.stderr

@@ -44,7 +44,9 @@ def mirror(
     log_key: LogKey = None,
     every: Annotated[
         int | None,
-        typer.Option("--every", min=1, help="Go on, and look again after so many seconds.", metavar="SECONDS"),
+        typer.Option(
+            "--every", min=1, max=10**9, help="Go on, and look again after so many seconds.", metavar="SECONDS"
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

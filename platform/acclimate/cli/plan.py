@@ -30,7 +30,8 @@ Address = Annotated[
 ]
 _SHOWN, _WIDTH = 10, 40
 Entries = Annotated[
-    int | None, typer.Option("--entries", min=1, help="Plan for so many entries; else the round's, else 1.")
+    int | None,
+    typer.Option("--entries", min=1, max=1_000_000, help="Plan for so many entries; else the round's, else 1."),
 ]
 
 
