@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import time
 
 import pyarrow as pa
 import pytest
@@ -57,10 +56,9 @@ def test_what_is_no_expression_to_extract_by_is_named(pattern, says):
 
 
 def test_an_expression_that_would_take_others_forever_takes_no_time():
-    began = time.process_time()
+    # With a backtracking engine neither would end before the timeout that every test has.
     assert found("a" * 60_000 + "b", extract="^((?:a+)+)$") == [None]
     assert found("a" * 10**6, extract="(?:a|a)*(?:a|a)*(?:a|a)*(c)") == [None]
-    assert time.process_time() - began < 60
 
 
 def test_a_text_that_is_the_target_scores_one_and_one_without_an_answer_zero():
