@@ -220,7 +220,7 @@ def _main(main: Sequence[Sequence[Played]]) -> list[str]:
     lines = [
         "## Agreement between tasks",
         "",
-        f"24 entrants of unequal practice, six tasks, {len(main)} repetitions of two rounds. Mean Kendall tau-b over the 15 pairs of tasks {verdict}.",
+        f"24 entrants of unequal practice, six tasks, {_repetitions(len(main))}. Mean Kendall tau-b over the 15 pairs of tasks {verdict}.",
         "",
         "| | mean tau-b | 95 % interval |",
         "| --- | --- | --- |",
@@ -272,12 +272,18 @@ def _main(main: Sequence[Sequence[Played]]) -> list[str]:
     return [*lines, ""]
 
 
+def _repetitions(count: int) -> str:
+    if count == 1:
+        return "one repetition of two rounds, so that the intervals know nothing of how repetitions differ"
+    return f"{count} repetitions of two rounds"
+
+
 def _controls(controls: Sequence[tuple[play.Part, Sequence[Played]]], whole: Sequence[Played]) -> list[str]:
     twelve = [spec.name for spec in play.specs(play.Part("", 1, entrants=12))]
     lines = [
         "## Controls",
         "",
-        "Twelve entrants, one repetition, two rounds each. One repetition each: they show directions, not sizes. A dose is a number of steps of the",
+        "Twelve entrants, one repetition, its first round. One repetition each: they show directions, not sizes. A dose is a number of steps of the",
         "mandated preparation. Its models are those of the first rows: the same twelve in repetition 1, where all had 150 steps.",
         "",
         "| control, round | direct | prepared | … of halves | ceiling | first component, null | with capacity |",

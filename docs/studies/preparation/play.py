@@ -83,13 +83,16 @@ class Part:
 def parts() -> list[Part]:
     """In the order in which they are played: what is there early is worth reading by itself."""
     controls = [
-        Part("equal practice", 1, entrants=12, practice="even"),
-        Part("no practice", 1, entrants=12, practice="none"),
-        Part("honest entrants alone", 1, entrants=12, practice="honest"),
-        *(Part(f"dose {epochs * STEPS_AN_EPOCH}", 1, entrants=12, epochs=epochs) for epochs in DOSES),
+        Part("equal practice", 1, entrants=12, practice="even", rounds=ROUNDS[:1]),
+        Part("no practice", 1, entrants=12, practice="none", rounds=ROUNDS[:1]),
+        Part("honest entrants alone", 1, entrants=12, practice="honest", rounds=ROUNDS[:1]),
+        *(
+            Part(f"dose {epochs * STEPS_AN_EPOCH}", 1, entrants=12, epochs=epochs, rounds=ROUNDS[:1])
+            for epochs in DOSES
+        ),
     ]
     main = [Part(f"repetition {number}", number) for number in range(1, REPETITIONS + 1)]
-    return [main[0], *controls, *main[1:]]
+    return [main[0], controls[0], *main[1:3], *controls[1:], *main[3:]]
 
 
 def specs(part: Part) -> list[Spec]:
