@@ -19,7 +19,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -103,6 +104,13 @@ class Play:
         self.id = ""
         self._told = 0
         self._said: defaultdict[str, set[str]] = defaultdict(set)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for actor in {id(one): one for one in (self.organizer, *self.custodians, *self.entrants.values())}.values():
+            actor.client.close()
 
     def _actor(self, name: str, role: str) -> Actor:
         return Actor(self.data / "actors" / name, self.servers.url, role=role, invite=self._invite)
@@ -407,12 +415,11 @@ def play(data: Path, *, runner: str, say: Say, console: Console) -> Result:
             progress=_counting(bar, task, say=say, console=console),
         )
     lap("make the models")
-    with demo_servers.Servers(data / "server", runner=runner) as servers:
+    with demo_servers.Servers(data / "server", runner=runner) as servers, connection.Client(servers.url) as anybody:
         lap("start the servers")
-        show = Play(data, servers, models, say=say, console=console)
-        state = show.play()
+        with Play(data, servers, models, say=say, console=console) as show:
+            state = show.play()
         lap("play the round")
-        anybody = connection.Client(servers.url)
         folder_ = data / "rounds" / state.id
         folder_.mkdir(parents=True, exist_ok=True)
         bundle = demo_outcome.fetch_bundle(anybody, state, folder_)

@@ -99,7 +99,7 @@ def test_numbers_are_those_of_the_scores(
     monkeypatch.setattr(analyse, "REPLICATES", 100)
     means = [kept(play, tmp_path, which, spread=0.4) for which in play.ROUNDS]
     text = analyse.page(tmp_path)
-    assert "**Partial: 2 of 24 rounds have been played, 1 of 5 repetitions are whole.**" in text
+    assert "**Partial: 2 of 17 rounds have been played, 1 of 5 repetitions are whole.**" in text
     assert "rises with the mandated preparation" in text
     expected = {
         protocol: np.mean(
@@ -159,7 +159,7 @@ def test_a_dose_stands_beside_the_same_twelve_with_the_usual_one(
 
 
 def test_nothing_played_is_said(analyse: ModuleType, tmp_path: Path) -> None:
-    assert "**Partial: 0 of 24 rounds have been played" in analyse.page(tmp_path)
+    assert "**Partial: 0 of 17 rounds have been played" in analyse.page(tmp_path)
     assert "<svg" in analyse.plot(tmp_path)
 
 

@@ -81,7 +81,7 @@ class Part:
 
 
 def parts() -> list[Part]:
-    """In the order in which they are played: what is there early is worth reading by itself."""
+    """In the order in which they are played and shown."""
     controls = [
         Part("equal practice", 1, entrants=12, practice="even", rounds=ROUNDS[:1]),
         Part("no practice", 1, entrants=12, practice="none", rounds=ROUNDS[:1]),
@@ -92,7 +92,7 @@ def parts() -> list[Part]:
         ),
     ]
     main = [Part(f"repetition {number}", number) for number in range(1, REPETITIONS + 1)]
-    return [main[0], controls[0], *main[1:3], *controls[1:], *main[3:]]
+    return [*main, *controls]
 
 
 def specs(part: Part) -> list[Spec]:
@@ -201,10 +201,10 @@ def play(part: Part, which: str, data: Path, *, models: Path, say: Say, wanted: 
     names = lineup.make(models, built, processes=os.cpu_count() or 1, specs=wanted)
     if not (data / "models").exists():
         (data / "models").symlink_to(models.resolve())
-    with demo_servers.Servers(data / "server", runner="local") as servers:
-        show = demo.Play(data, servers, names, say=say, console=console, prefix=which)
-        state = show.play()
-        ranking = demo_outcome.fetch_bundle(connection.Client(servers.url), state, data) / "ranking.json"
+    with demo_servers.Servers(data / "server", runner="local") as servers, connection.Client(servers.url) as anybody:
+        with demo.Play(data, servers, names, say=say, console=console, prefix=which) as show:
+            state = show.play()
+        ranking = demo_outcome.fetch_bundle(anybody, state, data) / "ranking.json"
     return {
         "round": state.id,
         "ranking": digests.of_json(json.loads(ranking.read_text("utf-8"))),
