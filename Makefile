@@ -33,7 +33,7 @@ test-all: install
 bench: install
 	PYTHONPATH=tests/journeys:tests/simulation $(BIN)/python tests/benchmarks/measure.py
 
-# Hours; what is there is not made again (docs/studies/preparation).
+# Over an hour; what is there is not made again (docs/studies/preparation).
 study: install
 	$(BIN)/python docs/studies/preparation/play.py --data study-data
 	$(BIN)/python docs/studies/preparation/analyse.py
