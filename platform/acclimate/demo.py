@@ -319,6 +319,9 @@ class Play:
                     bar.update(task, completed=done, total=len(stages) or None)
                     self._tell(what, stages)
                 time.sleep(LOOK)
+        if kinds:
+            # The last ones end the phase: the look before it did not see them done.
+            self._tell(what, [s for s in self.organizer.client.stages(self.id) if s["kind"] in kinds])
 
     def _tell(self, what: str, stages: list[dict[str, Any]]) -> None:
         """Say which entries are done, where nobody sees the bar."""
