@@ -87,6 +87,8 @@ def compare(one: str | None, other: str | None, source: Source, options: Compare
     for name in (one, other):
         if name is not None and name not in found.entrants:
             hint = f"there are {listed(found.entrants, most=40)}"
+            if name in getattr(source, "baselines", ()):
+                hint = f"{name!r} is a baseline of the round, and baselines can't be compared; {hint}"
             raise Refusal("scores_invalid", f"nobody is called {name!r}", hint=hint)
     if one is not None and one == other:
         raise Refusal("scores_invalid", f"{one!r} can't be compared with itself", hint="name two entrants")

@@ -43,6 +43,7 @@ class Round:
         public_data: whether the definition says that the data were public before; None where it is not known.
         linked: what ties it to other rounds; None where it is not known.
         revised: whether its ranking is a later version, of which there are no scores by example.
+        aggregate: how its ranking makes one score of several tasks.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Round:
     public_data: bool | None = None
     linked: Linked | None = None
     revised: bool = False
+    aggregate: str = "mean"
 
 
 def opened(source: Source, options: Any, *, rounds_are_sets: bool = False) -> tuple[Source, Any]:
@@ -69,7 +71,7 @@ def opened(source: Source, options: Any, *, rounds_are_sets: bool = False) -> tu
     if isinstance(source, str | Path) and is_bundle(Path(source)):
         source = Bundle(Path(source))
     if isinstance(source, Bundle):
-        return chosen([of_bundle(source.path)], f"the bundle {source.path.name}", (), options)
+        return chosen([of_bundle(source.path)], f"the bundle {source.path.name!r}", (), options)
     if hasattr(source, "example_table"):
         wanted = options.get("protocol", PROTOCOL)
         if wanted not in ("direct", "prepared"):
@@ -122,8 +124,10 @@ def of_tracked(found: Any, protocol: str) -> list[Round]:
         table = found.example_table(rounds=[name], protocol=protocol).select(COLUMNS)
         ranking = found.ranking[found.ranking["round"] == name]
         baselines = frozenset(ranking[ranking["baseline"]]["entrant"])
-        own = tracked_rows.metrics_of(found.tracked[name].tags)
-        parts.append(Round(name, table, own, baselines, linked=found.linked(name)))
+        tags = found.tracked[name].tags
+        own = tracked_rows.metrics_of(tags)
+        aggregate = (tracked_rows.policy_of(tags) or {}).get("aggregate", "mean")
+        parts.append(Round(name, table, own, baselines, linked=found.linked(name), aggregate=aggregate))
     return parts
 
 
@@ -188,6 +192,7 @@ def of_bundle(path: Path) -> Round:
         competition.data_is_public,
         linked,
         revised,
+        competition.ranking.aggregate,
     )
 
 
@@ -241,6 +246,10 @@ def chosen(
         if wanted and set(wanted) <= set(_values(table, "task")):
             table = table.filter(pc.is_in(table["task"], pa.array(list(wanted), pa.string())))
         table = _of_metrics(table, one, metric, said, name=name)
+        if one.aggregate != "mean" and len(_values(table, "task")) > 1:
+            said.append(
+                f"{name}: the published ranking of {one.name} is by {one.aggregate} over its tasks; means over tasks, and ranks by them, are others"
+            )
         gone |= one.baselines & set(_values(table, "entrant"))
         table = table.filter(pc.invert(pc.is_in(table["entrant"], pa.array(sorted(one.baselines), pa.string()))))
         parts.append(table.add_column(0, "round", pa.repeat(pa.scalar(one.name, pa.string()), len(table))))
@@ -260,7 +269,7 @@ def chosen(
     if len(_values(table, "metric")) > 1:
         said.append(f"{name}: each task by its own metric, of {listed(_values(table, 'metric'))}")
         table = table.drop_columns(["metric"])
-    return Named(table, name, tuple(said), mixed=len(scales) > 1), left
+    return Named(table, name, tuple(said), mixed=len(scales) > 1, baselines=frozenset(gone)), left
 
 
 def _of_metrics(table: pa.Table, one: Round, metric: str | None, notes: list[str], *, name: str) -> pa.Table:

@@ -132,7 +132,7 @@ def load_rounds(tracking_uri: str, competition: str, rounds: Sequence[str] | Non
     table = pandas.DataFrame(described, columns=list(_ROUNDS))
     ranking, scores, preparations, entries = frames
     links = [_linked(name, table, entries, ranking) for name in found]
-    notes = [*_notes(table), *round_links.notes(links)]
+    notes = [*_notes(table), *_revisions(found), *round_links.notes(links)]
     return Rounds(competition, table, ranking, scores, preparations, entries, tuple(notes), found)
 
 
@@ -180,6 +180,15 @@ def _described(name: str, tags: Mapping[str, str], entries: int) -> Row:
         "entries": entries,
         "ranked": "acclimate.ranking_digest" in tags,
     }
+
+
+def _revisions(found: Mapping[str, tracking.Tracked]) -> list[str]:
+    versions = {name: int(one.tags.get("acclimate.version", "1")) for name, one in found.items()}
+    return [
+        f"the ranking of {name} was revised: ranking and scores by example are of version {number}, the newest in MLflow"
+        for name, number in versions.items()
+        if number > 1
+    ]
 
 
 def _notes(table: "pd.DataFrame") -> list[str]:

@@ -191,7 +191,7 @@ def _direction(metric: str) -> str:
 
 
 def _bundle(path: Path, options: Mapping[str, Any]) -> RoundScores:
-    made = of_round(item_sources.of_bundle(path), options=options, label=f"the bundle {path.name}")
+    made = of_round(item_sources.of_bundle(path), options=options, label=f"the bundle {path.name!r}")
     if made.private:
         return made
     said = "the bundle was read, not verified: acclimate verify does that"

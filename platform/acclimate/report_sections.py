@@ -226,7 +226,9 @@ def _agreement(found: RoundScores, effects: Mapping[str, stability.Effect]) -> S
         "tasks": tasks,
         "effects": {name: asdict(effect) for name, effect in effects.items()},
     }
-    return Section("agreement", title, f"Tasks agree: {'; '.join(parts)}.", caveats, svg, tuple(tables), numbers)
+    return Section(
+        "agreement", title, f"How far tasks agree: {'; '.join(parts)}.", caveats, svg, tuple(tables), numbers
+    )
 
 
 def _significance(found: RoundScores, items: Items, *, seed: int) -> Section:

@@ -128,12 +128,14 @@ class Named:
         name: how refusals call it.
         notes: what was taken for what.
         mixed: whether its sets are of metrics of several scales, which no mean may join.
+        baselines: of a round, who was left out as one.
     """
 
     table: pa.Table
     name: str
     notes: tuple[str, ...] = ()
     mixed: bool = False
+    baselines: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

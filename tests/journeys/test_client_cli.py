@@ -18,9 +18,30 @@ from scripted import BUSY, SERVER, scripted
 from waiting import WITHIN
 
 from acclimate import keys, log
-from acclimate_competitions import digests, records
+from acclimate.cli import output
+from acclimate.client.holdouts import Seen, require_disjoint
+from acclimate_competitions import corrections, digests, records
+from acclimate_competitions.errors import Refusal
 
 NOW = datetime(2027, 3, 1, 12, tzinfo=UTC)
+
+
+def test_a_problem_that_the_sentence_has_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    document = {"v": 1, "metrics": {"digit": "none"}, "targets": 1, "void": 2, "nonce": "x"}
+    for count, wrong in ((3, document), (1, {**document, "targets": {}, "void": {}})):
+        with pytest.raises(Refusal) as caught:
+            corrections.parse(wrong)
+        output.complain(caught.value, as_json=True)
+        shown = capsys.readouterr()
+        problems = json.loads(shown.out)["error"]["problems"]
+        assert len(problems) == count
+        assert [shown.err.count(problem) for problem in problems] == [1] * count
+    holdout = Seen("digits-1", "PUBLISHED", "kept digests", "", ("digit: e1 is there", "digit: e2 is there"))
+    with pytest.raises(Refusal) as caught:
+        require_disjoint([holdout])
+    output.complain(caught.value, as_json=False)
+    said = capsys.readouterr().err
+    assert [said.count(word) for word in ("e1 is there", "e2 is there")] == [1, 1]
 
 
 def test_a_custodians_keys_are_safe_and_its_document_is_complete(acclimate: Run, tmp_path: Path) -> None:

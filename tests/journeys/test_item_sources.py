@@ -205,6 +205,46 @@ def test_a_bundle_is_ranked_as_its_published_ranking(bundle: Path) -> None:
     assert command("stability", "--bundle", bundle, "--missing", "worst", "--json")[0] == 0
 
 
+def test_a_baseline_of_a_round_can_not_be_compared_and_the_hint_says_so(
+    bundle: Path, rounds: tuple[str, RoundData]
+) -> None:
+    both = {"untrained": acclimate.load_rounds(rounds[0], "digits", NAMES[0]), "majority": bundle}
+    for baseline, source in both.items():
+        with pytest.raises(Refusal) as caught:
+            acclimate.compare(baseline, "nobody", items=source)
+        assert caught.value.hint.startswith(f"{baseline!r} is a baseline of the round, and baselines can't be compared")
+        with pytest.raises(Refusal) as caught:
+            acclimate.compare("nobody", baseline, items=source)
+        assert "baseline" not in caught.value.hint
+
+
+def test_a_bundle_is_called_by_its_quoted_name(bundle: Path) -> None:
+    found = acclimate.rank(items=bundle, missing="worst")
+    assert "the bundle 'bundle': the protocol is prepared, as none was chosen" in found["notes"]
+
+
+def test_a_round_that_is_ranked_by_ranks_says_that_means_rank_otherwise(tmp_path: Path) -> None:
+    plain = made(entrants=SKILL, examples=20, losses=0)
+    for aggregate in ("win_rate", "mean_rank", "mean"):
+        policy = replace(plain.competition.ranking, aggregate=aggregate)
+        names = [entry.entrant for entry in plain.entries]
+        assert plain.scores is not None
+        ranked = ranking.rank(plain.scores, tasks=plain.competition.tasks, policy=policy, entrants=names).document()
+        competition = replace(plain.competition, ranking=policy)
+        round_id = f"digits-{aggregate.replace('_', '-')}-0123456789ab"
+        data = replace(plain, name=aggregate, round=round_id, competition=competition, ranking=ranked, stages=())
+        uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+        tracking.publish_round(uri, tmp_path / "artifacts", data)
+        where = ("rank", "--tracking-uri", uri, "--competition", "digits", "--round", aggregate)
+        code, found, _ = command(*where, "--json")
+        said = f"the published ranking of {aggregate} is by {aggregate} over its tasks; means over tasks"
+        assert code == 0
+        assert any(said in note for note in found["notes"]) == (aggregate != "mean")  # type: ignore[attr-defined]
+        assert (said in CliRunner().invoke(app, list(where)).output) == (aggregate != "mean")
+        one = command(*where, "--tasks", "prime", "--json")[1]
+        assert not any("published ranking" in note for note in one["notes"])  # type: ignore[attr-defined]
+
+
 def test_two_rounds_of_one_definition_keep_their_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields, found = rounds_made.defined_fields, []
     for name in ("spring", "autumn"):

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from projected import made
 
 import acclimate
 from acclimate import tracking
 from acclimate.tracking import RoundData
+from acclimate_competitions import ranking, tables
 from acclimate_competitions.errors import Refusal
 
 SKILL = {"amber-fox": 0.9, "blue-whale": 0.6, "cat": 0.4, "untrained": 0.1}
@@ -82,6 +84,33 @@ def test_unknown_rounds_and_competitions_are_refused_with_what_there_is(uri: str
     with pytest.raises(Refusal, match="no round of competition 'letters'") as caught:
         acclimate.load_rounds(uri, "letters")
     assert (caught.value.code, caught.value.hint) == ("round_unknown", "it has rounds of: digits")
+
+
+def test_a_revised_round_has_the_scores_of_its_newest_version_and_says_so(tmp_path: Path) -> None:
+    uri, data = f"sqlite:///{tmp_path / 'mlflow.db'}", replace(made(entrants=SKILL, examples=20, losses=0), stages=())
+    tracking.publish_round(uri, tmp_path / "artifacts", data)
+    assert not [note for note in acclimate.load_rounds(uri, "digits").notes if "revised" in note]
+    assert data.scores is not None
+    # Judged the other way round: right is wrong, so that the last one is the first.
+    rows = [{**row, "score": 1.0 - row["score"]} for row in data.scores.to_pylist()]
+    scores = pa.Table.from_pylist(rows, schema=tables.SCORES)
+    names = [entry.entrant for entry in data.entries]
+    ranked = ranking.rank(scores, tasks=data.competition.tasks, policy=data.competition.ranking, entrants=names)
+    tracking.publish_round(
+        uri, tmp_path / "artifacts", replace(data, scores=scores, ranking=ranked.document(), revision=1)
+    )
+    found = acclimate.load_rounds(uri, "digits")
+    (said,) = [note for note in found.notes if "revised" in note]
+    assert said.startswith("the ranking of 2027-1 was revised: ranking and scores by example are of version 2")
+    by_examples = acclimate.rank(items=found)
+    assert said in by_examples["notes"]
+    published = {row["entrant"]: (row["rank"], row["score"]) for row in ranked.document()["ranking"]}
+    for row in by_examples["ranking"]:
+        assert (row["rank"], row["score"]) == (
+            published[row["entrant"]][0],
+            pytest.approx(published[row["entrant"]][1]),
+        )
+    assert by_examples["ranking"][0]["entrant"] == "cat"
 
 
 def test_a_round_without_a_ranking_is_noted(tmp_path: Path) -> None:

@@ -138,6 +138,9 @@ def test_what_the_data_cannot_carry_is_said():
     assert "one task" in sections["agreement"]["sentence"]
     _, document = made(rows_of(["ann", "bob"], protocols=("prepared",)))
     assert "one protocol" in document["rounds"][0]["sections"]["preparation"]["sentence"]
+    assert document["rounds"][0]["sections"]["agreement"]["sentence"].startswith(
+        "How far tasks agree: prepared, mean tau-b"
+    )
     assert "both protocols" in document["rounds"][0]["sections"]["slope"]["sentence"]
 
 

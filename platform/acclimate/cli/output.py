@@ -56,7 +56,9 @@ def complain(refusal: Refusal, *, as_json: bool) -> None:
     """Print a refusal: for people on stderr; with --json also as {"error": …} on stdout."""
     say(f"error: {refusal.sentence}")
     for problem in refusal.problems:
-        say(f"  {problem}")
+        # Of several problems many sentences end with the first.
+        if not f" {refusal.sentence}".endswith(f" {problem}"):
+            say(f"  {problem}")
     if refusal.hint:
         say(f"hint: {refusal.hint}")
     if as_json:
