@@ -32,9 +32,9 @@ class LocalRunner:
         self._attempts: dict[str, Watched] = {}
 
     def machines(self) -> tuple[Machine, ...]:
-        """This machine; its GPUs are not offered, nor is its memory set aside."""
+        """This machine, with all its memory; its GPUs are not offered."""
         # A job may need more than one CPU however few run at once.
-        return (Machine(_NAME, float(max(self.slots, os.cpu_count() or 1))),)
+        return (Machine(_NAME, float(max(self.slots, os.cpu_count() or 1)), memory=_memory()),)
 
     def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = _ONE_CPU) -> Watched:
         """Start an attempt, or adopt what an earlier process finished; returns at once."""
@@ -62,3 +62,11 @@ class LocalRunner:
         until = time.monotonic() + self._patience.end
         for attempt in self._attempts.values():
             attempt.join(max(0.0, until - time.monotonic()))
+
+
+def _memory() -> int:
+    """Main memory of this machine in bytes; 0 where the system doesn't say."""
+    try:
+        return max(0, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (ValueError, OSError):
+        return 0

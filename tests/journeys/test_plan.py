@@ -1,5 +1,6 @@
 """The pool as the API tells it, and `acclimate plan` against it."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from waiting import WITHIN
 from acclimate.client import Client
 from acclimate.lease import Lease
 from acclimate.store import pools, results, stages, timestamp
+from acclimate_runners.local import LocalRunner
 
 GPUS = {
     "name": "gpu-1.internal",
@@ -108,6 +110,19 @@ def test_a_plan_that_no_machine_can_ever_run_is_refused(served: Live, tmp_path: 
     assert error["code"] == "infeasible"
     assert error["sentence"].startswith("no machine has 1 CPU and 2 GPUs with accelerator=H100; the pool has machine-1")
     assert "hint: change [compute]" in done.stderr
+
+
+def test_memory_that_this_machine_has_not_is_refused_with_the_local_runner_too(served: Live, tmp_path: Path) -> None:
+    (machine,) = LocalRunner(tmp_path / "work", 2).machines()
+    assert machine.memory > 0
+    tell(served, dataclasses.asdict(machine), slots=2)
+    gib = machine.memory // 2**30 + 1
+    done = acclimate("plan", competition(tmp_path / "large", f'memory = "{gib}GiB"'), "--server", served.url, "--json")
+    assert done.returncode == 1
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "infeasible" and f"{gib} GiB of memory" in error["sentence"]
+    small = acclimate("plan", competition(tmp_path / "small", 'memory = "1MiB"'), "--server", served.url)
+    assert small.returncode == 0, small.stdout
 
 
 def test_a_plan_of_a_round_takes_its_definition_and_its_entrants(served: Live, tmp_path: Path) -> None:
