@@ -124,6 +124,15 @@ def _worst(found: Items, options: Mapping[str, Any]) -> float:
     return 1.0 if options.get("lower_is_better") else 0.0
 
 
+def role_columns(table: Columns) -> dict[str, str]:
+    """What each column is, by its name: role -> column, for the roles that there are."""
+    by_name: dict[str, str] = {}
+    for column in table.cells:
+        by_name.setdefault(column.lower(), column)
+    known = {role: [by_name[name] for name in names if name in by_name] for role, names in ROLES.items()}
+    return {role: columns[0] for role, columns in known.items() if columns}
+
+
 def sets_of(table: Columns) -> list[str]:
     """[rows] the set of each row; "" where no column names one."""
     return _sets(table, [])
@@ -131,14 +140,7 @@ def sets_of(table: Columns) -> list[str]:
 
 def _roles(table: Columns) -> dict[str, str]:
     """What each column is, by its name: role -> column."""
-    by_name: dict[str, str] = {}
-    for column in table.cells:
-        by_name.setdefault(column.lower(), column)
-    found: dict[str, str] = {}
-    for role, names in ROLES.items():
-        known = [by_name[name] for name in names if name in by_name]
-        if known:
-            found[role] = known[0]
+    found = role_columns(table)
     lacking = [f"{role}: one of {listed(ROLES[role])}" for role in _NEEDED if role not in found]
     score_tables.refuse(
         f"{table.name} is no table of scores by example: its columns are {listed(table.cells)}",

@@ -12,7 +12,15 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from acclimate import example_tables, foreign_results, measured_items, round_links, score_tables, tracked_rows
+from acclimate import (
+    example_tables,
+    foreign_results,
+    joined_items,
+    measured_items,
+    round_links,
+    score_tables,
+    tracked_rows,
+)
 from acclimate.round_links import Linked
 from acclimate.score_tables import Named, Source, listed
 from acclimate_competitions import measures, metrics
@@ -61,13 +69,16 @@ def opened(source: Source, options: Any, *, rounds_are_sets: bool = False) -> tu
     """A source as a table that `--items` takes, and the options that are left to be looked at there.
 
     Args:
-        source: rounds of `acclimate.load_rounds`, a Bundle, the path of a bundle or of another program's results; anything else is given back.
+        source: rounds of `acclimate.load_rounds`, a Bundle, the path of a bundle or of another program's results, or several tables, which are
+            joined; anything else is given back.
         options: protocol, metric and tasks choose what is taken of rounds.
         rounds_are_sets: of several rounds each is a set, not each of their tasks.
 
     Raises:
         Refusal: bundle_invalid, file_unreadable, holdout_private, scores_invalid.
     """
+    if isinstance(source, list | tuple):
+        source = joined_items.joined(source)
     if isinstance(source, str | Path) and is_bundle(Path(source)):
         source = Bundle(Path(source))
     if isinstance(source, Bundle):

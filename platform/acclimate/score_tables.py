@@ -23,7 +23,7 @@ from acclimate_competitions import bounds, reading
 from acclimate_competitions.errors import Refusal
 
 Source = Any
-"""A path, a pyarrow Table, a pandas DataFrame, or a Named."""
+"""A path, a pyarrow Table, a pandas DataFrame, a Named, or Columns as read."""
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-", "–"})
 """Cells that stand for nothing known, in small letters."""
@@ -50,15 +50,15 @@ class Columns:
     Attributes:
         name: how refusals call it.
         cells: column -> its cells, in the file's order; text of a CSV without blanks at its ends.
-        rows: what each row is called: its line in a CSV, else its number from 1.
-        unit: "line" or "row".
+        rows: what each row is called: its line in a CSV, else its number from 1; of several files with the file before it.
+        unit: "line" or "row"; "" where rows say it themselves.
         comma: whether numbers have a decimal comma.
         notes: what was taken for what.
     """
 
     name: str
     cells: dict[str, list[Any]]
-    rows: list[int]
+    rows: Sequence[int | str]
     unit: str
     comma: bool = False
     notes: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class Columns:
         return listed([self._at(place) for place in places], quoted=False)
 
     def _at(self, place: int) -> str:
-        return f"{self.unit} {self.rows[place]}"
+        return f"{self.unit} {self.rows[place]}".strip()
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,8 @@ def read(source: Source, *, name: str | None = None) -> Columns:
         return _file(path, name or str(path))
     if isinstance(source, pa.Table):
         return _arrow(source, name or "the table")
+    if isinstance(source, Columns):
+        return source
     if isinstance(source, Named):
         return dataclasses.replace(_arrow(source.table, source.name), notes=source.notes)
     if hasattr(source, "iloc"):  # pandas, which need not be installed

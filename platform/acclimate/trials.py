@@ -46,6 +46,7 @@ def evaluate(
     task: str | None = None,
     split: str = "validation",
     examples: Path | str | None = None,
+    entrant: str | None = None,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Evaluate a model as it is on a public split, as a round would on its holdout.
@@ -55,8 +56,10 @@ def evaluate(
         competition: a folder with competition.toml, splits/ and, where it fixes one, tokenizer.json.
         task: one task's name; None for all.
         split: a public split.
-        examples: where to write a Parquet file with one row an example: task, example, target, choices, loglikelihoods (natural, in
-            the order of choices, or one of the whole text), text (generated), metric, score, reason (why there is no score).
+        examples: where to write a Parquet file with one row an example: entrant, task, example, cluster, target, choices,
+            loglikelihoods (natural, in the order of choices, or one of the whole text), text (generated), metric, score, reason (why
+            there is no score). It is what `rank`, `compare` and `stability` take as items.
+        entrant: whose rows these are, in that file; None for the name of the model's folder.
         progress: called with (steps done, of how many, what is done).
 
     Returns:
@@ -71,6 +74,8 @@ def evaluate(
     began = time.monotonic()
     given = _Folder.opened(Path(competition), task, splits_=(_public(split),))
     out = None if examples is None else Path(examples)
+    if entrant is not None and not entrant.strip():
+        raise Refusal("request_invalid", "the entrant's name is blank", hint="--entrant NAME")
     if out is not None:
         files.require_replaceable(out, b"par1")
     with _shop(None, progress, what="the evaluation") as shop:
@@ -87,7 +92,7 @@ def evaluate(
                 predictions = tables.read(path, tables.PREDICTIONS)
             found[entry["task"]] = given.scored(entry["task"], rows[entry["task"]], predictions, shown)
     if out is not None:
-        _write_examples(shown, out)
+        _write_examples(shown, out, entrant=entrant or Path(model).resolve().name)
     return {**given.named(submitted), "split": split, "tasks": found, **_ran(outcome, began)}
 
 
@@ -275,7 +280,8 @@ class _Folder:
         # A text that is read as a whole has no target.
         targets = rows.column("target").to_pylist() if task.truth == "target" else [None] * rows.num_rows
         for row, score, target in zip(predictions.to_pylist(), scores.to_pylist(), targets, strict=True):
-            values = {"task": name, "example": row["example"], "target": target, "choices": list(task.choices)}
+            values = {"task": name, "example": row["example"], "cluster": score["cluster"], "target": target}
+            values |= {"choices": list(task.choices)}
             values |= {"loglikelihoods": row["loglikelihoods"], "text": row["text"], "metric": task.metric}
             shown.append({**values, "score": score["score"], "reason": score["reason"]})
         return {
@@ -446,14 +452,15 @@ def _place(
         raise files.failed(out, error) from error
 
 
-def _write_examples(rows: list[dict[str, Any]], path: Path) -> None:
+def _write_examples(rows: list[dict[str, Any]], path: Path, *, entrant: str) -> None:
     import pyarrow as pa
 
     text, numbers = pa.string(), pa.list_(pa.float64())
-    columns = {"task": text, "example": text, "target": text, "choices": pa.list_(text), "loglikelihoods": numbers}
-    columns |= {"text": text, "metric": text, "score": pa.float64(), "reason": text}
+    columns = {"entrant": text, "task": text, "example": text, "cluster": text, "target": text}
+    columns |= {"choices": pa.list_(text), "loglikelihoods": numbers, "text": text}
+    columns |= {"metric": text, "score": pa.float64(), "reason": text}
     schema = pa.schema(list(columns.items()))
     with tempfile.TemporaryDirectory(prefix="acclimate-") as folder:
         draft = Path(folder) / "examples.parquet"
-        tables.write(pa.Table.from_pylist(rows, schema=schema), draft)
+        tables.write(pa.Table.from_pylist([{"entrant": entrant, **row} for row in rows], schema=schema), draft)
         files.write(path, draft.read_bytes(), mode=0o644)

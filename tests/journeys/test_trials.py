@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
@@ -136,6 +137,8 @@ def test_an_evaluation_at_home_is_the_rounds(at_home: Path, tmp_path: Path) -> N
     for task, choices in tiny.TASKS.items():
         split = tables.read(at_home / "competition/splits" / task / "validation.parquet").to_pylist()
         mine = [row for row in rows if row["task"] == task]
+        assert [row["cluster"] for row in mine] == [row["cluster"] for row in split]
+        assert {row["entrant"] for row in mine} == {"model"}
         assert [(row["example"], row["target"]) for row in mine] == [(row["example"], row["target"]) for row in split]
         right = [float(np.argmax(row["loglikelihoods"]) == choices.index(row["target"])) for row in mine]
         assert [row["score"] for row in mine] == right
@@ -176,6 +179,47 @@ def test_an_evaluation_at_home_is_the_rounds(at_home: Path, tmp_path: Path) -> N
     with blobs.local(file) as path:
         theirs = tables.read(path).column("loglikelihoods").to_pylist()
     assert theirs == [row["loglikelihoods"] for row in rows if row["task"] == "tint"]
+
+
+def test_evaluations_at_home_are_compared_as_they_are(at_home: Path, tmp_path: Path) -> None:
+    """Each file as `--examples` writes it is read by `--items`; the clusters count, and the joined numbers are those of one table."""
+    competition, files = at_home / "competition", [tmp_path / f"{name}.parquet" for name in ("amber", "blue", "part")]
+    tiny.model(tmp_path / "blue", seed=77)
+    for model, file, more in ((at_home / "model", files[0], ["--entrant", "amber"]), (tmp_path / "blue", files[1], [])):
+        line = ["evaluate", str(model), "--competition", str(competition), "--examples", str(file), *more]
+        assert CliRunner().invoke(app, line).exit_code == 0
+    given = [word for file in files[:2] for word in ("--items", str(file))]
+    lines = {
+        "compare": ["compare", "amber", "blue"],
+        "rank": ["rank"],
+        "stability": ["stability"],
+        "log_loss": ["rank", "--metric", "log_loss"],
+    }
+    found = {}
+    for name, line in lines.items():
+        done = CliRunner().invoke(app, [*line, *given, "--json"])
+        assert done.exit_code == 0, done.output
+        found[name] = json.loads(done.stdout)
+    table = pa.concat_tables([pq.read_table(file) for file in files[:2]])
+    one = acclimate.compare("amber", "blue", items=table)
+    assert {**found["compare"], "notes": []} == {**one, "notes": []} and one["clusters"] == 4
+    assert found["compare"] == acclimate.compare("amber", "blue", items=[str(file) for file in files[:2]])
+    assert {row["entrant"] for row in found["rank"]["ranking"]} == {"amber", "blue"}
+    assert found["log_loss"]["ranking"] != found["rank"]["ranking"]
+    # Eight examples in four clusters of each task.
+    assert {name: (part["n"], part["clusters"]) for name, part in found["stability"]["sets"].items()} == {
+        "tint": (8, 4),
+        "size": (8, 4),
+    }
+    twice = refused("scores_invalid", "16 scores stand twice in", acclimate.rank, items=[files[0], files[0]])
+    assert "--entrant" in (twice.hint or "") and "row 1" in twice.problems[0]
+    pq.write_table(pq.read_table(files[1]).slice(1), files[2])
+    other = refused("scores_invalid", "not all scored on the same examples", acclimate.rank, items=[files[0], files[2]])
+    assert other.problems == ("'blue': 1 of 8 in tint",)
+    pq.write_table(pq.read_table(files[1]).drop_columns(["cluster"]), files[2])
+    lacking = refused("scores_invalid", "can't be joined", acclimate.rank, items=[files[0], files[2]])
+    assert lacking.problems == (f"cluster: not in {files[2]}",)
+    refused("request_invalid", "is blank", acclimate.evaluate, at_home / "model", competition, entrant=" ")
 
 
 def test_a_check_at_home_forecasts_time_and_memory(at_home: Path) -> None:

@@ -346,6 +346,40 @@ def test_one_protocol_of_two_is_chosen_and_said():
         acclimate.rank(items=both, protocol="other")
 
 
+def test_several_tables_are_joined_by_what_their_columns_are(tmp_path):
+    frame = evaluated(sets=("a", "b"), n=10, abilities=[0.0, 0.4, 0.8])
+    own = [part for _, part in frame.groupby("entrant")]
+    own[1] = own[1].rename(columns={"entrant": "Model", "set": "task", "example": "doc_id"}).assign(note="x")
+    own[2].to_csv(tmp_path / "third.csv", index=False)
+    joined = acclimate.stability(items=[own[0], own[1], tmp_path / "third.csv"])
+    assert {**joined, "notes": []} == {**acclimate.stability(items=frame), "notes": []}
+    assert any("not looked at: 'note'" in note for note in joined["notes"])
+
+
+@pytest.mark.parametrize(
+    ("change", "says", "problem"),
+    [
+        (lambda other: other.assign(seed=1), "can't be joined", "seed: not in table 1"),
+        (lambda other: other.assign(round="1"), "can't be joined", "round: not in table 1"),
+        (lambda other: other.drop(columns="entrant"), "can't be joined", "entrant: not in table 2"),
+        (lambda other: other.assign(entrant="e00"), "10 scores stand twice", "e00, a-0, a: table 1 row 1, table 2 row 1"),
+    ],
+)  # fmt: skip
+def test_tables_that_can_not_be_joined_are_refused(change, says, problem):
+    first, other = (part for _, part in evaluated(sets=("a",), n=10, abilities=[0.0, 0.4]).groupby("entrant"))
+    with pytest.raises(Refusal, match=says) as caught:
+        acclimate.rank(items=[first, change(other)])
+    assert caught.value.problems[0] == problem
+
+
+def test_a_round_is_not_joined_with_tables(tmp_path):
+    (tmp_path / "MANIFEST").touch()
+    with pytest.raises(Refusal, match="is a round, which isn't joined with other tables"):
+        acclimate.rank(items=[evaluated(n=10), tmp_path])
+    with pytest.raises(Refusal, match="no table is given"):
+        acclimate.rank(items=[])
+
+
 @pytest.mark.parametrize("m", [0, 1])
 def test_nobody_and_one(m):
     frame = evaluated(n=6, abilities=[0.0])[: 6 * m]

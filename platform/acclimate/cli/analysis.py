@@ -9,11 +9,11 @@ from acclimate.cli.options import AsJson
 from acclimate.cli.output import emit
 
 Items = Annotated[
-    Path | None,
+    list[Path] | None,
     typer.Option(
         "--items",
         help="CSV or Parquet, a row a score: entrant, example, score, and if there are any set, cluster, seed, protocol, metric. "
-        "Or a folder of lm-evaluation-harness or Every Eval Ever.",
+        "Or a folder of lm-evaluation-harness or Every Eval Ever. May be repeated: tables are joined.",
         metavar="PATH",
     ),
 ]
@@ -268,7 +268,7 @@ def export(
 
 
 def item_source(
-    items: Path | None,
+    items: list[Path] | None,
     bundle: Path | None,
     *,
     tracking_uri: str | None,
@@ -282,7 +282,7 @@ def item_source(
     """
     from acclimate_competitions.errors import Refusal
 
-    given = {"--items": items, "--bundle": bundle, "--tracking-uri": tracking_uri}
+    given = {"--items": items or None, "--bundle": bundle, "--tracking-uri": tracking_uri}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise Refusal("scores_invalid", f"{' and '.join(named)} are both given", hint="name one source of scores")
@@ -301,7 +301,7 @@ def item_source(
         from acclimate.item_sources import Bundle
 
         return Bundle(bundle)
-    return items
+    return items[0] if items is not None and len(items) == 1 else items or None
 
 
 def _given(**options: Any) -> Any:

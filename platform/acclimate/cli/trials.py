@@ -95,6 +95,10 @@ def evaluate(
         Path | None,
         typer.Option("--examples", help="Also write a Parquet file with each example's score.", metavar="OUT.parquet"),
     ] = None,
+    entrant: Annotated[
+        str | None,
+        typer.Option("--entrant", help="Whose scores these are, in that file; else the folder's name.", metavar="NAME"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on this machine on a public split, by the code that evaluates on the holdout.
@@ -107,7 +111,9 @@ def evaluate(
     from acclimate import trials
 
     with named_bar("evaluating") as progress:
-        found = trials.evaluate(model, competition, task=task, split=split, examples=examples, progress=progress)
+        found = trials.evaluate(
+            model, competition, task=task, split=split, examples=examples, entrant=entrant, progress=progress
+        )
     emit(found, as_json=as_json, text=_evaluated(found))
 
 
