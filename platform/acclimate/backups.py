@@ -29,7 +29,7 @@ from typing import IO, Any
 
 from sqlalchemy import select
 
-from acclimate import __version__, database, garbage, locks, log, migrations, postgres, table_files
+from acclimate import __version__, database, garbage, locks, log, migrations, overlaps, postgres, table_files
 from acclimate.config import Settings
 from acclimate.files import sync_folder
 from acclimate.installation import Installation
@@ -74,6 +74,7 @@ def write(
         Refusal: backup_invalid, where the folder holds something else; other_installation, busy, no_space, blobs_unreachable,
             database_unreachable.
     """
+    overlaps.refuse_backup(to, settings)
     with _held(to, found) as before:
         # 1
         notes = _notes(store.blobs) if wanted.blobs else {}
@@ -248,11 +249,11 @@ def _tables(store: Store, found: Installation, to: Path, progress: Progress) -> 
             "log": {"size": len(tree), "root": base64.b64encode(tree.root()).decode()},
             "tables": files,
         }
-        required = _required(tx)
+        required = named(tx)
     return folder.name, manifest, required
 
 
-def _required(tx: Tx) -> set[str]:
+def named(tx: Tx) -> set[str]:
     """Digests that are certainly of blobs: definitions, what was uploaded, sealed and opened, and what it all came to."""
     found = set(tx.execute(rounds.select().with_only_columns(rounds.c.definition)).scalars())
     found |= set(tx.execute(uploads.select().with_only_columns(uploads.c.digest)).scalars())

@@ -1,6 +1,6 @@
 """An installation made anew from its backup (backups.py), on the same or the other engine; and what an older backup lacks.
 
-1. The backup is verified, all but the bytes of its blobs: each file's digest, each blob's presence and size.
+1. The backup lies apart from what is made. It is verified, all but the bytes of its blobs: each file's digest, each blob's presence and size.
 2. Nothing is restored over anything: data folder and database must be empty, the blobs' place empty or this installation's own.
 3. The blobs come first, each hashed on its way; a damaged one ends the restore before there is a database that names it.
 4. The database is made in one transaction: schema, rows; every table is read again and must give the file's own digest, the log its root,
@@ -22,7 +22,18 @@ from typing import Any
 from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.exc import IntegrityError
 
-from acclimate import backups, config, database, garbage, installation, log, migrations, sqlite_urls, table_files
+from acclimate import (
+    backups,
+    config,
+    database,
+    garbage,
+    installation,
+    log,
+    migrations,
+    overlaps,
+    sqlite_urls,
+    table_files,
+)
 from acclimate.backups import Progress
 from acclimate.checkpoints import Copies
 from acclimate.config import Settings
@@ -66,12 +77,17 @@ class Gap:
 
 
 def restore(folder: Path, settings: Settings, *, progress: Progress) -> dict[str, Any]:
-    """Restore a backup; what BACKUP.json holds, with `restored` (blobs that were copied), `upgraded` (steps), and `gap`.
+    """Restore a backup.
+
+    Returns:
+        What BACKUP.json holds, with `restored` (blobs that were copied), `upgraded` (steps), `gap`, and `missing`: digests of the blobs that
+        the database names and that are not there; None where the backup is without blobs and none are at their place.
 
     Raises:
         Refusal: backup_invalid, data_version, other_installation, config_invalid, busy, no_space, blobs_unreachable, database_unreachable.
     """
     # 1
+    overlaps.refuse_restore(folder, settings)
     manifest = _verified(folder, settings, progress)
     # 2
     begun = _check_folder(settings, manifest)
@@ -100,14 +116,17 @@ def restore(folder: Path, settings: Settings, *, progress: Progress) -> dict[str
         # 5
         _keys(folder, manifest, settings)
         (settings.data / UNDER_WAY).unlink()
-    found = Gap(0, [], [])
+    found, missing = Gap(0, [], []), None
     if place.marker() is not None:
         store = Store.open(settings)
         try:
             found = gap(store, settings, log.parse_vkey(installation.check(store, settings).log))
+            with store.snapshot() as tx:
+                named = backups.named(tx)
+            missing = sorted(named - {each.digest for each in place.listing()})
         finally:
             store.close()
-    return {**manifest, "restored": restored, "upgraded": upgraded, "gap": found}
+    return {**manifest, "restored": restored, "upgraded": upgraded, "gap": found, "missing": missing}
 
 
 def gap(store: Store, settings: Settings, verifier: log.Verifier) -> Gap:

@@ -79,7 +79,8 @@ def restore(
     The backup is verified first, and every table once more in the new database; a damaged file is named, and nothing is restored over
     anything. The database may be of another kind than the one that was backed up. Blobs that are still there are taken as they are, and their
     newest signed checkpoint says whether the log lost entries: those are told at the end, with the attempts whose outcomes are at hand. Killed
-    at any moment, the same command goes on. A backup of an older version is brought to this one's schema.
+    at any moment, the same command goes on. A backup of an older version is brought to this one's schema. Exit code 1 where entries of the log
+    or blobs are lost: all the rest is restored all the same.
 
     Example: acclimate restore /backup/acclimate --data /srv/acclimate
     """
@@ -101,4 +102,10 @@ def restore(
         else f"keys: not in the backup; put them into {settings.keys} before you start",
         *gap.lines(),
     ]
+    missing = made["missing"] or []
+    lines += [f"problem: blob {digest} is named, and not at {settings.blobs}" for digest in missing]
+    if missing:
+        lines.append(f"look for these blobs in older backups, and copy them to {settings.blobs} under the same names")
     emit({**made, "data": str(settings.data), "gap": dataclasses.asdict(gap)}, as_json=as_json, text=lines)
+    if gap.lost or missing:
+        raise typer.Exit(1)
