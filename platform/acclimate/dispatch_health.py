@@ -18,7 +18,7 @@ from sqlalchemy import func, select
 
 from acclimate.stages import STATES
 from acclimate.store import Store, stages
-from acclimate_competitions.errors import Refusal
+from acclimate_competitions.errors import CODES, Refusal
 
 PATIENCE = 60.0
 """Seconds without a runner after which a leading dispatcher is not ready."""
@@ -64,7 +64,8 @@ class Vitals:
         """Why it is not ready, in words."""
         found = []
         if self.trouble[0] in ("database_unreachable", "blobs_unreachable"):
-            found.append(f"{self.trouble[0]}: {self.trouble[1]}")
+            # Its sentence names hosts, buckets and settings; the log has it.
+            found.append(f"{self.trouble[0]}: {CODES[self.trouble[0]].meaning.rstrip('.')}")
         if self.no_runner is not None and time.monotonic() - self.no_runner[0] > PATIENCE:
             found.append(f"nothing to run on for {time.monotonic() - self.no_runner[0]:.0f} s: {self.no_runner[1]}")
         if self.hung:

@@ -206,14 +206,15 @@ def test_a_record_of_this_kind_comes_from_the_command_alone(settings, store, tmp
         assert caught.value.code == "record_invalid"
 
 
-def test_an_api_that_runs_beside_signs_nothing_more(tmp_path):
+def test_an_api_that_runs_beside_signs_nothing_more(tmp_path, caplog):
     with live.serve(tmp_path) as server:
         before = server.anyone().get("/v1/log/checkpoint").text
         stranger = server.actor("ada")
         hand_over.hand_over(server.store, server.settings, reason=REASON)
         answer = server.stranger("bea").post("/v1/accounts", server.stranger("bea").registration())
         assert answer.status_code == 500 and answer.json()["code"] == "other_installation"
-        assert "start it again" in answer.json()["hint"] and stranger.name == "ada" and before
+        (line,) = (one for one in caplog.records if answer.json()["request_id"] in one.getMessage())
+        assert "start it again" in line.__dict__["facts"]["hint"] and stranger.name == "ada" and before
         server.store.close()
     with live.serve(tmp_path) as server:
         note = server.anyone().get("/v1/log/checkpoint").text

@@ -17,6 +17,7 @@ from live import Live
 from acclimate import facts, metrics
 from acclimate.api import lane
 from acclimate.clocks import Clocks
+from acclimate_competitions import digests
 
 __all__ = ["served"]
 
@@ -42,8 +43,11 @@ def test_blobs_that_cannot_be_written_make_the_server_unready_until_they_can(
     assert answer.json()["checks"]["blobs"] == "blobs_unreachable"
     assert int(answer.headers["Retry-After"]) >= 1
     assert served.anyone().get("/healthz").status_code == 200
+    upload = served.organizer().put(f"/v1/blobs/{digests.of_bytes(b'x')}", b"x")
+    assert upload.status_code == 503 and upload.json()["code"] == "blobs_unreachable"
     # Where they lie is for the log, not for whoever asks.
-    assert str(folder) not in answer.text and any(str(folder) in record.getMessage() for record in caplog.records)
+    assert str(folder) not in answer.text + upload.text
+    assert sum(str(folder) in record.getMessage() for record in caplog.records) >= 2
     folder.unlink()
     aside.rename(folder)
     until(lambda: served.anyone().get("/readyz").status_code == 200)
@@ -160,6 +164,20 @@ def test_a_store_of_blobs_that_hangs_stops_nothing_but_what_needs_it(
         until(lambda: server.anyone().get("/readyz").status_code == 200)
 
 
+@pytest.mark.slow
+def test_a_store_of_blobs_that_is_gone_is_named_to_the_operator_alone(
+    tmp_path: Path, s3_place: Place, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    with live.serve(tmp_path, blobs=s3_place.blobs, blobs_endpoint=gate.endpoint) as server:
+        organizer = server.organizer()
+        gate.refuse = 1 << 30
+        answer = organizer.put(f"/v1/blobs/{digests.of_bytes(b'x')}", b"x")
+    assert (answer.status_code, answer.json()["code"]) == (503, "blobs_unreachable"), answer.text
+    place = gate.endpoint.removeprefix("http://")
+    assert not any(word in answer.text for word in (place, s3_place.blobs, "s3", "bucket"))
+    assert any(place in record.getMessage() and s3_place.blobs in record.getMessage() for record in caplog.records)
+
+
 def test_who_asks_first_is_told_the_check_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     with live.serve(tmp_path) as server:
@@ -185,19 +203,43 @@ def test_only_rounds_with_new_records_are_looked_at_again(served: Live, tmp_path
     assert (counted(), seen) == ({"sealed": 1}, [staged.round] * 2)
 
 
-def test_the_api_survives_a_restart_of_its_database(
-    tmp_path: Path, postgresql: engines.Server, postgresql_url: str
+def test_the_api_survives_a_restart_of_its_database_and_tells_strangers_nothing_of_where_it_is(
+    tmp_path: Path, postgresql: engines.Server, postgresql_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with live.serve(tmp_path, database=postgresql_url, metrics="on") as server:
         anyone = server.anyone()
         assert anyone.get("/v1/rounds").status_code == 200
+        about = anyone.get("/v1/server").json()
         postgresql.stop()
         try:
             answer = anyone.get("/v1/rounds")
             assert (answer.status_code, answer.json()["code"]) == (503, "database_unreachable")
             assert int(answer.headers["Retry-After"]) >= 1
-            assert postgresql.password not in answer.text
+            assert answer.json()["request_id"] in answer.json()["hint"]
             ready = until(lambda: (got := anyone.get("/readyz")).status_code == 503 and got)
+            signed = anyone.post("/v1/accounts", json=server.stranger().registration(about))
+            assert (signed.status_code, signed.json()["code"]) == (503, "database_unreachable")
+            for text in (
+                answer.text,
+                signed.text,
+                ready.text,
+                anyone.get("/v1/server").text,
+                anyone.get("/v1/pool").text,
+            ):
+                for word in (
+                    "127.0.0.1",
+                    str(postgresql.port),
+                    "postgres",
+                    "psycopg",
+                    "sqlalche",
+                    "connection",
+                    "setting",
+                ):
+                    assert word not in text.lower(), (word, text)
+                assert postgresql.password not in text
+            # The operator reads where, and what to do.
+            (line,) = (record for record in caplog.records if answer.json()["request_id"] in record.getMessage())
+            assert str(postgresql.port) in line.getMessage() and "PostgreSQL" in line.__dict__["facts"]["hint"]
             assert ready.json()["checks"]["database"] == "database_unreachable"
             assert anyone.get("/healthz").status_code == 200
             assert "acclimate_ready 0.0" in anyone.get("/metrics").text

@@ -570,7 +570,7 @@ def test_health_and_metrics_are_served_where_a_port_is_set(server: Live, tmp_pat
             running.vitals.trouble = ("database_unreachable", "nothing listens there")
             answer = http.get("/readyz")
             assert answer.status_code == 503 and answer.json()["reasons"] == [
-                "database_unreachable: nothing listens there"
+                "database_unreachable: The database does not answer, or refuses the login; nothing was changed"
             ]
             running.vitals.stepped -= 3600
             assert http.get("/healthz").status_code == 503

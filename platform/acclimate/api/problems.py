@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,6 +16,23 @@ from acclimate_competitions.errors import CODES, Refusal
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 2
+_TOLD = frozenset({"busy", "quorum_missing"})
+"""What a server says of itself that is no trouble of its own: nobody need look at its log."""
+_OF_THE_SERVER = {
+    "database_unreachable": "the server's database can't be used now; nothing was changed",
+    "blobs_unreachable": "the server's store of blobs can't be used now; nothing was lost",
+    "no_space": "the server has no room for this now; nothing was lost",
+    "data_version": "the server's database is of another version than the server",
+    "other_installation": "the server's database, blobs and keys do not belong together",
+    "lease_lost": "another process of the server does this now",
+    "log_inconsistent": "the server's log contradicts itself",
+    "config_invalid": "a setting of the server is wrong",
+    "file_unreadable": "a file of the server can't be read or written",
+    "extra_missing": "the server lacks a part that this needs",
+    "runner_failed": "a machine or a process of the server failed",
+    "blob_corrupt": "a file that the server kept is damaged; it was set aside",
+}
+"""What callers are told in the place of the refusal's own words, which name hosts, folders, buckets and settings to the operator."""
 _log = logging.getLogger("acclimate.api")
 
 
@@ -41,10 +59,20 @@ def problem(request: Request, refusal: Refusal, *, status: int | None = None) ->
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, Refusal)
-    if error.status >= 500 and error.code not in ("busy", "quorum_missing"):
-        facts = {"request_id": request.state.request_id, "code": error.code, "reason": error.sentence}
-        _log.error("request %s: %s: %s", request.state.request_id, error.code, error.sentence, extra={"facts": facts})
-    return problem(request, error)
+    request_id = request.state.request_id
+    if error.code in _OF_THE_SERVER or (error.status >= 500 and error.code not in _TOLD):
+        facts = {"request_id": request_id, "code": error.code, "reason": error.sentence, "hint": error.hint or None}
+        _log.error("request %s: %s: %s", request_id, error.code, error.sentence, extra={"facts": facts})
+    return problem(request, _told(error, request_id))
+
+
+def _told(refusal: Refusal, request_id: str) -> Refusal:
+    """What a caller is told of a refusal: of what only the operator can mend no more than that it is so."""
+    if refusal.code not in _OF_THE_SERVER:
+        return refusal
+    again = "the same request again later will do; " if refusal.status in (503, 507) else ""
+    hint = f"{again}where it stays so, tell the server's operator: its log says why, under {request_id}"
+    return Refusal(refusal.code, _OF_THE_SERVER[refusal.code], hint=hint)
 
 
 async def _malformed(request: Request, error: Exception) -> JSONResponse:
@@ -82,7 +110,13 @@ async def _gone(request: Request, error: Exception) -> JSONResponse:
 async def _machine(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, OSError)
     if is_full(error):
-        return problem(request, Refusal("no_space", "the disk is full; nothing was lost", hint="free some space"))
+        where = f" ({error.filename})" if error.filename else ""
+        return await _refused(request, Refusal("no_space", f"the disk is full{where}", hint="free some space there"))
+    folder = str(request.app.state.services.settings.blobs)
+    if "://" not in folder and Path(str(error.filename or "")).is_relative_to(folder):
+        sentence = f"the folder of blobs can't be used: {error.strerror} ({error.filename})"
+        hint = "the account that runs this server must be able to read and write there"
+        return await _refused(request, Refusal("blobs_unreachable", sentence, hint=hint))
     return unexpected(request, error)
 
 
