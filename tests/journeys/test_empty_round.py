@@ -1,4 +1,4 @@
-"""An empty round id, as an unset $ROUND gives: refused by every command before anything is read, asked or sent."""
+"""An empty word of an address, as an unset $ROUND gives: refused by every command before anything is read, asked or sent."""
 
 from pathlib import Path
 
@@ -58,3 +58,29 @@ def test_a_pin_is_of_no_empty_beginning(tmp_path: Path) -> None:
 def test_the_client_asks_no_server_for_an_empty_id() -> None:
     with Client(NOWHERE) as client, pytest.raises(Refusal, match="is empty"):
         client.round("")
+
+
+@pytest.mark.parametrize("word", ["", " ", ".", "..", "a/b", "/"])
+def test_no_word_leads_to_another_address(word: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Client(NOWHERE) as client:
+        for code, ask in (
+            ("not_found", lambda: client.stage("tiny-1", word)),
+            ("submission_unknown", lambda: client.submission(word)),
+            ("submission_unknown", lambda: client.complete(word)),
+            ("submission_unknown", lambda: client.put_file(word, Path(__file__), digest="sha256:0")),
+            ("request_invalid", lambda: client.put_file("one", Path(__file__), digest=word)),
+            ("request_invalid", lambda: client.put_blob(Path(__file__), digest=word or "/")),
+            ("request_invalid", lambda: client.audit_file("tiny-1", word, out)),
+            ("request_invalid", lambda: client.post("tiny-1", word, {})),
+            *([("request_invalid", lambda: client.file("tiny-1", word, out))] if word != "a/b" else []),
+        ):
+            with pytest.raises(Refusal) as refused:
+                ask()
+            assert refused.value.code == code
+
+
+def test_an_empty_key_of_a_stage_is_refused_with_where_keys_are() -> None:
+    with pytest.raises(Refusal, match="key is empty") as refused:
+        app(["stage", "why", "tiny-1", "", "--server", NOWHERE], standalone_mode=False)
+    assert refused.value.code == "not_found" and "stage list" in refused.value.hint

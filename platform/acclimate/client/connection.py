@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import acclimate
 from acclimate.client import answers
-from acclimate.client.addresses import round_path
+from acclimate.client.addresses import below, round_path, segment, stage_path, submission_path
 from acclimate.client.problems import fitting, no_room, odd_answer, refusal_of, require_pace, unreachable
 from acclimate.files import is_full
 from acclimate.log import LONGEST_RECEIPT, parse_note
@@ -127,7 +127,7 @@ class Client:
     def put_blob(self, path: Path, *, digest: str | None = None, progress: Progress | None = None) -> str:
         """Upload a file as a blob; the digest. Bytes that changed since the digest was taken are refused by the server."""
         digest = digest or digests.of_file(path)
-        self._upload(f"/v1/blobs/{digest}", path, progress)
+        self._upload(f"/v1/blobs/{segment(digest)}", path, progress)
         return digest
 
     # ---- rounds ----------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class Client:
 
     def file(self, round_id: str, name: str, to: Path) -> Path:
         """Download a public file of the round."""
-        return self._download(f"{round_path(round_id)}/files/{quote(name)}", to)
+        return self._download(f"{round_path(round_id)}/files/{below(name)}", to)
 
     def records(self, round_id: str, *, start: int = 0, limit: int | None = None) -> list[tuple[int, Record]]:
         """The round's records with their log indices, parsed strictly: all from the log index `start` on, or `limit` of them."""
@@ -174,7 +174,7 @@ class Client:
 
     def stage(self, round_id: str, key: str) -> dict[str, Any]:
         """{stage, history} of a stage by its key or a unique beginning of it."""
-        return self._object("GET", f"{round_path(round_id)}/stages/{quote(key, safe='')}", form=answers.STORY)
+        return self._object("GET", stage_path(round_id, key), form=answers.STORY)
 
     def retry(self, round_id: str, keys: Sequence[str]) -> dict[str, Any]:
         """{round, stages} of the blocked stages that will be tried again: those named, or all."""
@@ -204,7 +204,7 @@ class Client:
 
     def post(self, round_id: str, what: str, request: Request) -> dict[str, Any]:
         """{index, record, …} of a signed request; what: acknowledgements | extension | entrants | withdrawals | void | draw | audits | reports."""
-        return self._object("POST", f"{round_path(round_id)}/{what}", body=request, form=answers.INDEXED)
+        return self._object("POST", f"{round_path(round_id)}/{segment(what)}", body=request, form=answers.INDEXED)
 
     def release(self, round_id: str, request: Request, *, document: str) -> dict[str, Any]:
         """{index, record} of a signed ShareReleased with its share document (base64)."""
@@ -217,7 +217,7 @@ class Client:
 
     def audit_file(self, round_id: str, digest: str, to: Path, *, progress: Progress | None = None) -> Path:
         """Download a file of a drawn job."""
-        return self._download(f"{round_path(round_id)}/audits/files/{quote(digest)}", to, progress, signed=True)
+        return self._download(f"{round_path(round_id)}/audits/files/{segment(digest)}", to, progress, signed=True)
 
     def publish(self, round_id: str, request: Request, *, ranking: Json) -> dict[str, Any]:
         """{index, record} of a signed RankingPublished with the ranking's document."""
@@ -259,16 +259,15 @@ class Client:
 
     def put_file(self, submission: str, path: Path, *, digest: str, progress: Progress | None = None) -> None:
         """Upload one file of a submission."""
-        self._upload(f"/v1/submissions/{quote(submission, safe='')}/files/{digest}", path, progress)
+        self._upload(f"{submission_path(submission)}/files/{segment(digest)}", path, progress)
 
     def complete(self, submission: str) -> dict[str, Any]:
         """{state: checking}: all files are there."""
-        path = f"/v1/submissions/{quote(submission, safe='')}/complete"
-        return self._object("POST", path, form=answers.COMPLETED)
+        return self._object("POST", f"{submission_path(submission)}/complete", form=answers.COMPLETED)
 
     def submission(self, submission: str) -> dict[str, Any]:
         """{submission, round, entrant, state, reason, committed_index, accepted_index}."""
-        return self._object("GET", f"/v1/submissions/{quote(submission, safe='')}", form=answers.SUBMISSION)
+        return self._object("GET", submission_path(submission), form=answers.SUBMISSION)
 
     # ---- log -------------------------------------------------------------------------------------------------------
 
