@@ -31,6 +31,12 @@ PUBLIC = ("preparation", "validation", "practice")
 ALL = (*REQUIRED, "practice")
 BLOBS = "blobs"
 
+_WHY = {
+    "example": " (a name that no other row has)",
+    "input": " (every row has one, whether the prompt names it or not: a text that no other split has)",
+    "target": " (the right answer)",
+}
+"""What a column that each split needs is for."""
 _EXPRESSION = re.compile(r"{[{%](.*?)[%}]}", re.DOTALL)
 _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 _IDENTIFIER = re.compile(r"(?<![.\w])[A-Za-z_]\w*")
@@ -66,7 +72,7 @@ def check(
         raise Refusal(
             "splits_invalid",
             f"{folder} has no splits: it is not built",
-            hint=f"acclimate competition build {folder} --out DIR, then use DIR",
+            hint=unbuilt(folder, competition, tasks=tasks, only=only),
         )
     seen = _Seen()
     held: dict[str, dict[str, dict[str, Any]]] = {}
@@ -97,10 +103,34 @@ def check(
         raise Refusal(
             "splits_invalid",
             f"the split files of {competition.slug!r} have {count}",
-            hint="mend the competition's build.py and build again",
+            hint="mend these files, or the build.py that makes them, and write them again",
             problems=seen.problems,
         )
     return {"tasks": held, "tokenizer": tokenizer}
+
+
+def unbuilt(
+    folder: Path, competition: Competition, *, tasks: Sequence[str] | None = None, only: Sequence[str] = REQUIRED
+) -> str:
+    """What to do about a folder without split files: build them where it has a build.py, else write those that are named.
+
+    Args:
+        folder: of the competition.
+        competition: its definition.
+        tasks: the tasks that are meant; None for all.
+        only: the splits that are meant.
+    """
+    if (folder / "build.py").is_file():
+        return f"acclimate competition build {folder} --out DIR, then use DIR"
+    wanted = [split for split in only if split in REQUIRED or only != ALL]
+    parts = []
+    for task in competition.tasks:
+        if tasks is None or task.name in tasks:
+            own = columns_needed(task, cluster=competition.ranking.cluster)
+            columns = ", ".join([*own, *sorted(columns_of(task) - set(own))])
+            files = " and ".join(f"{split}.parquet" for split in wanted).replace(" and ", ", ", len(wanted) - 2)
+            parts.append(f"splits/{task.name}/{files} with the columns {columns}")
+    return f"write {'; '.join(parts)}, each column of Arrow's type string"
 
 
 def public_files(folder: Path) -> dict[str, Path]:
@@ -182,7 +212,8 @@ def _tasks(folder: Path) -> list[Path]:
         raise Refusal(
             "splits_invalid",
             f"{folder} has no splits/<task>/",
-            hint="build it with `acclimate competition build SLUG --out DIR`",
+            hint="write splits/<task>/ with preparation.parquet, validation.parquet and holdout.parquet, or a build.py that does; "
+            "acclimate competition check says which columns",
         )
     return tasks
 
@@ -264,7 +295,7 @@ def _check_columns(table: pa.Table, name: str, task: Task, competition: Competit
     names = table.schema.names
     for column in needed:
         if column not in names:
-            why = " (ranking.cluster names it)" if column == cluster else ""
+            why = " (ranking.cluster names it)" if column == cluster else _WHY.get(column, "")
             seen.problems.append(f"{name}: column {column!r} is missing{why}")
     for column in sorted({column for column in names if names.count(column) > 1}):
         seen.problems.append(f"{name}: column {column!r} stands {names.count(column)} times")
@@ -274,14 +305,22 @@ def _check_columns(table: pa.Table, name: str, task: Task, competition: Competit
                 f"{name}: column {schema_field.name!r} is used by neither the definition nor the task's prompt"
             )
         elif schema_field.type != pa.string():
-            large = schema_field.type == pa.large_string()
-            more = " (of pandas: to_parquet(…, schema=…) with pyarrow.string())" if large else ""
             seen.problems.append(
-                f"{name}: column {schema_field.name!r} is {schema_field.type}, it must be string{more}"
+                f"{name}: column {schema_field.name!r} is {schema_field.type}, it must be string{_remedy(schema_field.type)}"
             )
         elif nulls := table.column(schema_field.name).null_count if names.count(schema_field.name) == 1 else 0:
             seen.problems.append(f"{name}: column {schema_field.name!r} has {nulls} nulls")
     return len(seen.problems) == before
+
+
+def _remedy(kind: pa.DataType) -> str:
+    """How texts of another Arrow type become strings; "" where the column holds something else."""
+    if pa.types.is_struct(kind) and {part.name for part in kind} == {"sha256", "size"}:
+        return ", or in a holdout struct<sha256: string, size: int64> where it names files"
+    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if inner not in (pa.string(), pa.large_string(), pa.string_view()):
+        return ""
+    return " (in pandas frame.to_parquet(path, schema=pyarrow.schema([(name, pyarrow.string()) for name in frame.columns]), index=False))"
 
 
 def _check_rows(table: pa.Table, split: str, task: Task, cluster: str | None, seen: _Seen) -> None:

@@ -164,7 +164,7 @@ def check(model: Path | str, competition: Path | str, *, progress: Progress = SI
     """Check a model as the server will: read it strictly, run three steps of each task's preparation, and forecast the whole.
 
     Returns:
-        {"competition", "definition", "model", "architecture", "parameters", "bytes", "losses": of the first task's steps,
+        {"competition", "definition", "model", "base": {"name", "digest"} of what an adapter stands on, else None, "architecture", "parameters", "bytes", "losses": of the first task's steps,
         "forecast": {"seconds", "memory"}, "allowed": {"seconds", "memory", "parameters", "bytes"}, "fits", "hardware", "versions",
         "memory", "seconds"}. fits: whether the forecast is within what is allowed; memory is in bytes.
 
@@ -184,6 +184,7 @@ def check(model: Path | str, competition: Path | str, *, progress: Progress = SI
     fits = all(forecast[name] is None or forecast[name] <= allowed[name] for name in allowed)
     return {
         **given.named(submitted),
+        "base": given.base(submitted),
         "architecture": results["architecture"],
         "parameters": results["parameters"],
         "bytes": size,
@@ -233,9 +234,8 @@ class _Folder:
                 if f"splits/{name}/{split}.parquet" not in paths:
                     there = [each for each in splits.PUBLIC if f"splits/{name}/{each}.parquet" in paths]
                     sentence = f"{folder}: task {name} has no split {split!r}"
-                    hint = (
-                        f"there is {', '.join(there)}" if there else f"acclimate competition build {folder} --out DIR"
-                    )
+                    own = splits.unbuilt(folder, competition, tasks=[name], only=splits_)
+                    hint = f"there is {', '.join(there)}" if there else own
                     raise Refusal("splits_invalid", sentence, hint=hint)
         splits.check(folder, competition, only=splits_, tasks=tasks)
         adapter_files.check_bases(folder, competition)
@@ -268,6 +268,14 @@ class _Folder:
             "definition": self.competition.digest,
             "model": model.digest,
         }
+
+    def base(self, model: ModelFiles) -> dict[str, str] | None:
+        """The base that an adapter stands on, by its name in the definition and the digest there."""
+        digest = digests.of_json(dict(model.base))
+        named = self.competition.submission.bases
+        return next(
+            ({"name": name, "digest": digest} for name, own in named.items() if model.base and own == digest), None
+        )
 
     def scored(
         self, name: str, rows: "pa.Table", predictions: "pa.Table", shown: list[dict[str, Any]]

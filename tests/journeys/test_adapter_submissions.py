@@ -9,11 +9,13 @@ import adapted
 import pytest
 import tiny
 from players import Players, invitations
+from typer.testing import CliRunner
 
 import acclimate
 from acclimate import demo_servers, round_jobs, verify
 from acclimate.bundle_rerun import EntrantRerun
 from acclimate.cli import competition as command
+from acclimate.cli.main import app
 from acclimate.client import connection, entrant, organizer
 from acclimate_competitions import definition, digests, splits
 from acclimate_competitions.errors import Refusal
@@ -82,6 +84,13 @@ def test_an_adapter_is_checked_prepared_and_evaluated_at_home(built: Path, tmp_p
     model = adapted.adapter(tmp_path / "adapter", seed=1)
     checked = acclimate.check(model, built)
     assert checked["architecture"] == "llama" and checked["fits"]
+    (digest,) = definition.load(built).submission.bases.values()
+    assert checked["base"] == {"name": "small", "digest": digest}
+    assert acclimate.check(built / "bases/small", built)["base"] is None
+    said = CliRunner().invoke(app, ["check", str(model), "--competition", str(built)]).stdout
+    assert f"an adapter on the base small, {digest}" in said
+    said = CliRunner().invoke(app, ["competition", "check", str(built)]).stdout
+    assert f"base for adapters: small, {digest}" in said
     assert checked["bytes"] == sum(path.stat().st_size for path in model.iterdir())
     made = acclimate.prepare(model, built, out=tmp_path / "out", task="tint", lr=2e-2, seed=11)
     seed = made["tasks"]["tint"]["seeds"]["11"]
@@ -89,8 +98,9 @@ def test_an_adapter_is_checked_prepared_and_evaluated_at_home(built: Path, tmp_p
     # What is prepared is a whole model, which anybody may go on with.
     whole = tmp_path / "out" / seed["folder"]
     assert sorted(path.name for path in whole.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
-    before = acclimate.evaluate(built / "bases/small", built, task="tint", examples=tmp_path / "base.parquet")
-    on_it = acclimate.evaluate(model, built, task="tint", examples=tmp_path / "adapter.parquet")
+    told: dict[str, Any] = {"task": "tint", "entrant": "ada"}
+    before = acclimate.evaluate(built / "bases/small", built, examples=tmp_path / "base.parquet", **told)
+    on_it = acclimate.evaluate(model, built, examples=tmp_path / "adapter.parquet", **told)
     assert before["tasks"]["tint"]["n"] == on_it["tasks"]["tint"]["n"] == 8
     assert (tmp_path / "base.parquet").read_bytes() != (tmp_path / "adapter.parquet").read_bytes()
     assert acclimate.evaluate(whole, built, task="tint")["tasks"]["tint"]["n"] == 8

@@ -185,6 +185,14 @@ def test_the_command_writes_a_folder_and_tells_what_is_lost(tmp_path):
     assert definition.load(tmp_path / "new").slug == "sky-colours"
     assert json.loads((tmp_path / "new" / "imported.json").read_text("utf-8"))["whole"] is True
     again = run(app, ["competition", "import-lm-eval", str(tmp_path / "task.yaml"), "-o", str(tmp_path / "new")])
+    # The same way on, whatever is asked next.
+    wanted = "write splits/sky-colours/preparation.parquet, validation.parquet and holdout.parquet with the columns example, input, target"
+    for line in (["check", str(tmp_path / "new")], ["build", str(tmp_path / "new"), "--out", str(tmp_path / "built")]):
+        assert wanted in (run(app, ["competition", *line]).exception.hint or "")
+    assert (
+        wanted
+        in run(app, ["competition", "import-lm-eval", str(tmp_path / "task.yaml"), "-o", str(tmp_path / "more")]).stderr
+    )
     assert isinstance(again.exception, Refusal) and again.exception.code == "conflict"
     (tmp_path / "task.yaml").write_text(CHOICE.replace("dataset_name: null", "repeats: 3"), "utf-8")
     done = run(app, ["competition", "import-lm-eval", str(tmp_path / "task.yaml")])

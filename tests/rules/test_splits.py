@@ -1,8 +1,10 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from acclimate_competitions import definition, splits, tables
@@ -197,3 +199,31 @@ def test_a_folder_that_was_not_built_is_told_from_one_with_faults(tmp_path: Path
     with pytest.raises(Refusal, match="has no splits: it is not built") as refused:
         splits.check(tmp_path, competition)
     assert f"acclimate competition build {tmp_path} --out DIR" in refused.value.hint and not refused.value.problems
+
+
+def test_a_folder_with_nothing_to_build_is_told_what_to_write(tmp_path: Path, competition: Competition):
+    with pytest.raises(Refusal, match="has no splits: it is not built") as refused:
+        splits.check(tmp_path, competition, tasks=["digit"])
+    assert refused.value.hint == (
+        "write splits/digit/preparation.parquet, validation.parquet and holdout.parquet with the columns example, input, target, cluster, "
+        "each column of Arrow's type string"
+    )
+    with pytest.raises(Refusal) as refused:
+        splits.check(tmp_path, competition, tasks=["digit"], only=("validation",))
+    assert "write splits/digit/validation.parquet with the columns" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string())], ids=str)
+def test_texts_of_another_type_are_refused_with_what_mends_them(folder: Path, competition: Competition, kind: Any):
+    path = folder / "splits/digit/validation.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(0, "example", table.column("example").cast(kind)), path)
+    (problem,) = problems(folder, competition)
+    assert (
+        f"column 'example' is {kind}, it must be string" in problem
+        and "pyarrow.schema([(name, pyarrow.string())" in problem
+    )
+    frame = pq.read_table(path).to_pandas()
+    # The line that is named, on a frame as pandas makes it.
+    frame.to_parquet(path, schema=pa.schema([(name, pa.string()) for name in frame.columns]), index=False)
+    assert splits.check(folder, competition)["tasks"]["digit"]["validation"]["rows"] == table.num_rows

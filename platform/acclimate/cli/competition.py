@@ -150,7 +150,13 @@ def import_lm_eval(
 def _imported(found: dict[str, Any], out: Path | None) -> str:
     lines = [] if found["toml"] else ["no task can be made of it, so nothing is written"]
     if found["toml"] and out is not None:
-        lines = [f"wrote {out}/competition.toml; next: its splits, and what else of it is yours to say"]
+        from acclimate_competitions import splits
+
+        lines = [
+            f"wrote {out}/competition.toml; next: what of it is yours to say (licence, contact, custodians), and its splits:"
+        ]
+        lines += [f"  {splits.unbuilt(out, definition.parse(found['definition'].encode()))}"]
+        lines += [f"  then: acclimate competition check {out}"]
     for head in ("carried", "needless", "lost"):
         lines += [f"{head:<9} {key}: {why}" for key, why in found[head].items()]
     lines += [f"{'data':<9} {key}: {value}" for key, value in found["data"].items()]
@@ -168,11 +174,16 @@ def build_into(source: Path, out: Path) -> dict[str, Any]:
         Refusal: file_unreadable, definition_invalid, splits_invalid, extra_missing.
     """
     script = source / "build.py"
+    competition = definition.load(source)
     if not script.is_file():
-        raise Refusal(
-            "file_unreadable", f"{source} has no build.py", hint="`acclimate competition check` takes built folders"
+        from acclimate_competitions import splits
+
+        built = (source / "splits").is_dir()
+        hint = f"it is built already: acclimate competition check {source}"
+        hint = (
+            hint if built else f"{splits.unbuilt(source, competition)}; or a build.py whose main(out) writes all of it"
         )
-    definition.load(source)
+        raise Refusal("file_unreadable", f"{source} has no build.py", hint=hint)
     if out.exists() and not (out / "competition.toml").is_file() and (not out.is_dir() or any(out.iterdir())):
         raise Refusal(
             "file_unreadable",
@@ -191,7 +202,7 @@ def build_into(source: Path, out: Path) -> dict[str, Any]:
 
 
 def checked(folder: Path) -> dict[str, Any]:
-    """What a built competition's folder holds: {competition, title, digest, folder, tasks, tokenizer}.
+    """What a built competition's folder holds: {competition, title, digest, folder, tasks, tokenizer, bases}.
 
     Raises:
         Refusal: file_unreadable, definition_invalid, splits_invalid.
@@ -208,6 +219,7 @@ def checked(folder: Path) -> dict[str, Any]:
         "digest": competition.digest,
         "folder": str(folder),
         **held,
+        "bases": dict(competition.submission.bases),
     }
 
 
@@ -240,4 +252,6 @@ def _print_checked(result: dict[str, Any], *, as_json: bool) -> None:
     for task, found in result["tasks"].items():
         rows = ", ".join(f"{split} {part['rows']}" for split, part in found.items())
         typer.echo(plain(f"  {task}: {rows}"))
+    for base, digest in result["bases"].items():
+        typer.echo(plain(f"  base for adapters: {base}, {digest}"))
     typer.echo(plain(f"ok: {result['folder']}"))

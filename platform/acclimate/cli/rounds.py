@@ -265,11 +265,14 @@ def files(
     Example: acclimate round files digits-2027-1 --out digits-public --server https://rounds.example.org
     """
     from acclimate import client as actors
+    from acclimate_competitions import definition
 
     with reader(keys, server) as client:
         found = actors.public_files(client, round_id, out)
+    bases = definition.load(out).submission.bases
     text = [str(out / name) for name in sorted(found)]
-    emit({"folder": str(out), "files": found}, as_json=as_json, text=text)
+    text += [f"base for adapters: {name}, {digest}" for name, digest in bases.items()]
+    emit({"folder": str(out), "files": found, "bases": dict(bases)}, as_json=as_json, text=text)
 
 
 @app.command()

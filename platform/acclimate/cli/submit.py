@@ -57,7 +57,8 @@ def submit(
     model: Annotated[
         Path | None,
         typer.Argument(
-            help="Folder with config.json, model.safetensors (or its shards), tokenizer.json; with --standing-from it may be left out."
+            help="Folder with config.json, model.safetensors (or its shards), tokenizer.json; or an adapter's two files, adapter_config.json and "
+            "adapter_model.safetensors. With --standing-from it may be left out."
         ),
     ] = None,
     standing_from: Annotated[
@@ -80,7 +81,10 @@ def submit(
         ),
     ] = None,
     family: Annotated[str | None, typer.Option("--family", help="The model's family, if it has one.")] = None,
-    base: Annotated[str | None, typer.Option("--base", help="The model that it was trained from, if any.")] = None,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", help="The model that it was trained from, if any; an adapter's is found in its files."),
+    ] = None,
     released: Annotated[
         str | None, typer.Option("--released", help="When the model was released, if it was.", metavar="YYYY-MM-DD")
     ] = None,

@@ -159,6 +159,8 @@ def _checked(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{found['architecture']}, {found['parameters']} parameters of at most {allowed['parameters']}"
     yield f"{found['bytes']} bytes of at most {allowed['bytes']}"
     yield f"model {found['model']}"
+    if found["base"] is not None:
+        yield f"an adapter on the base {found['base']['name']}, {found['base']['digest']}"
     yield f"the preparation of all tasks and seeds: about {forecast['seconds']:.3g} s here, {allowed['seconds']:.3g} s are allowed"
     yield f"memory: {_size(forecast['memory'])} here, {_size(allowed['memory'])} are allowed"
     yield (
