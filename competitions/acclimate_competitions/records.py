@@ -58,7 +58,7 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
         ("PreparationAudited", "submission task seed prepared agrees tolerance hardware reason", "", True),
         ("ShareReleased", "seal index document", "", True),
         ("HoldoutOpened", "key plaintext row_root", "", False),
-        ("ModelEvaluated", "submission task seed protocol prepared predictions count", "", True),
+        ("ModelEvaluated", "submission task seed protocol prepared predictions count", "hardware", True),
         ("EvaluationFinished", "count root", "", False),
         ("RankingPublished", "ranking policy reason", "", True),
         ("RankingRevised", "ranking policy reason", "correction", True),

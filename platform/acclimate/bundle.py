@@ -293,11 +293,12 @@ def _write_scores(
     holdout: Mapping[str, str],
 ) -> None:
     from acclimate.verify import scores
+    from acclimate.verify.names import predictions_name
 
     for entrant, tasks in scores.plan(state).items():
         keys = [key for task in tasks.values() for key in task]
         for key in keys:
-            writer.blob(scores.predictions_name(entrant, key), state.evaluated[key]["predictions"])
+            writer.blob(predictions_name(entrant, key), state.evaluated[key]["predictions"])
         own = {
             (entrant, protocol, task, seed): found[entrant, protocol, task, seed] for _, task, seed, protocol in keys
         }

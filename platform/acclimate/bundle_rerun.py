@@ -13,8 +13,8 @@ from typing import Any
 from acclimate import rerun, round_jobs
 from acclimate.rerun import Progress, Remade, RerunFolder
 from acclimate.verify.audit import Audit
+from acclimate.verify.names import predictions_name
 from acclimate.verify.report import Failed, NotChecked
-from acclimate.verify.scores import predictions_name
 from acclimate_competitions import tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Entry, EvaluationKey

@@ -160,6 +160,7 @@ def _evaluated(tx: Tx, identity: Identity, done: Done) -> list[_Ended]:
             "prepared": models[assignment.entry or 0, stage.task or "", stage.seed, stage.protocol or ""],
             "predictions": document["predictions"],
             "count": document["count"],
+            "hardware": outcome_of(done.status).hardware,
         }
         signed.append(_signed(identity, state, ("ModelEvaluated", fields)))
     tx.append_all(signed)

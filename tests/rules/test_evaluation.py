@@ -134,6 +134,34 @@ def test_each_stage_uses_its_own_weights(tiny: Any, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_counts_as_submitted_predicts_the_same_to_the_bit(tiny: Any, tmp_path: Path, dtype: str) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from acclimate_runners import network
+    from acclimate_runners.preparation import open_model
+
+    model = tiny.model(tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    save_file({n: tensor.to(getattr(torch, dtype)) for n, tensor in weights.items()}, model / "model.safetensors")
+    # As a preparation writes it where the selection leaves the model as submitted.
+    job = tiny.job(tmp_path / "first", model, "evaluate", entrant="fox", stages=(), prepared={})
+    network.write_weights(open_model(job, tmp_path / "first")[0].copy_weights(), tmp_path / "prepared")
+    digest = tiny.put(tmp_path / "job", tmp_path / "prepared")
+    stages = tuple((task.name, *key) for task in tiny.tasks for key in ((None, "direct"), (11, "prepared")))
+    given = {f"{task.name}/11": digest for task in tiny.tasks}
+    outcome = evaluated(tiny, tmp_path / "job", model, stages, prepared=given)
+    for task in tiny.tasks:
+        direct, prepared = (
+            tables.read(tmp_path / "job" / "out" / f"{name}.parquet", tables.PREDICTIONS)
+            for name in (f"direct-{task.name}-none", f"prepared-{task.name}-11")
+        )
+        for column in ("loglikelihoods", "text"):
+            assert direct[column].to_pylist() == prepared[column].to_pylist()
+    assert outcome.hardware
+
+
 def test_what_is_no_number_stays_unpredicted(tiny: Any, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

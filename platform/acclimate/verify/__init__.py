@@ -10,6 +10,7 @@ looked at, or raises `Failed` with the first bad place, or `NotChecked` with the
     seal.py     ciphertext, shares, key, opening, holdout
     private.py  what stands in for a holdout that stays private
     scores.py   preparations, predictions, scores
+    submitted.py models that count as submitted; hardware.py the classes that records name
     versions.py the ranking, and its older versions
     standing.py what stands from earlier rounds, and the anchors
     audits.py   preparations made again: by a second operator, by the auditor

@@ -8,14 +8,15 @@
 """
 
 from acclimate.verify.audit import Audit
+from acclimate.verify.hardware import declared, undeclared
 from acclimate.verify.report import Failed, NotChecked
 from acclimate_competitions.phases import PreparationKey, Round
 
 
 def honest(audit: Audit) -> str:
     """A second operator, declared before the round opened, made drawn preparations again and found the same."""
-    state, declared = audit.round, audit.competition.round.audits
-    if declared == 0:
+    state, asked = audit.round, audit.competition.round.audits
+    if asked == 0:
         raise NotChecked(
             "the round declared no drawn re-runs (audits = 0), so no second operator prepared a model again; that each entry"
             " was prepared by the recipe, and by nothing else, is the evaluator's word"
@@ -23,7 +24,7 @@ def honest(audit: Audit) -> str:
     assert state.auditor is not None, "a definition with audits names an auditor, and RoundDefined the same"
     who = state.auditor["name"]
     if state.drawn is None:
-        raise NotChecked(f"{who} has not drawn the {declared} preparations to make again")
+        raise NotChecked(f"{who} has not drawn the {asked} preparations to make again")
     for key, record in state.audited.items():
         if not record["agrees"]:
             raise Failed(
@@ -49,13 +50,12 @@ def _of_the_class(state: Round, who: str) -> None:
 
     Which hardware a preparation ran on, its evaluator says; naming another class than the auditor's is all it takes to be asked for no equal bytes.
     """
-    declared = state.competition.compute.hardware
     for key in _by_numbers(state):
         named = state.prepared[key]["hardware"]
-        if named != declared and not named.startswith(f"{declared}/"):
+        if undeclared(state.competition, [named]):
             raise NotChecked(
                 f"{who}'s re-run of {_named(state, key)} has other bytes and agrees by a validation nll only, since the evaluator says that"
-                f" the first ran on {named!r}; the definition declares {declared!r}. That it was prepared by the recipe is the"
+                f" the first ran on {named!r}; the definition declares {declared(state.competition)!r}. That it was prepared by the recipe is the"
                 " evaluator's word"
             )
 

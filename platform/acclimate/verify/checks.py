@@ -9,7 +9,19 @@ import pyarrow as pa
 
 from acclimate.log import parse_vkey
 from acclimate.log_keys import LogKeys
-from acclimate.verify import audits, files, history, order, private, scores, seal, standing, versions, witnesses
+from acclimate.verify import (
+    audits,
+    files,
+    history,
+    order,
+    private,
+    scores,
+    seal,
+    standing,
+    submitted,
+    versions,
+    witnesses,
+)
 from acclimate.verify.audit import Audit, Rerun
 from acclimate.verify.report import Beside, Check, Failed, NotChecked, Report, lacking
 from acclimate_competitions import corrections, tables
@@ -216,7 +228,7 @@ _SCORES = (
         "scores",
         "where the model counts as submitted, it predicts what the submitted model predicted unprepared",
         ("selection", "predictions"),
-        scores.as_submitted,
+        submitted.as_submitted,
     ),
     Rule(
         "scores", "scores", "scoring the predictions again gives the published scores", ("predictions",), scores.scores

@@ -2,15 +2,14 @@
 
 1. prepared, selection: every entry was prepared from the model it submitted, its learning rate chosen by the rule; prepared.json
    says what the log says.
-2. predictions: the bytes that ModelEvaluated names, one row for every example of the holdout. as submitted: where no fine-tune
-   counts, they are those of the direct evaluation.
+2. predictions: the bytes that ModelEvaluated names, one row for every example of the holdout. Where no
+   fine-tune counts, submitted.py holds them against the direct evaluation.
 3. scores, majority: recomputed from predictions, holdout and public splits, and compared row by row.
 4. ranking: recomputed from the recomputed scores, and compared.
 
 This shows the arithmetic, not the origin: that the logged models gave these predictions, only a re-run can show.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,17 +17,16 @@ import pyarrow as pa
 
 from acclimate.verify import parquet
 from acclimate.verify.audit import Audit
+from acclimate.verify.names import predictions_name
 from acclimate.verify.report import Failed, NotChecked
+from acclimate.verify.submitted import counts_as_submitted
 from acclimate_competitions import digests, metrics, tables
 from acclimate_competitions.metrics import MAJORITY
-from acclimate_competitions.phases import EvaluationKey, PreparationKey, Round
+from acclimate_competitions.phases import EvaluationKey, Round
 from acclimate_competitions.recipe import Recipe
 from acclimate_competitions.records import Record
 
-_NEARLY = 0.01
-_ALIKE = 100
 _RANKINGS = frozenset({"RankingPublished", "RankingRevised"})
-"""How far, relative to 1 or to the value, two log-likelihoods of one model may be apart: it may have run on two machines."""
 
 # ---- what was prepared ---------------------------------------------------------------------------------------------
 
@@ -105,7 +103,7 @@ def selection(audit: Audit) -> str:
         # A classifier's head is made for the task: as submitted it is one model a task.
         kind = audit.manifests[commitments[submission]]["kind"]
         key = (submission, task if kind == "hf-sequence-classifier" else "")
-        if _counts_as_submitted(record) and models.setdefault(key, record["prepared"]) != record["prepared"]:
+        if counts_as_submitted(record) and models.setdefault(key, record["prepared"]) != record["prepared"]:
             sentence = f"the model counts as submitted, as {record['prepared']} here and {models[key]} elsewhere"
             raise Failed(where, sentence)
     return f"{len(logged)} selections"
@@ -134,11 +132,6 @@ def _is_divergence(record: Record, recipe: Recipe, where: str) -> None:
         raise Failed(where, "every candidate diverged, and the preparation neither failed nor says so")
 
 
-def _counts_as_submitted(record: Record) -> bool:
-    """Whether a preparation's outcome is the submitted model: selected, or put in the place of one that diverged."""
-    return "diverged" in record.fields or record["selected"] is None or record["selected"]["lr"] is None
-
-
 # ---- predictions and scores ----------------------------------------------------------------------------------------
 
 
@@ -150,12 +143,6 @@ def plan(round_: Round) -> dict[str, dict[str, list[EvaluationKey]]]:
     for key in round_.evaluation_plan():
         result[entrants[key[0]]][key[1]].append(key)
     return result
-
-
-def predictions_name(entrant: str, key: EvaluationKey) -> str:
-    """The bundle's file with the predictions of one evaluation."""
-    _, task, seed, protocol = key
-    return f"predictions/{entrant}/{protocol}-{task}-{'none' if seed is None else seed}.parquet"
 
 
 def predictions(audit: Audit) -> str:
@@ -195,64 +182,6 @@ def _covers(table: pa.Table, holdout: pa.Table, name: str) -> None:
         del left[example]
     if left:
         raise Failed(name, f"example {next(iter(left))!r} of the holdout has no row")
-
-
-def as_submitted(audit: Audit) -> str:
-    """Where a preparation left the model as submitted, it predicts what the direct evaluation of that model predicted.
-
-    The bundle has no weights, and an evaluator names what it likes as a prepared model's digest; but the same weights give the same
-    predictions, and the direct ones are of the model in the manifest.
-    """
-    ready = {key: record for key, record in audit.round.prepared.items() if "failed" not in record.fields}
-    counted = [key for key, record in ready.items() if _counts_as_submitted(record)]
-    silent = [key for key in counted if not _tied(audit, key)]
-    if silent:
-        submission, task, seed = silent[0]
-        entrants = {entry.submission: entry.entrant for entry in audit.round.entries}
-        raise NotChecked(
-            f"{len(silent)} of {len(counted)} such preparations have an evaluation without predictions, the first of"
-            f" {entrants[submission]}, {task}, seed {seed}; that the model is the submitted one is the evaluator's word there"
-        )
-    return f"{len(counted)} of {len(ready)} preparations count the model as submitted"
-
-
-def _tied(audit: Audit, key: PreparationKey) -> bool:
-    """Whether there are predictions to compare for every example; Failed where they differ."""
-    entrant = next(entry.entrant for entry in audit.round.entries if entry.submission == key[0])
-    prepared, direct = (
-        predictions_name(entrant, evaluation) for evaluation in ((*key, "prepared"), (key[0], key[1], None, "direct"))
-    )
-    if audit.competition.task(key[1]).kind == "generate":
-        return _same_texts(audit, prepared, direct)
-    here, there = (_given(audit, name, "loglikelihoods") for name in (prepared, direct))
-    for example, values in there.items():
-        mine = here[example]
-        if mine is None or values is None:
-            return False
-        if len(mine) != len(values) or not all(map(_near, mine, values)):
-            raise Failed(f"{prepared} ({example})", f"it says {mine}, the model as submitted gave {values} in {direct}")
-    return True
-
-
-def _same_texts(audit: Audit, prepared: str, direct: str) -> bool:
-    """As _tied, of generated texts. On another processor one in _ALIKE may turn out otherwise, where two tokens are as good as equal."""
-    here, there = _given(audit, prepared, "text"), _given(audit, direct, "text")
-    other = [example for example, text in there.items() if None not in (text, here[example]) and text != here[example]]
-    if len(other) > len(there) // _ALIKE:
-        said = f"{len(other)} of {len(there)} texts differ from those of the model as submitted in {direct}"
-        raise Failed(f"{prepared} ({other[0]})", f"{said}, the first of them is {here[other[0]]!r}")
-    return None not in here.values() and None not in there.values()
-
-
-def _given(audit: Audit, name: str, column: str) -> dict[str, Any]:
-    table = parquet.read(audit.bundle.path(name), name, tables.PREDICTIONS)
-    return dict(zip(table.column("example").to_pylist(), table.column(column).to_pylist(), strict=True))
-
-
-def _near(here: float | None, there: float | None) -> bool:
-    if here is None or there is None or here == there:
-        return here == there
-    return math.isclose(here, there, rel_tol=_NEARLY, abs_tol=_NEARLY) or (here != here and there != there)
 
 
 def scores(audit: Audit) -> str:

@@ -4,8 +4,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from acclimate.verify import parquet, scores
+from acclimate.verify import parquet
 from acclimate.verify.audit import Audit
+from acclimate.verify.names import predictions_name
 from acclimate.verify.report import Beside, Failed, NotChecked
 from acclimate_competitions import corrections, digests, metrics, ranking, tables
 from acclimate_competitions.corrections import Correction
@@ -82,7 +83,7 @@ def _judged(audit: Audit, correction: Correction) -> pa.Table:
     for task in competition.tasks:
         truth = correction.holdout(task.name, audit.holdout[task.name])
         for entrant in audit.plan:
-            names = [scores.predictions_name(entrant, key) for key in audit.plan[entrant][task.name]]
+            names = [predictions_name(entrant, key) for key in audit.plan[entrant][task.name]]
             found = pa.concat_tables(parquet.read(audit.bundle.path(n), n, tables.PREDICTIONS) for n in names)
             found = correction.counted(task.name, found)
             parts.append(metrics.score_predictions(found, truth, task, cluster=cluster))
