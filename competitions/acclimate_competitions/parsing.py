@@ -10,6 +10,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 
+from acclimate_competitions import reading
 from acclimate_competitions.errors import Refusal
 
 Path = tuple[str | int, ...]
@@ -248,11 +249,15 @@ def parse(raw: bytes) -> Parsed:
         Refusal: definition_invalid, where the bytes are not UTF-8.
     """
     try:
-        text = raw.decode("utf-8").replace("\r\n", "\n")
+        text = reading.decoded(raw).replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise Refusal(
             "definition_invalid", "the definition is not UTF-8 text", problems=[f"line {line}: a byte is not UTF-8"]
+        ) from error
+    except ValueError as error:
+        raise Refusal(
+            "definition_invalid", "the definition is not UTF-8 text", problems=[f"line 1: {error}"]
         ) from error
     problems: list[tuple[int, str]] = []
     lines: dict[Path, int] = {}

@@ -1,5 +1,6 @@
 """Reading files that a stranger may have sent, or that somebody named by mistake: regular ones, and no more of them than they may hold."""
 
+import codecs
 import errno
 import json
 import math
@@ -13,6 +14,13 @@ LONGEST_KEY = 1 << 16
 """Bytes of a file that holds a key: it is a line, and some words beside it."""
 LONGEST_DOCUMENT = 1 << 26
 """Bytes of a JSON document that somebody sent."""
+_OTHERS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""How a text of another encoding begins, the longer mark first."""
 _KINDS = {
     stat.S_IFIFO: "a fifo",
     stat.S_IFCHR: "a device",
@@ -78,6 +86,20 @@ def read(path: Path, most: int, *, hint: str = "check the name and who owns it")
     return data
 
 
+def decoded(data: bytes) -> str:
+    """Bytes as UTF-8 text; the mark (BOM) that some editors put before it is none of its characters.
+
+    Raises:
+        ValueError: they are not UTF-8; a UnicodeDecodeError, with the place, unless they say themselves what else they are.
+    """
+    for mark, name in _OTHERS.items():
+        if data.startswith(mark):
+            raise ValueError(f"it is text in {name}, not UTF-8: save it as UTF-8")
+    if data[1:2] == b"\0" or data[:1] == b"\0":
+        raise ValueError("it is no text in UTF-8, but perhaps in UTF-16: save it as UTF-8")
+    return data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+
+
 def text(path: Path, most: int, *, hint: str = "check the name and who owns it") -> str:
     """The text (UTF-8) of a regular file that holds at most so many bytes.
 
@@ -85,9 +107,11 @@ def text(path: Path, most: int, *, hint: str = "check the name and who owns it")
         Refusal: file_unreadable.
     """
     try:
-        return read(path, most, hint=hint).decode("utf-8")
+        return decoded(read(path, most, hint=hint))
     except UnicodeDecodeError as error:
         raise Refusal("file_unreadable", f"{path} is not UTF-8 text: byte {error.start}", hint=hint) from error
+    except ValueError as error:
+        raise Refusal("file_unreadable", f"{path}: {error}", hint=hint) from error
 
 
 def parse_json(data: str | bytes) -> Any:

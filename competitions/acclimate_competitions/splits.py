@@ -358,7 +358,8 @@ def _check_tokenizer(path: Path, seen: _Seen) -> str | None:
     if not path.exists():
         return None
     try:
-        if not isinstance(json.loads(path.read_bytes()), dict):
+        # As strictly as the library that reads it later, which takes no mark before it and no other encoding.
+        if not isinstance(json.loads(path.read_bytes().decode("utf-8")), dict):
             raise ValueError("not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
         _not_the_machines(error, "tokenizer.json")

@@ -355,7 +355,7 @@ def _from_file(file: Path, problems: list[str]) -> _Layer:
             data = stream.read(_LARGEST_FILE + 1)
         if len(data) > _LARGEST_FILE:
             raise ValueError(f"is longer than {_LARGEST_FILE} bytes, too long for a file of settings")
-        text = data.decode("utf-8")
+        text = reading.decoded(data)
         values = tomllib.loads(text)
     except Refusal as refusal:
         problems.append(refusal.sentence)

@@ -162,8 +162,8 @@ def load_age_identity(path: Path) -> str:
         Refusal: file_unreadable, key_refused.
     """
     try:
-        lines = [line.strip() for line in _read(path).decode("ascii").splitlines()]
-    except UnicodeDecodeError as error:
+        lines = [line.strip() for line in reading.decoded(_read(path)).splitlines()]
+    except ValueError as error:
         raise Refusal("key_refused", f"{path} is not an age key file") from error
     identities = [line for line in lines if line and not line.startswith("#")]
     if len(identities) != 1:

@@ -4,6 +4,7 @@ A receipt alone shows that whoever has the log's key vouched for the entry. That
 is compared. Two checkpoints that contradict each other are proof against the log's operator, and both are to be kept.
 """
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -292,7 +293,8 @@ def chain_of(key: str | None, *, bundle: Bundle | None, client: Client | None) -
 
 
 def _bytes(path: Path) -> bytes:
-    return reading.read(path, LONGEST_RECEIPT, hint=_SAVED)
+    # A mark that an editor put before it is none of its text.
+    return reading.read(path, LONGEST_RECEIPT, hint=_SAVED).removeprefix(codecs.BOM_UTF8)
 
 
 def _not_signed(receipt: Receipt, key: Verifier) -> Refusal:
