@@ -65,7 +65,7 @@ class Api:
         return False
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, trust_env=False, timeout=30, **options)
+        return httpx.get(self.url + path, trust_env=False, timeout=WITHIN, **options)
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.errors.read_text("utf-8").splitlines()]

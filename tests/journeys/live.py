@@ -19,6 +19,7 @@ import pyrage
 import tiny
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from waiting import WITHIN
 
 from acclimate import config, custody, sealing
 from acclimate.api.app import create_app
@@ -110,7 +111,7 @@ class Live:
 
     def connect(self, token: str = "") -> httpx.Client:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        http = httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=30)
+        http = httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=WITHIN)
         return self.stack.enter_context(http)
 
     def stranger(self, name: str = "stranger", role: str = "entrant") -> Actor:
@@ -173,7 +174,7 @@ def serve(folder: Path, *, clock: Clock | None = None, **given: Any) -> Iterator
         finally:
             stack.close()
             server.should_exit = True
-            thread.join(20)
+            thread.join(WITHIN)
             listener.close()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import live
 import uvicorn
+from waiting import WITHIN
 
 from acclimate import notes, witness_folder, witness_http
 from acclimate.config import Settings
@@ -67,7 +68,7 @@ class Partner:
     def stop(self) -> None:
         if self._server is not None:
             self._server.should_exit = True
-            self._thread.join(20)
+            self._thread.join(WITHIN)
             self._server = None
 
 

@@ -132,11 +132,11 @@ def test_a_report_in_the_making_keeps_nobody_else_waiting(staged, ada):
         thread.start()
     try:
         until(lambda: len(answers) == 59)
-        assert served.anyone().get(staged.path, timeout=5).status_code == 200
+        assert served.anyone().get(staged.path, timeout=WITHIN).status_code == 200
         for answer in answers:
             refused(answer, "busy", 503)
             assert int(answer.headers["Retry-After"]) >= 1
-        refused(served.anyone().get(f"{staged.path}/bundle", timeout=5), "busy", 503)
+        refused(served.anyone().get(f"{staged.path}/bundle", timeout=WITHIN), "busy", 503)
     finally:
         assert "ada" in pipe.read_text("utf-8")
         for thread in makers:
@@ -162,9 +162,9 @@ def test_rounds_are_folded_before_the_first_request(tmp_path):
 def test_a_busy_database_is_503_with_retry_after(served, monkeypatch):
     from acclimate import database
 
-    monkeypatch.setattr(database, "WAIT_SECONDS", 0.05)
     someone = served.stranger("late")
-    with served.store.transaction():
+    with served.store.transaction(), monkeypatch.context() as patch:
+        patch.setattr(database, "WAIT_SECONDS", 0.05)
         answer = someone.post("/v1/accounts", someone.registration())
     refused(answer, "busy", 503)
     assert int(answer.headers["Retry-After"]) >= 1

@@ -62,7 +62,7 @@ def test_an_upload_that_was_killed_goes_on_as_the_same_submission(acclimate: Run
         process = subprocess.Popen(
             [sys.executable, "-m", "acclimate", *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-        assert world.proxy.stalled.wait(30)
+        assert world.proxy.stalled.wait(WITHIN)
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=WITHIN)
     finally:

@@ -153,7 +153,7 @@ def test_an_upload_at_the_same_time_is_not_lost(tmp_path, database_url):
     def run_collections():
         while not stop.is_set():
             try:
-                collect(whole, older_than=5.0)
+                collect(whole, older_than=3600.0)
             except Exception as error:
                 failed.append(error)
                 return
@@ -175,7 +175,7 @@ def test_an_upload_at_the_same_time_is_not_lost(tmp_path, database_url):
         collecting.join()
     assert failed == []
     age()
-    collect(whole, older_than=5.0)
+    collect(whole, older_than=3600.0)
     for each in data:
         assert blobs.read(digests.of_bytes(each)) == each
     whole.store.close()

@@ -2,20 +2,20 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from live import Clock
 from sqlalchemy import insert, select, update
-from waiting import WITHIN
+from waiting import WITHIN, until
 
 from acclimate import config
 from acclimate.lease import Lease, Renewal
 from acclimate.store import Store, leases, outbox
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.records import format_time
 
 
 class Both:
@@ -130,7 +130,7 @@ def test_nobody_takes_it_between_the_check_and_the_commit(both: Both) -> None:
         # The other waits for this transaction, although the lease has expired.
         assert taken.is_alive() and second.epoch == 0
         tx.execute(insert(outbox), {"round": "r", "stage": "a", "payload": {}, "run": None})
-    taken.join(20)
+    taken.join(WITHIN)
     assert second.epoch == 2 and written(both) == ["a"]
 
 
@@ -148,7 +148,7 @@ def test_of_many_that_ask_at_once_one_gets_it(both: Both) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(WITHIN)
         assert [lease.epoch for lease in got] == [round_]
         got.pop()
         many = [both.lease(f"holder-{n}", of=n % 2) for n in range(8)]
@@ -156,22 +156,28 @@ def test_of_many_that_ask_at_once_one_gets_it(both: Both) -> None:
 
 
 def test_a_clock_that_jumps_doubles_no_leader_and_locks_nobody_out(both: Both) -> None:
-    first, second = both.lease("one", seconds=0.3), both.lease("two", seconds=0.3, of=1)
+    first, second = both.lease("one"), both.lease("two", of=1)
     assert first.take()
+
+    def later(lease: Lease) -> None:
+        """As if a lease's time had passed since it looked at the row."""
+        row, seen = lease._watched
+        lease._watched = (row, seen - lease.seconds - 0.1)
+
     # 1. Set back, and the leader lives: its next renewal puts the row right.
     both.clock.forward(hours=-5)
     assert not second.take()
     first.renew()
-    time.sleep(0.4)
+    later(second)
     assert not second.take()
     # 2. Set back, and the leader is dead: the row expires in hours, but nobody renews it.
     both.clock.forward(hours=-5)
     assert not second.take()
-    time.sleep(0.4)
+    later(second)
     assert second.take()
     # 3. Set forward: the lease looks expired and may be taken; the one before stands by.
     both.clock.forward(hours=20)
-    third = both.lease("three", seconds=0.3)
+    third = both.lease("three")
     assert third.take()
     lost(second.renew)
 
@@ -179,31 +185,35 @@ def test_a_clock_that_jumps_doubles_no_leader_and_locks_nobody_out(both: Both) -
 def test_a_lease_is_renewed_in_the_background_while_its_leader_shows_life(
     both: Both, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shift = datetime.now(UTC) - both.clock.now
-    both.clock = lambda: datetime.now(UTC) - shift  # type: ignore[assignment]
     first, second = both.lease("one", seconds=1.0), both.lease("two", seconds=1.0, of=1)
     assert first.take()
-    renewal = Renewal(first, patience=1.5)
+    renewal, said = Renewal(first, patience=2 * WITHIN), list[dict[str, str]]()
+
+    def ends() -> str:
+        with both.stores[1].snapshot() as tx:
+            return str(tx.execute(select(leases.c.expires)).scalar_one())
+
+    def told() -> list[dict[str, str]]:
+        said.extend(json.loads(line) for line in capsys.readouterr().err.splitlines())
+        return said
+
     renewal.start()
-    until = time.monotonic() + 3
-    while time.monotonic() < until:
-        renewal.alive()
+    # By the database's clock, which goes on once the lease was renewed.
+    for _ in range(4):
+        both.clock.forward(seconds=0.9)
+        due = format_time(both.clock.now + timedelta(seconds=first.seconds))
+        until(lambda due=due: ends() == due)
         assert not second.take()
-        time.sleep(0.1)
-    assert first.left > 0
+    until(lambda: first.left > 0)
     # 1. The leader hangs: its lease runs out, and the log says why.
-    until = time.monotonic() + WITHIN
-    while not second.take():
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    renewal._alive -= 3 * WITHIN
+    until(told)
+    both.clock.forward(seconds=1.1)
+    assert second.take()
     assert [line["event"] for line in said] == ["lease not renewed"] and "has hung" in said[0]["reason"]
     # 2. It wakes up: the thread finds the lease lost and ends.
     renewal.alive()
-    until = time.monotonic() + WITHIN
-    while renewal._thread.is_alive():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: not renewal._thread.is_alive())
     renewal.stop()
     assert renewal.lost is not None and renewal.lost.code == "lease_lost"
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]

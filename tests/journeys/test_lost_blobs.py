@@ -1,15 +1,17 @@
 """What this server has lost is nobody else's fault; and what downloads take of it."""
 
+import contextlib
 import os
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import live
 import pytest
 from sqlalchemy import select
-from waiting import WITHIN
+from waiting import WITHIN, until
 
 from acclimate import sweeping
 from acclimate.api import downloads
@@ -104,24 +106,37 @@ def test_so_many_downloads_at_once_and_an_idle_one_is_ended(
     name = sorted(staged.fields["files"])[0]
     big = server.store.blobs.put_bytes(bytes(32 << 20))
     monkeypatch.setattr("acclimate.service.reading.public_file", lambda *_, **__: big)
-    monkeypatch.setattr(downloads, "STALLED", 3.0)
     host, port = server.url.removeprefix("http://").split(":")
-    idle = []
-    for _ in range(downloads.OPEN):
+    address = f"{staged.path}/files/{name}"
+
+    def idle() -> socket.socket:
+        """A download of which next to nothing is taken."""
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect((host, int(port)))
-        connection.sendall(f"GET {staged.path}/files/{name} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        connection.sendall(f"GET {address} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         assert connection.recv(12) == b"HTTP/1.1 200"
-        idle.append(connection)
-    answer = server.anyone().get(f"{staged.path}/files/{name}")
+        return connection
+
+    def whole() -> bool:
+        with contextlib.suppress(httpx.RemoteProtocolError):
+            answer = server.anyone().get(address)
+            return answer.status_code == 200 and len(answer.content) == 32 << 20
+        return False
+
+    # 1. As many as there are places; whoever leaves gives its place back.
+    monkeypatch.setattr(downloads, "STALLED", 2 * WITHIN)
+    open_ = [idle() for _ in range(downloads.OPEN)]
+    answer = server.anyone().get(address)
     assert answer.status_code == 503 and answer.json()["code"] == "busy" and int(answer.headers["Retry-After"]) > 0
-    until = time.monotonic() + WITHIN
-    while (answer := server.anyone().get(f"{staged.path}/files/{name}")).status_code == 503:
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    assert len(answer.content) == 32 << 20
-    for connection in idle:
+    for connection in open_:
+        connection.close()
+    until(whole)
+    # 2. Whoever stays and takes nothing is ended.
+    monkeypatch.setattr(downloads, "STALLED", 1.0)
+    open_ = [idle() for _ in range(downloads.OPEN)]
+    until(whole)
+    for connection in open_:
         connection.close()
 
 

@@ -12,6 +12,7 @@ import pytest
 from databases import add, on_postgresql, refused, settings, store
 from sqlalchemy import delete, insert, select, text
 from sqlalchemy.exc import ProgrammingError
+from waiting import WITHIN
 
 from acclimate import config, database, migrations
 from acclimate.store import (
@@ -163,7 +164,7 @@ def test_a_server_that_is_stopped_is_503_and_that_comes_back_needs_no_restart(po
         over, seen = threading.Event(), Counter()
 
         def ask():
-            with httpx.Client(base_url=served.url, trust_env=False, timeout=30) as client:
+            with httpx.Client(base_url=served.url, trust_env=False, timeout=WITHIN) as client:
                 while not over.is_set():
                     answer = client.get("/v1/rounds")
                     seen[answer.status_code, answer.json()["code"] if answer.status_code >= 400 else None] += 1
@@ -286,10 +287,9 @@ def test_what_the_server_says_of_itself_is_a_refusal(on_postgresql, state, code)
 def test_a_statement_that_takes_too_long_and_a_writer_that_stands_still_are_ended(
     on_postgresql, postgresql_url, tmp_path
 ):
-    url = postgresql_url + "?options=-c%20statement_timeout%3D50ms"
     store = Store.open(on_postgresql)
-    hurried = Store.open(config.load(tmp_path / "hurried", environ={}, given={"database": url}))
-    with pytest.raises(Refusal) as caught, hurried.snapshot() as tx:
+    with pytest.raises(Refusal) as caught, store.snapshot() as tx:
+        tx.execute(text("SET LOCAL statement_timeout = '50ms'"))
         tx.execute(text("SELECT pg_sleep(5)"))
     assert caught.value.code == "busy"
     # A process that was stopped while it wrote gives the writers' lock up; its own write is refused, whole.
@@ -301,5 +301,4 @@ def test_a_statement_that_takes_too_long_and_a_writer_that_stands_still_are_ende
     assert caught.value.code in ("busy", "database_unreachable")
     with store.snapshot() as tx:
         assert tx.execute(select(invitations)).first() is None
-    hurried.close()
     store.close()

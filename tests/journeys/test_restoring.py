@@ -10,6 +10,7 @@ import kept
 import pytest
 from backed_up import AT, back_up, contents, more, refused, restore, target
 from sqlalchemy import insert, select, text
+from waiting import WITHIN
 
 from acclimate import backups, config, migrations, restoring
 from acclimate.finishing import Finisher
@@ -68,7 +69,7 @@ def test_mlflow_is_told_again_after_a_restore(tmp_path):
         try:
             for _ in range(5):
                 finisher.step()
-                wait(finisher._under_way.values(), timeout=20)
+                wait(finisher._under_way.values(), timeout=WITHIN)
         finally:
             finisher.close()
             store.close()

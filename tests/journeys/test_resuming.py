@@ -282,7 +282,7 @@ def stopped_at(work: Path, job: PrepareJob, blobs: FolderBlobs) -> int:
         assert handle.poll().state == "running"
         time.sleep(0.01)
     before = handle.poll().step
-    assert handle.attempt.checkpoint(within=30.0)
+    assert handle.attempt.checkpoint(within=WITHIN)
     handle.cancel()
     assert ended(handle).code == "cancelled"
     # The next is asked in vain, as nothing is left to ask.

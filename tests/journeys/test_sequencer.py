@@ -1,7 +1,6 @@
 """The sequencer: every entry gets a checkpoint and a receipt, whatever it was killed in; a log that was changed is never signed."""
 
 import base64
-import threading
 
 import pytest
 import rounds_made
@@ -83,14 +82,12 @@ def test_the_sequencer_signs_by_itself(store, signer, request_):
     sequencer.start()
     with store.transaction() as tx:
         tx.append(request_)
-    deadline = threading.Event()
-    for _ in range(100):
+
+    def signed():
         with store.snapshot() as tx:
-            if tx.execute(select(log_checkpoints).where(log_checkpoints.c.size == 1)).first() is not None:
-                break
-        deadline.wait(0.05)
-    else:
-        pytest.fail("no checkpoint within 5 s")
+            return tx.execute(select(log_checkpoints).where(log_checkpoints.c.size == 1)).first() is not None
+
+    until(signed)
     sequencer.close()
 
 

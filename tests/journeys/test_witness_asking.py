@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 import witnessed
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from waiting import WITHIN
 from witnessed import MADE, SmallLog
 
 from acclimate import log, notes, witness_client, witness_http
@@ -54,7 +55,7 @@ def served(app: witness_http.App) -> Iterator[str]:
 
 @pytest.fixture
 def client() -> Iterator[httpx.Client]:
-    with httpx.Client(trust_env=False, timeout=30) as made:
+    with httpx.Client(trust_env=False, timeout=WITHIN) as made:
         yield made
 
 

@@ -66,7 +66,7 @@ class Running:
     url: str
     vkey: str
     errors: Path
-    http: httpx.Client = field(default_factory=lambda: httpx.Client(trust_env=False, timeout=30))
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(trust_env=False, timeout=WITHIN))
 
     @property
     def endpoint(self) -> witness_client.Endpoint:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import WITHIN
 
 from acclimate_runners import isolation
 from acclimate_runners.isolation import Child, Ended
@@ -24,7 +25,7 @@ from acclimate_runners import isolation
 folder, parent, words, memory = Path(sys.argv[1]), int(sys.argv[3]), int(sys.argv[5]), int(sys.argv[7])
 isolation.tell(words, asdict(isolation.confine(parent=parent, memory=memory)))
 """
-PLENTY = Limits((), 10**9, 10**9, memory=2 << 30, wall_seconds=60)
+PLENTY = Limits((), 10**9, 10**9, memory=2 << 30, wall_seconds=3600)
 
 
 def child(folder: Path, body: str, *, limits: Limits = PLENTY) -> tuple[Child, Ended]:
@@ -38,7 +39,7 @@ def start(folder: Path, body: str, *, limits: Limits = PLENTY) -> Child:
     return isolation.spawn(folder, limits=limits, threads=3, program=[str(script)])
 
 
-def gone(pid: int, *, within: float = 5.0) -> bool:
+def gone(pid: int, *, within: float = WITHIN) -> bool:
     until = time.monotonic() + within
     while time.monotonic() < until:
         try:
@@ -121,7 +122,7 @@ def test_progress_and_the_reason_of_a_failure_are_heard(tmp_path: Path) -> None:
     ("body", "limits", "reason", "code"),
     [
         (
-            "kept = [b'x' * (1 << 20) for _ in range(400)]; time.sleep(30)",
+            "kept = [b'x' * (1 << 20) for _ in range(400)]; time.sleep(1000)",
             {"memory": 200 << 20},
             "0.20 GiB are allowed",
             "out_of_memory",
@@ -159,7 +160,7 @@ def test_progress_and_the_reason_of_a_failure_are_heard(tmp_path: Path) -> None:
         ),
         ("os.abort()", {}, "killed by SIGABRT", "job_failed"),
         ("sys.exit(isolation.NO_SPACE)", {}, "exited with status", "no_space"),
-        ("time.sleep(30)", {"wall_seconds": 0.5}, "ran longer than", "limit_exceeded"),
+        ("time.sleep(1000)", {"wall_seconds": 0.5}, "ran longer than", "limit_exceeded"),
         ("os.kill(os.getpid(), 11)", {}, "killed by SIGSEGV", "job_failed"),
         ("os.kill(os.getpid(), 9)", {}, "killed by SIGKILL", "runner_failed"),
         ("raise ValueError('a bug of ours')", {}, "ValueError: a bug of ours", "job_failed"),
@@ -169,10 +170,9 @@ def test_a_child_that_ends_early_says_why_and_whose_fault_it_is(
     tmp_path: Path, body: str, limits: dict[str, int], reason: str, code: str
 ) -> None:
     given = Limits((), 1, 1, **{"memory": PLENTY.memory, "wall_seconds": PLENTY.wall_seconds, **limits})
-    began = time.monotonic()
     spawned, ended = child(tmp_path, body, limits=given)
     assert reason in ended.reason and ended.code == code
-    assert time.monotonic() - began < 10 and gone(spawned.pid)
+    assert gone(spawned.pid)
 
 
 def test_a_shortage_has_an_exit_status_of_its_own() -> None:
@@ -217,7 +217,7 @@ from acclimate_runners import isolation
 from acclimate_runners.jobs import Limits
 Path(sys.argv[2]).write_text(str(os.getpid()))
 folder = Path(sys.argv[1])
-child = isolation.spawn(folder, limits=Limits((), 1, 1, 2 << 30, 60.0), threads=1, program=[str(folder / "script.py")])
+child = isolation.spawn(folder, limits=Limits((), 1, 1, 2 << 30, 3600.0), threads=1, program=[str(folder / "script.py")])
 print(child.supervise(threading.Event()).code)
 """
 
@@ -268,9 +268,9 @@ def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
 def test_cancelling_kills_the_whole_group(tmp_path: Path) -> None:
     body = """
     import subprocess
-    (folder / "grandchild").write_text(str(subprocess.Popen(["sleep", "60"]).pid))
+    (folder / "grandchild").write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
     isolation.tell(words, {"step": 1, "total": 1})
-    time.sleep(60)
+    time.sleep(1000)
     """
     spawned, stop = start(tmp_path, body), threading.Event()
     threading.Timer(0.1, lambda: (wait_for(tmp_path / "grandchild"), stop.set())).start()
@@ -283,7 +283,7 @@ def test_nothing_of_a_child_outlives_its_end(tmp_path: Path) -> None:
         tmp_path,
         """
         import subprocess
-        (folder / "grandchild").write_text(str(subprocess.Popen(["sleep", "60"]).pid))
+        (folder / "grandchild").write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
         """,
     )
     assert ended == Ended("") and gone(int((tmp_path / "grandchild").read_text()))
@@ -295,13 +295,13 @@ from pathlib import Path
 from acclimate_runners import isolation
 from acclimate_runners.jobs import Limits
 folder = Path(sys.argv[1])
-child = isolation.spawn(folder, limits=Limits((), 1, 1, 2 << 30, 60.0), threads=1, program=[str(folder / "script.py")])
+child = isolation.spawn(folder, limits=Limits((), 1, 1, 2 << 30, 3600.0), threads=1, program=[str(folder / "script.py")])
 child.supervise(threading.Event())
 """
 
 
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(CONFINED + "(folder / 'pid').write_text(str(os.getpid())); time.sleep(60)")
+    (tmp_path / "script.py").write_text(CONFINED + "(folder / 'pid').write_text(str(os.getpid())); time.sleep(1000)")
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)])
     pid = int(wait_for(tmp_path / "pid"))
     assert not gone(pid, within=0.2)
@@ -311,7 +311,7 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_a_child_ends_at_the_end_of_its_pipe(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(CONFINED + "(folder / 'pid').write_text(str(os.getpid())); time.sleep(60)")
+    (tmp_path / "script.py").write_text(CONFINED + "(folder / 'pid').write_text(str(os.getpid())); time.sleep(1000)")
     read_end, write_end = os.pipe()
     arguments = [str(tmp_path), "--parent", str(os.getpid()), "--progress", str(write_end), "--memory", "0"]
     with subprocess.Popen(
@@ -323,13 +323,13 @@ def test_a_child_ends_at_the_end_of_its_pipe(tmp_path: Path) -> None:
         assert process.stdin is not None
         assert int(wait_for(tmp_path / "pid")) == process.pid
         process.stdin.close()
-        assert process.wait(5) == -signal.SIGKILL
+        assert process.wait(WITHIN) == -signal.SIGKILL
     os.close(read_end)
     os.close(write_end)
 
 
 def wait_for(path: Path) -> str:
-    until = time.monotonic() + 20
+    until = time.monotonic() + WITHIN
     while time.monotonic() < until:
         if path.exists() and path.read_text():
             return path.read_text()
