@@ -58,6 +58,8 @@ def test_attempts_go_on_while_their_dispatcher_is_stopped_or_killed_and_are_adop
         os.kill(child, signal.SIGCONT)
         wait(lambda: state_of(live, submission)[0] == "accepted")
         assert [row.attempts for row in rows(live, "check")] == [1]
-        assert three.events("attempt failed") == [] and len(three.events("committed")) == 1
+        # It says so once it is so.
+        three.await_("committed")
         three.signal(signal.SIGTERM)
         assert three.process.wait(WITHIN) == 0
+        assert three.events("attempt failed") == [] and len(three.events("committed")) == 1

@@ -63,14 +63,14 @@ def test_a_lost_computer_and_a_lost_custodian_are_survived(stage: Stage) -> None
 def test_the_auditor_of_a_round_with_witnesses_finds_no_gap_in_history_and_time(tmp_path: Path) -> None:
     """In real time: the witnesses must see the extension before the close, and the close before the release."""
     now = datetime.now(UTC)
-    with on_stage(tmp_path, RealClock(), opens=now, closes=now + timedelta(seconds=30)) as stage:
+    with on_stage(tmp_path, RealClock(), opens=now, closes=now + timedelta(seconds=90)) as stage:
         round_id, running = stage.staged.round, stage.running
         acknowledged(stage)
         assert running.tick() == ["RoundOpened"]
         boss, own = stage.person("organizer")
-        organizer.extend(boss, own, round_id, closes=now + timedelta(seconds=32))
+        organizer.extend(boss, own, round_id, closes=now + timedelta(seconds=92))
         stage.cosigned()
-        until(lambda: datetime.now(UTC) > now + timedelta(seconds=33))
+        until(lambda: datetime.now(UTC) > now + timedelta(seconds=93))
         assert running.tick() == ["RoundClosed", "PreparationFinished"]
         stage.cosigned()
         for name in CUSTODIANS[:2]:

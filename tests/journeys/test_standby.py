@@ -247,16 +247,10 @@ def paused(process: Process, live: Live) -> None:
     raise AssertionError("it was always writing")
 
 
-@pytest.mark.parametrize(
-    ("engine", "quick"),
-    [
-        pytest.param("sqlite", True, marks=pytest.mark.slow),
-        pytest.param("sqlite", False, marks=pytest.mark.slow),
-        pytest.param("postgresql", False, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
 def test_a_round_whose_leaders_are_paused_killed_and_stopped_comes_out_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, engine: str, quick: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, engine: str
 ) -> None:
     # The processes go by the real clock, by which this round has just closed.
     monkeypatch.setattr(staging, "START", datetime.now(UTC) - timedelta(hours=25))
@@ -269,7 +263,8 @@ def test_a_round_whose_leaders_are_paused_killed_and_stopped_comes_out_the_same(
         expected = undisturbed(live, staged, tmp_path / "reference") if engine == "sqlite" else None
 
         def start(name: str) -> Process:
-            made = Process(live, tmp_path / name, quick=quick)
+            # With the lease that it has by itself: a busy machine must not depose one that lives.
+            made = Process(live, tmp_path / name)
             stack.callback(made.end)
             return made
 
@@ -311,6 +306,7 @@ def test_a_round_whose_leaders_are_paused_killed_and_stopped_comes_out_the_same(
         with live.store.snapshot() as tx:
             assert tx.execute(select(leases.c.epoch).where(leases.c.name == "dispatch")).scalar_one() == 4
         for process in (one, two):
+            process.end()
             assert process.events("error") == [] and process.events("blocked") == []
 
 

@@ -96,7 +96,7 @@ def test_two_rounds_are_tied_by_standing_entries_and_an_anchor(tmp_path: Path) -
         found = next_rounds.look(players.boss, players.boss_keys, "marbles", folder, name="second")
         assert [d.key for d in found.differences] == [] and [seen.by for seen in found.seen] == ["kept digests"]
         now = datetime.now(UTC)
-        dates = {"opens": now, "closes": now + 4 * WINDOW, "closes_latest": now + timedelta(minutes=20)}
+        dates = {"opens": now, "closes": now + 4 * WINDOW * players.pace, "closes_latest": now + timedelta(hours=2)}
         players.id = next_rounds.next_round(players.boss, players.boss_keys, found, folder, name="second", dates=dates)
         organizer.seal_round(players.boss, players.boss_keys, players.id, folder)
         players.acknowledge()
