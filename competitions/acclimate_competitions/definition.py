@@ -36,6 +36,9 @@ ARCHITECTURES = (
     "falcon",
     "mamba",
     "falcon_mamba",
+    "bert",
+    "roberta",
+    "distilbert",
 )
 """Model types (of config.json) that a competition may allow."""
 

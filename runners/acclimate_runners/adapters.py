@@ -48,7 +48,8 @@ def learned(model: Network, lora: Lora | None, *, seed: int) -> Iterator[dict[st
             pair = (made[f"{name}.A"], made[f"{name}.B"])
             stack.callback(layer.register_forward_hook(partial(_added, pair, scale)).remove)
         # A classifier's head may have learned nothing yet.
-        head = {name: weight for name, weight in model.weights.items() if name == architectures.SCORE}
+        scoring = architectures.ARCHITECTURES[model.facts.architecture].scoring if model.labels is not None else ()
+        head = {name: weight for name, weight in model.weights.items() if name.startswith(scoring)}
         for weight in model.weights.values():
             weight.requires_grad_(False)
             stack.callback(weight.requires_grad_, True)

@@ -7,10 +7,9 @@ them equal.
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from acclimate_runners import tensors
+from acclimate_runners import encoders, tensors
 from acclimate_runners.config_rules import (
     ACTIVATION,
     CLASSIFYING,
@@ -36,54 +35,11 @@ from acclimate_runners.config_rules import (
     two_ropes,
     whole,
 )
+from acclimate_runners.kinds import Architecture as Architecture
 from acclimate_runners.tensors import Shapes as Shapes
 
-SCORE = "score.weight"
-"""The head of a sequence classifier, [labels, width], in files and in transformers."""
 UNBOUNDED = sys.maxsize
 """How many tokens a sequence may have where nothing in the model bounds it."""
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """One accepted architecture.
-
-    Attributes:
-        model_class: the name of transformers' class, for `architectures` in config.json.
-        fields: allowed fields with their rules, without the descriptive ones.
-        required: fields that have no default here, because the size of the model follows from them.
-        shapes: tensor name -> shape, of a checked config.
-        head: the output embedding's name in files.
-        embedding: the input embedding's name, to which the head may be tied.
-        tied: whether `tie_word_embeddings` is true where the config is silent.
-        positions: name of the field that bounds a sequence's length, and its default; None where nothing bounds it.
-        heads: names of the fields of width and heads; None where there is no attention.
-        told: further fields that say nothing about the computation, with their rules.
-    """
-
-    model_class: str
-    fields: Mapping[str, Check]
-    required: tuple[str, ...]
-    shapes: Callable[[Mapping[str, Any]], Shapes]
-    head: str
-    embedding: str
-    tied: bool
-    positions: tuple[str, int] | None
-    heads: tuple[str, str] | None
-    told: Mapping[str, Check] = field(default_factory=dict)
-
-    @property
-    def attends(self) -> bool:
-        """Whether tokens see each other by attention alone, so that a mask and positions say all about it."""
-        return self.heads is not None
-
-    @property
-    def classifier(self) -> str | None:
-        """The name of transformers' class of sequence classifiers, for `architectures` in config.json; None where it has none."""
-        stem = self.model_class.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
-        # Gemma 3's without a prefix reads images, too.
-        stem = "Gemma3Text" if stem == "Gemma3" else stem
-        return f"{stem}ForSequenceClassification" if self.attends else None
 
 
 _DECODER: dict[str, Check] = {
@@ -343,6 +299,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         positions=("max_position_embeddings", 2048),
         heads=("hidden_size", "num_attention_heads"),
     ),
+    **encoders.ENCODERS,
 }
 
 
@@ -361,8 +318,10 @@ def problems(config: Mapping[str, Any], allowed: tuple[str, ...]) -> list[str]:
     kind = ARCHITECTURES[name]
     classifies = kind.classifier is not None and config.get("architectures") == [kind.classifier]
     if config.get("architectures") not in (None, [kind.model_class]) and not classifies:
-        expected = " or ".join(f"[{name!r}]" for name in (kind.model_class, kind.classifier) if name)
+        expected = " or ".join(f"[{name!r}]" for name in dict.fromkeys((kind.model_class, kind.classifier)) if name)
         found.append(f"architectures is {_short(config['architectures'])}, expected {expected}")
+    elif kind.encodes and not classifies:
+        found.append(f"architectures is missing, expected [{kind.model_class!r}]")
     rules = {**DESCRIPTIVE, **kind.told, **kind.fields, **(CLASSIFYING if classifies else {})}
     if classifies and not found:
         found += _labelled(config)
@@ -455,7 +414,9 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 def positions(config: Mapping[str, Any]) -> int:
     """How many tokens a sequence may have, for a checked config."""
     named = ARCHITECTURES[config["model_type"]].positions
-    return UNBOUNDED if named is None else int(config.get(named[0], named[1]))
+    return (
+        UNBOUNDED if named is None else int(config.get(named[0], named[1])) - ARCHITECTURES[config["model_type"]].first
+    )
 
 
 def shapes(config: Mapping[str, Any]) -> Shapes:
@@ -464,7 +425,8 @@ def shapes(config: Mapping[str, Any]) -> Shapes:
     found = kind.shapes(config)
     if (names := labels(config)) is not None:
         whole = {name: shape for name, shape in found.items() if not name.startswith("lm_head.")}
-        return {**whole, SCORE: (len(names), found[kind.embedding][1])}
+        biases = {kind.score_bias: (len(names),)} if kind.score_bias is not None else {}
+        return {**whole, kind.score: (len(names), found[kind.embedding][1]), **biases}
     if not is_tied(config):
         found[kind.head] = found[kind.embedding]
     return found

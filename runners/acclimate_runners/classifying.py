@@ -1,7 +1,8 @@
 """Tasks of the kind classify: a sequence classifier answers with a number for each label, a language model with the labels' words.
 
 A classifier's head stands where a language model's predicts the next token: on what the model makes of the last token of the prompt. So labels
-are to a classifier what tokens are to a language model, and all else (batches, loss, checkpoints) is the same. A language model is taught
+are to a classifier what tokens are to a language model, and all else (batches, loss, checkpoints) is the same. An encoder's head reads the first token, which has seen all others. A language
+model is taught
 and asked as in a task of the kind choice; its log-likelihoods are made those of the labels, given that it is one of them.
 """
 
@@ -42,19 +43,24 @@ def begun(model: Network, weights: Mapping[str, Tensor], task: Task, *, seed: in
         raise Refusal(
             "model_invalid", f"task {task.name} is of the kind {task.kind}, which a sequence classifier can't do"
         )
-    submitted = weights[architectures.SCORE]
+    kind = architectures.ARCHITECTURES[model.facts.architecture]
+    submitted = weights[kind.score]
+    bias = weights[kind.score_bias] if kind.score_bias is not None else None
     names = model.submitted_labels
     if sorted(names) == sorted(task.choices):
-        head = submitted[[names.index(choice) for choice in task.choices]]
+        order = [names.index(choice) for choice in task.choices]
+        head, bias = submitted[order], None if bias is None else bias[order]
     else:
         generator = torch.Generator().manual_seed(seed)
         head = torch.randn(len(task.choices), submitted.shape[1], generator=generator) * _DEVIATION
+        bias = None if bias is None else torch.zeros(len(task.choices))
     config = architectures.with_labels(model.facts.config, task.choices)
     model.facts = replace(model.facts, config=config)
-    layer = torch.nn.Linear(head.shape[1], head.shape[0], bias=False)
-    model.model.score = layer
-    model.weights[architectures.SCORE] = layer.weight
-    return {**weights, architectures.SCORE: head}
+    layer = torch.nn.Linear(head.shape[1], head.shape[0], bias=bias is not None)
+    model.model.set_submodule(kind.score.removesuffix(".weight"), layer)
+    made = {kind.score: head} | ({} if kind.score_bias is None or bias is None else {kind.score_bias: bias})
+    model.weights |= {name: layer.weight if name == kind.score else layer.bias for name in made}
+    return {**weights, **made}
 
 
 def taught(
@@ -68,16 +74,24 @@ def taught(
     if model.labels is None:
         return packing.taught(tokenizer, task, rows, max_length=max_length)
     numbers = {choice: number for number, choice in enumerate(task.choices)}
-    return prompts(tokenizer, task, rows), [[numbers[row["target"]]] for row in rows]
+    return prompts(tokenizer, task, rows, model=model, max_length=max_length), [
+        [numbers[row["target"]]] for row in rows
+    ]
 
 
-def prompts(tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Tokens of each row's prompt, for a classifier.
+def prompts(
+    tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]], *, model: Network, max_length: int
+) -> list[list[int]]:
+    """Tokens of each row's prompt, for a classifier; an encoder's with what its tokenizer puts around a text.
 
     Raises:
         Refusal: model_invalid, where there is none to answer behind.
     """
-    found = packing.prompt_tokens(tokenizer, task, rows)
+    if model.encodes:
+        # A sequence's last token is the label, which is not read.
+        found = packing.framed(tokenizer, packing.prompts(task, rows), most=max_length - 1)
+    else:
+        found = packing.prompt_tokens(tokenizer, task, rows)
     if not all(found):
         raise Refusal("model_invalid", f"the tokenizer gives no token for a prompt of task {task.name}")
     return found

@@ -190,7 +190,7 @@ class Labels:
     def __init__(
         self, tokenizer: Any, task: Task, rows: list[dict[str, Any]], *, model: Network, max_length: int
     ) -> None:
-        prompts = classifying.prompts(tokenizer, task, rows)
+        prompts = classifying.prompts(tokenizer, task, rows, model=model, max_length=max_length)
         # In which batch a row is read follows from the rows' tokens alone.
         self._order = sorted(range(len(rows)), key=lambda row: prompts[row])
         packed = packing.pack([prompts[row] for row in self._order], [[0]] * len(rows), max_length=max_length)

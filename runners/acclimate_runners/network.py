@@ -55,6 +55,9 @@ _CONFIGS = {
     "falcon": "FalconConfig",
     "mamba": "MambaConfig",
     "falcon_mamba": "FalconMambaConfig",
+    "bert": "BertConfig",
+    "roberta": "RobertaConfig",
+    "distilbert": "DistilBertConfig",
 }
 """Names of transformers' configuration classes, each in the module of its model type, or in that of _MODULES."""
 
@@ -102,8 +105,13 @@ class Network:
         return self.head(self.hidden(inputs, at))
 
     def hidden(self, inputs: Tensor, at: Tensor) -> Tensor:
-        """What the head makes logits of [positions, width]; as logits."""
+        """What the head makes logits of [positions, width]; as logits.
+
+        An encoder's is that of the first token of each row; at says where each row ends.
+        """
         length = inputs.shape[1]
+        if self.encodes:
+            return self._first(inputs, ends=at % length)
         if length not in self._masks:
             self._masks[length] = _mask(length) if self._is_plain(length) else None
         return self._hidden(inputs, at, positions=torch.arange(length)[None], mask=self._masks[length])
@@ -143,11 +151,16 @@ class Network:
 
         return DynamicCache(config=self.model.config)
 
+    @property
+    def encodes(self) -> bool:
+        """Whether each token sees all others of its text."""
+        return architectures.ARCHITECTURES[self.facts.architecture].encodes
+
     def can_lay(self, length: int) -> bool:
         """Whether sequences of so many tokens may stand beside others in a row: each token sees all before it in its own."""
         window = getattr(self.model.config, "sliding_window", None)
         attends = architectures.ARCHITECTURES[self.facts.architecture].attends
-        return attends and (window is None or length <= window)
+        return attends and not self.encodes and (window is None or length <= window)
 
     def _hidden(self, inputs: Tensor, at: Tensor, *, positions: Tensor, mask: Tensor | None) -> Tensor:
         hidden: Tensor = self.model.base_model(
@@ -157,11 +170,21 @@ class Network:
         every = hidden.flatten(0, 1)
         return every if len(at) == len(every) else every.index_select(0, at)
 
+    def _first(self, inputs: Tensor, *, ends: Tensor) -> Tensor:
+        """What an encoder makes of each row's first token, [rows, width]; ends: [rows] the place of its last one, behind which it is padded."""
+        places = torch.arange(inputs.shape[1])[None]
+        positions = places + architectures.ARCHITECTURES[self.facts.architecture].first
+        seen = (places <= ends[:, None]).long()
+        hidden: Tensor = self.model.base_model(
+            input_ids=inputs, position_ids=positions, attention_mask=seen
+        ).last_hidden_state
+        self.on_batch()
+        return hidden[:, 0]
+
     def head(self, hidden: Tensor) -> Tensor:
         """Next-token logits [positions, vocabulary] of what `hidden` gives, float32; a classifier's of its labels [positions, labels]."""
         if self.labels is not None:
-            scores: Tensor = self.model.score(hidden).float()
-            return scores
+            return _scores(self.model, self.facts.architecture, hidden).float()
         result: Tensor = self.model.get_output_embeddings()(hidden).float()
         if (bound := getattr(self.model.config, "final_logit_softcapping", None)) is not None:
             result = torch.tanh(result / bound) * bound
@@ -187,6 +210,20 @@ class Network:
         with torch.no_grad():
             for name, tensor in self.weights.items():
                 tensor.copy_(weights[name])
+
+
+def _scores(model: Any, architecture: str, hidden: Tensor) -> Tensor:
+    """A classifier's numbers [rows, labels], as transformers' own forward has them; dropout is off."""
+    scores: Tensor
+    if architecture == "bert":
+        scores = model.classifier(model.bert.pooler(hidden[:, None]))
+    elif architecture == "roberta":
+        scores = model.classifier(hidden[:, None])
+    elif architecture == "distilbert":
+        scores = model.classifier(functional.relu(model.pre_classifier(hidden)))
+    else:
+        scores = model.score(hidden)
+    return scores
 
 
 def multiplying(dtype: str) -> AbstractContextManager[Any]:

@@ -100,6 +100,28 @@ def tokens(tokenizer: Any, texts: Sequence[str], *, special: bool = False) -> li
         raise Refusal("model_invalid", f"the tokenizer fails on the competition's texts: {str(error)[:200]}") from error
 
 
+def framed(tokenizer: Any, texts: Sequence[str], *, most: int) -> list[list[int]]:
+    """Tokens of each text with what the tokenizer's own post-processor puts around it, such as [CLS] and [SEP].
+
+    A longer text than `most` tokens with its frame loses tokens at its left, as all others do, and keeps its frame.
+
+    Raises:
+        Refusal: model_invalid, where the tokenizer fails on a text, or no text has room.
+    """
+    room = most - tokenizer.num_special_tokens_to_add(False)
+    if room < 1:
+        raise Refusal(
+            "model_invalid", f"sequences of {most} tokens have no room beside what the tokenizer puts around a text"
+        )
+    try:
+        encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        for encoding in encodings:
+            encoding.truncate(room, direction="left")
+        return [tokenizer.post_process(encoding).ids for encoding in encodings]
+    except Exception as error:
+        raise Refusal("model_invalid", f"the tokenizer fails on the competition's texts: {str(error)[:200]}") from error
+
+
 def prompt_tokens(tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Tokens of each row's prompt, behind the beginning-of-text token where the tokenizer has one."""
     _, beginning = _beginning(tokenizer)

@@ -8,7 +8,10 @@ from typing import Any
 
 Shapes = dict[str, tuple[int, ...]]
 
-PARTS = {"attention": ("attention", "attn", "self_attention", "self_attn", "mixer"), "mlp": ("mlp",)}
+PARTS = {
+    "attention": ("attention", "attn", "self_attention", "self_attn", "mixer"),
+    "mlp": ("mlp", "intermediate", "output", "ffn"),
+}
 """A layer's parts, as a recipe names them -> their names in files, of all architectures; Mamba's mixer is in attention's place."""
 
 _NO_LAYERS = ("dt_proj", "out_proj")

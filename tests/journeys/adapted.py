@@ -79,7 +79,31 @@ def with_labels(folder: Path) -> Competition:
     toml.write_text(
         text.replace('kinds = ["hf-causal-lm"', 'kinds = ["hf-causal-lm", "hf-sequence-classifier"'), "utf-8"
     )
+    text = toml.read_text("utf-8").replace('architectures = ["llama"', 'architectures = ["bert", "llama"')
+    toml.write_text(text, "utf-8")
     return definition.load(toml)
+
+
+def encoder(folder: Path, *, seed: int, labels: tuple[str, ...]) -> Path:
+    """Write a submission of a BERT of two layers with drawn weights that tells labels apart."""
+    folder.mkdir(parents=True)
+    config = {
+        "model_type": "bert",
+        "architectures": ["BertForSequenceClassification"],
+        "vocab_size": len(tiny.WORDS),
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+    }
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    draw = np.random.default_rng(seed)
+    weights = {name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in tiny.shapes(config).items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    tiny.write_tokenizer(folder / "tokenizer.json")
+    return folder
 
 
 def classifier(folder: Path, *, seed: int, labels: tuple[str, ...]) -> Path:

@@ -42,6 +42,18 @@ def test_a_classifier_is_checked_prepared_and_evaluated_at_home(built: Path, tmp
         assert acclimate.evaluate(folder, built, task="tint")["tasks"]["tint"]["n"] == 8
 
 
+def test_an_encoder_is_checked_prepared_and_evaluated_at_home(built: Path, tmp_path: Path) -> None:
+    model = adapted.encoder(tmp_path / "model", seed=1, labels=tiny.TASKS["size"])
+    checked = acclimate.check(model, built)
+    assert checked["architecture"] == "bert" and checked["fits"] and len(checked["losses"]) == 3
+    made = acclimate.prepare(model, built, out=tmp_path / "out", task="tint", lr=2e-2, seed=11)
+    prepared = tmp_path / "out" / made["tasks"]["tint"]["seeds"]["11"]["folder"]
+    again = acclimate.prepare(model, built, out=tmp_path / "again", task="tint", lr=2e-2, seed=11)
+    assert again["tasks"]["tint"]["seeds"]["11"]["prepared"] == made["tasks"]["tint"]["seeds"]["11"]["prepared"]
+    for folder in (model, prepared):
+        assert acclimate.evaluate(folder, built, task="tint")["tasks"]["tint"]["n"] == 8
+
+
 def test_classifiers_and_choices_dont_go_together(built: Path, tmp_path: Path) -> None:
     raw = (built / "competition.toml").read_text("utf-8")
     for text, part in (
@@ -58,7 +70,7 @@ def test_classifiers_and_choices_dont_go_together(built: Path, tmp_path: Path) -
 
 
 class Labelling(Players):
-    """The people of a round in which ada and dora send classifiers, bela a Llama, and celik-team an adapter."""
+    """The people of a round in which ada and dora send classifiers, a decoder and an encoder, bela a Llama, and celik-team an adapter."""
 
     def __enter__(self) -> "Labelling":
         super().__enter__()
@@ -72,7 +84,7 @@ class Labelling(Players):
         for name in ("ada", "celik-team", "dora"):
             shutil.rmtree(models / name)
         adapted.classifier(models / "ada", seed=1, labels=tiny.TASKS["tint"])
-        adapted.classifier(models / "dora", seed=4, labels=("this", "that"))
+        adapted.encoder(models / "dora", seed=4, labels=("this", "that"))
         adapted.adapter(models / "celik-team", seed=3)
         return self
 

@@ -116,6 +116,36 @@ CONFIGS |= {
 CONFIGS |= {name: {**CONFIGS["llama"], "model_type": name, **changes} for name, changes in _KIN.items()}
 
 
+_ENCODER: dict[str, Any] = {
+    "vocab_size": len(WORDS),
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 16,
+}
+# Sequence classifiers alone; the others may be language models, too.
+ENCODERS: dict[str, dict[str, Any]] = {
+    "bert": {"model_type": "bert", "architectures": ["BertForSequenceClassification"], **_ENCODER},
+    "roberta": {
+        "model_type": "roberta",
+        "architectures": ["RobertaForSequenceClassification"],
+        **_ENCODER,
+        "max_position_embeddings": 18,
+    },
+    "distilbert": {
+        "model_type": "distilbert",
+        "architectures": ["DistilBertForSequenceClassification"],
+        "vocab_size": len(WORDS),
+        "dim": 16,
+        "hidden_dim": 24,
+        "n_layers": 2,
+        "n_heads": 2,
+        "max_position_embeddings": 16,
+    },
+}
+
+
 def _rows(task: Task, split: str, count: int) -> list[dict[str, str]]:
     stream = np.random.PCG64([len(split), len(task.choices)])
     rows = []
@@ -133,7 +163,7 @@ class Tiny:
     """Makes splits, models and jobs below one folder."""
 
     tasks, configs, words = TASKS, CONFIGS, WORDS
-    limits = jobs.Limits(tuple(CONFIGS), 100_000, 2_000_000, 2**31, 300.0)
+    limits = jobs.Limits((*CONFIGS, *ENCODERS), 100_000, 2_000_000, 2**31, 300.0)
 
     def __init__(self, folder: Path) -> None:
         self.data = folder / "data"
@@ -164,7 +194,7 @@ class Tiny:
         from acclimate_runners import architectures, network
 
         out.mkdir(parents=True, exist_ok=True)
-        config = {**CONFIGS[architecture], **changes}
+        config = {**{**CONFIGS, **ENCODERS}[architecture], **changes}
         (out / "config.json").write_text(json.dumps(config), "utf-8")
         weights = {}
         for number, (name, shape) in enumerate(sorted(architectures.shapes(config).items())):

@@ -19,10 +19,17 @@ from acclimate_runners.blobs import FolderBlobs
 from acclimate_runners.checkpoints import ASKED, RESUME, STATE, TENSORS, WRITTEN
 
 
-def job_in(tiny: Any, folder: Path, *, seconds: float, architecture: str = "llama", **changes: Any) -> Any:
+def job_in(
+    tiny: Any, folder: Path, *, seconds: float, architecture: str = "llama", labels: Any = None, **changes: Any
+) -> Any:
     limits = replace(tiny.limits, checkpoint_seconds=seconds)
     values = {"stages": (("words", 11), ("words", 12)), "recipe": tiny.recipe(epochs=1), "limits": limits, **changes}
-    return tiny.job(folder, tiny.model(folder / "model", architecture), "prepare", **values)
+    told = {} if labels is None else {"id2label": {str(number): label for number, label in enumerate(labels)}}
+    job = tiny.job(folder, tiny.model(folder / "model", architecture, **told), "prepare", **values)
+    if labels is not None:
+        job = replace(job, tasks=tuple(replace(d, task=replace(d.task, kind="classify")) for d in job.tasks))
+        (folder / "job.json").write_text(jobs.to_json(job), "utf-8")
+    return job
 
 
 def prepare(job: Any, folder: Path, on_word: Callable[..., None] = lambda *words: None) -> jobs.Outcome:
@@ -238,6 +245,12 @@ def test_adapters_go_on_to_the_same_bytes_too(tiny: Any, tmp_path: Path, step: i
     """Killed in the second rate's fit, and in a seed's: what a checkpoint holds are the adapters, what comes out whole weights."""
     recipe = tiny.recipe(epochs=1, method="lora", lora=Lora(2, 4.0, ("attention", "mlp")))
     killed_and_resumed(tiny, tmp_path, step, recipe=recipe)
+
+
+@pytest.mark.parametrize("step", [3, 9, 16])
+def test_an_encoder_that_classifies_goes_on_to_the_same_bytes_too(tiny: Any, tmp_path: Path, step: int) -> None:
+    """Killed in each rate's fit, and in a seed's."""
+    killed_and_resumed(tiny, tmp_path, step, architecture="bert", labels=("more", "less"))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Lora, Selection
 from acclimate_runners import adapter_files, architectures, jobs, models, packing, reading
 
-ATTENDING = sorted(name for name, kind in architectures.ARCHITECTURES.items() if kind.attends)
+ATTENDING = sorted(name for name, kind in architectures.ARCHITECTURES.items() if kind.attends and not kind.encodes)
 STILL = {"gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}
 OTHERS = ("more", "less", "no", "yes")
 

@@ -1,0 +1,62 @@
+"""What is known of an accepted architecture, in plain Python: architectures.py and encoders.py say it of each."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from acclimate_runners.config_rules import Check
+from acclimate_runners.tensors import Shapes
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One accepted architecture.
+
+    Attributes:
+        model_class: the name of transformers' class, for `architectures` in config.json.
+        fields: allowed fields with their rules, without the descriptive ones.
+        required: fields that have no default here, because the size of the model follows from them.
+        shapes: tensor name -> shape, of a checked config.
+        head: the output embedding's name in files.
+        embedding: the input embedding's name, to which the head may be tied.
+        tied: whether `tie_word_embeddings` is true where the config is silent.
+        positions: name of the field that bounds a sequence's length, and its default; None where nothing bounds it.
+        heads: names of the fields of width and heads; None where there is no attention.
+        told: further fields that say nothing about the computation, with their rules.
+        score: the last layer of a sequence classifier's head, [labels, width], in files and in transformers.
+        score_bias: its bias; None where it has none.
+        scoring: what the names of all weights begin with that stand between the last layer and a classifier's answer.
+        encodes: whether each token sees all others, and a classifier reads the first one; there are no language models of the kind then.
+        first: the position of a text's first token, before which there are others that no text uses.
+    """
+
+    model_class: str
+    fields: Mapping[str, Check]
+    required: tuple[str, ...]
+    shapes: Callable[[Mapping[str, Any]], Shapes]
+    head: str
+    embedding: str
+    tied: bool
+    positions: tuple[str, int] | None
+    heads: tuple[str, str] | None
+    told: Mapping[str, Check] = field(default_factory=dict)
+    score: str = "score.weight"
+    score_bias: str | None = None
+    scoring: tuple[str, ...] = ("score.",)
+    encodes: bool = False
+    first: int = 0
+
+    @property
+    def attends(self) -> bool:
+        """Whether tokens see each other by attention alone, so that a mask and positions say all about it."""
+        return self.heads is not None
+
+    @property
+    def classifier(self) -> str | None:
+        """The name of transformers' class of sequence classifiers, for `architectures` in config.json; None where it has none."""
+        if self.encodes:
+            return self.model_class
+        stem = self.model_class.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+        # Gemma 3's without a prefix reads images, too.
+        stem = "Gemma3Text" if stem == "Gemma3" else stem
+        return f"{stem}ForSequenceClassification" if self.attends else None
