@@ -35,6 +35,7 @@ from acclimate.files import sync_folder
 from acclimate.installation import Installation
 from acclimate.service import release
 from acclimate.store import Store, Tx, log_entries, openings, results, rounds, stages, uploads
+from acclimate.store import metadata as expected
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 from acclimate_runners.blobs import Blobs, FolderBlobs, space
@@ -225,12 +226,20 @@ def _tables(store: Store, found: Installation, to: Path, progress: Progress) -> 
     with store.snapshot() as tx:
         if not (sqlite := tx.connection.dialect.name == "sqlite"):
             postgres.unhurried(tx.connection)
+        metadata = table_files.tables(tx.connection)
+        schema = migrations.version(tx.connection)
+        if schema == migrations.HEAD and (lacking := migrations.missing(metadata, expected)):
+            raise Refusal(
+                "data_version",
+                f"the database lacks {', '.join(lacking[:5])}, which schema {schema} has: its backup would be without, too",
+                hint="`acclimate db check` tells all that is wrong; the backup before is as it was",
+                problems=lacking,
+            )
         made = database.now(tx.connection)
         folder = to / f"{_TABLES}{re.sub(r'[^0-9TZ]', '', made)}-{uuid.uuid4().hex[:8]}"
         with space(folder):
             folder.mkdir(mode=0o700)
         tree, files = log.Tree(), {}
-        metadata = table_files.tables(tx.connection)
         for done, table in enumerate(metadata.sorted_tables):
             progress(done, len(metadata.sorted_tables), table.name)
             path, tally = folder / f"{table.name}.jsonl", table_files.Tally()
@@ -244,7 +253,7 @@ def _tables(store: Store, found: Installation, to: Path, progress: Progress) -> 
             "version": __version__,
             "made": made,
             "engine": "sqlite" if sqlite else "postgresql",
-            "schema": migrations.version(tx.connection),
+            "schema": schema,
             "installation": asdict(found),
             "log": {"size": len(tree), "root": base64.b64encode(tree.root()).decode()},
             "tables": files,

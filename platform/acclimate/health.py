@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import text
-
 from acclimate import facts as numbers
 from acclimate import migrations, sqlite_urls
 from acclimate.config import Settings
@@ -213,14 +211,16 @@ class Health:
     def _same_schema(self) -> str:
         """That nobody has upgraded the database under this process."""
         with self._store.snapshot() as tx:
-            found = tx.execute(text("SELECT version_num FROM alembic_version")).scalar()
-        return "" if found == migrations.HEAD else f"the database has schema {found}, this process {migrations.HEAD}"
+            found = migrations.stated(tx.connection)
+        said = " and ".join(found) or "none"
+        return "" if found == [migrations.HEAD] else f"the database has schema {said}, this process {migrations.HEAD}"
 
     def _same_installation(self) -> str:
         """That the database under this process is still the one it began with."""
         with self._store.snapshot() as tx:
-            row = tx.execute(installation.select()).one_or_none()
-        found = row.id if row is not None else ""
+            found = " and ".join(
+                sorted(tx.execute(installation.select().with_only_columns(installation.c.id)).scalars())
+            )
         if self._installation is None:
             self._installation = found
         return "" if found == self._installation else "the database belongs to another installation now"

@@ -131,17 +131,19 @@ def stands(tx: Tx, found: str, *, signs: str | None = None) -> None:
     Raises:
         Refusal: data_version, other_installation.
     """
-    row = tx.execute(
-        text(
-            "SELECT version_num, (SELECT id FROM installation) AS id, (SELECT log FROM installation) AS log FROM alembic_version"
-        )
-    ).one_or_none()
-    if row is None or row.version_num != migrations.HEAD:
+    query = "SELECT version_num, id, log FROM alembic_version LEFT JOIN installation ON true"
+    both = tx.execute(text(query)).all()
+    versions = sorted({str(row.version_num) for row in both})
+    if versions != [migrations.HEAD]:
+        said = " and ".join(versions) or "none"
         raise Refusal(
             "data_version",
-            f"the database has schema {row and row.version_num} now, this process writes {migrations.HEAD}",
+            f"the database has schema {said} now, this process writes {migrations.HEAD}",
             hint="it was upgraded while this process ran: start this one again, with the version that reads it",
         )
+    if len(both) > 1:
+        raise _several(len(both))
+    (row,) = both
     if row.id != found:
         raise Refusal(
             "other_installation",
@@ -229,8 +231,18 @@ def check(store: Store, settings: Settings) -> Installation:
 
 
 def _row(tx: Tx) -> Installation | None:
-    row = tx.execute(select(rows)).one_or_none()
-    return Installation(row.id, row.log, row.evaluator, row.created) if row is not None else None
+    found = tx.execute(select(rows)).all()
+    if len(found) > 1:
+        raise _several(len(found))
+    return Installation(found[0].id, found[0].log, found[0].evaluator, found[0].created) if found else None
+
+
+def _several(count: int) -> Refusal:
+    return Refusal(
+        "other_installation",
+        f"the database says of {count} installations that it is theirs",
+        hint="it was changed by hand, or holds two databases: restore it from a backup",
+    )
 
 
 def _made(tx: Tx, settings: Settings, *, marked: str | None, old: bool = False, begin: bool = False) -> Installation:

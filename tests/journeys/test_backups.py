@@ -12,6 +12,7 @@ from backed_up import AT, back_up, restore, target
 from sqlalchemy import insert, select
 
 from acclimate.store import Store, log_entries, outbox, results, stages, submissions, uploads
+from acclimate_competitions.errors import Refusal
 
 
 @pytest.fixture
@@ -42,6 +43,21 @@ def test_files_are_for_their_owner_alone_and_keys_only_where_asked_for(whole, tm
     assert sorted(path.name for path in (tmp_path / "new").iterdir() if path.suffix not in (".lock", ".db")) == [
         "VERSION", "blobs", "keys",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("statement", "lacking"),
+    [("DROP TABLE wishes", "wishes"), ("ALTER TABLE rounds DROP COLUMN created", "rounds.created")],
+)
+def test_what_the_database_lacks_is_left_out_of_no_backup_silently(whole, tmp_path, statement, lacking):
+    backup = tmp_path / "backup"
+    before = back_up(whole, backup)["digest"]
+    with whole.store.transaction() as tx:
+        tx.connection.exec_driver_sql(statement)
+    with pytest.raises(Refusal, match=f"lacks {lacking}, which schema") as caught:
+        back_up(whole, backup)
+    assert caught.value.code == "data_version" and json.loads((backup / "BACKUP.json").read_text())["digest"] == before
+    assert len(list(backup.glob("tables-*"))) == 1
 
 
 def test_the_next_backup_copies_only_what_is_new_and_mends(whole, tmp_path):

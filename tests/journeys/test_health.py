@@ -78,7 +78,10 @@ def test_a_server_that_can_log_nothing_for_its_clock_is_not_ready(served: Live) 
     ("statement", "check", "word"),
     [
         ("UPDATE alembic_version SET version_num = '9999'", "schema", "9999"),
+        ("INSERT INTO alembic_version VALUES ('9999')", "schema", "and 9999"),
+        ("DELETE FROM alembic_version", "schema", "none"),
         ("UPDATE installation SET id = 'other'", "installation", "another installation"),
+        ("INSERT INTO installation SELECT '0', log, evaluator, created FROM installation", "installation", "another"),
     ],
 )
 def test_a_database_that_is_exchanged_under_the_server_makes_it_unready(

@@ -249,13 +249,43 @@ def test_a_sqlite_url_with_options_names_its_file(settings, store, tmp_path):
         assert run("db", "upgrade", "--data", settings.data, "--database", url)[0] == 0
 
 
-@pytest.mark.parametrize("found", ["9999", "f00ba2"])
-def test_a_newer_database_is_refused(settings, store, found):
+def test_a_newer_database_is_refused(settings, store):
     with store.transaction() as tx:
-        tx.execute(text("UPDATE alembic_version SET version_num = :found"), {"found": found})
-    assert found in str(refused("data_version", Store.open, settings))
+        tx.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    assert "9999" in str(refused("data_version", Store.open, settings))
     assert "newer" in str(refused("data_version", migrations.upgrade, store.engine))
     assert "newer" in migrations.problems(store.engine, metadata)[0]
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("DELETE FROM alembic_version", "says nothing of its schema"),
+        ("UPDATE alembic_version SET version_num = ''", "says '' of its schema"),
+        ("UPDATE alembic_version SET version_num = 'f00ba2'", "says 'f00ba2' of its schema"),
+        ("INSERT INTO alembic_version VALUES ('0003')", f"says '0003', '{migrations.HEAD}' of its schema"),
+        ("INSERT INTO alembic_version VALUES ('9999')", f"says '{migrations.HEAD}', '9999' of its schema"),
+    ],
+)
+def test_a_database_that_names_no_one_schema_is_refused_as_what_it_is(settings, store, statement, said):
+    known = identity.begin(settings, store).installation.id
+    with store.transaction() as tx:
+        tx.execute(text(statement))
+    for call, given in ((Store.open, settings), (migrations.upgrade, store.engine)):
+        found = str(refused("data_version", call, given))
+        assert said in found and "newer" not in found
+    assert said in migrations.problems(store.engine, metadata)[0]
+    with store.transaction() as tx:
+        refused("data_version", installation.stands, tx, known)
+
+
+def test_a_database_of_two_installations_is_refused(settings, store):
+    known = identity.begin(settings, store).installation.id
+    with store.transaction() as tx:
+        tx.execute(text("INSERT INTO installation SELECT 'other', log, evaluator, created FROM installation"))
+    refused("other_installation", installation.check, store, settings)
+    with store.transaction() as tx:
+        refused("other_installation", installation.stands, tx, known)
 
 
 def test_a_database_of_something_else_is_refused_and_left_alone(settings):

@@ -8,6 +8,7 @@
 """
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from acclimate_competitions.errors import Refusal
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 HEAD = REVISIONS[-1]
 _VERSIONS = "alembic_version"
+_NUMBER = re.compile(r"[0-9]{4}")
 _OURS = {"log_entries", "log_checkpoints"}
 # Alembic keeps the migration under way in a global.
 _one_at_a_time = threading.Lock()
@@ -43,16 +45,32 @@ def version(connection: Connection) -> str | None:
     if not names and not marked:
         return None
     if names >= _OURS | {_VERSIONS}:
-        found = str(connection.execute(text(f"SELECT version_num FROM {_VERSIONS}")).scalar())
-        if found not in REVISIONS:
-            raise _newer(found)
-        return found
+        return _one_of_ours(stated(connection))
     if names >= _OURS and marked == 1:
         return "0001"
     raise Refusal(
         "data_version",
         f"the database is not empty, and not one of Acclimate: it has {', '.join(sorted(names)[:5]) or 'no table'}",
         hint="name an empty database of its own in the setting `database`",
+    )
+
+
+def stated(connection: Connection) -> list[str]:
+    """What a database says of its schema, sorted; one revision, where nobody has changed it by hand or mixed two."""
+    found = connection.execute(text(f"SELECT version_num FROM {_VERSIONS}")).scalars()
+    return sorted(map(str, found))
+
+
+def _one_of_ours(found: list[str]) -> str:
+    if len(found) == 1 and found[0] in REVISIONS:
+        return found[0]
+    if len(found) == 1 and _NUMBER.fullmatch(found[0]) and found[0] > HEAD:
+        raise _newer(found[0])
+    said = ", ".join(repr(one) for one in found[:3]) if found else "nothing"
+    raise Refusal(
+        "data_version",
+        f"the database's table {_VERSIONS} says {said} of its schema; it must be one of {REVISIONS[0]} to {HEAD}",
+        hint="it was changed by hand, holds two databases, or another program wrote it: restore it from a backup",
     )
 
 
@@ -228,6 +246,18 @@ def unfinished(engine: Engine, code: str) -> list[str]:
             return []
         defined = [records.parse(bytes(data)) for data in connection.exec_driver_sql(query).scalars()]
     return [record.round for record in defined if record["code"] != code]
+
+
+def missing(found: MetaData, expected: MetaData) -> list[str]:
+    """Tables and columns, as table.column, that a database of this version's schema must have and lacks."""
+    lacking = []
+    for name, table in expected.tables.items():
+        there = found.tables.get(name)
+        if there is None:
+            lacking.append(name)
+        else:
+            lacking += [f"{name}.{column.name}" for column in table.columns if column.name not in there.columns]
+    return sorted(lacking)
 
 
 def problems(engine: Engine, metadata: MetaData) -> list[str]:
