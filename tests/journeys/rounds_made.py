@@ -33,6 +33,7 @@ SUBMISSIONS = [("ada", 1), ("bea", 1), ("ada", 2), ("untrained", 1)]
 CONFLICTS: dict[str, list[str]] = {}
 FAILED = ("bea", "size", 13)
 ROWS = 12
+TOKENIZER = b'{"version": "1.0"}'
 WITNESSES: tuple[str, ...] = ()
 QUORUM = 0
 OLDER = False
@@ -177,7 +178,7 @@ def make_splits(made: Made) -> None:
         made.holdout[task] = rows_of(made, "holdout", task, ROWS)
         (made.folder / "holdout").mkdir(exist_ok=True)
         tables.write(made.holdout[task], made.folder / "holdout" / f"{task}.parquet")
-    (made.folder / "public" / "tokenizer.json").write_text('{"version": "1.0"}', "utf-8")
+    (made.folder / "public" / "tokenizer.json").write_bytes(TOKENIZER)
 
 
 def public_files(made: Made) -> dict[str, Path]:
@@ -288,17 +289,17 @@ def signer_of(entrant: str) -> str:
 
 
 def manifest_of(made: Made, entrant: str, version: int) -> dict:
-    names = ("config.json", "model.safetensors", "tokenizer.json")
+    names = ("config.json", "model.safetensors")
+    given = {name: digests.of_bytes(f"{entrant} {version} {name}".encode()) for name in names}
+    # The competition fixes it.
+    given["tokenizer.json"] = digests.of_bytes(TOKENIZER)
     return {
         "v": 1,
         "round": made.round,
         "entrant": entrant,
         "title": f"{entrant}, model {version}",
         "kind": "hf-causal-lm",
-        "files": [
-            {"name": name, "size": 100, "sha256": digests.of_bytes(f"{entrant} {version} {name}".encode())}
-            for name in names
-        ],
+        "files": [{"name": name, "size": 100, "sha256": digest} for name, digest in given.items()],
         "family": None,
         "base": None,
         "parameters": 1000,

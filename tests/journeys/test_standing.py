@@ -10,9 +10,8 @@ from commands import Run, done, refused
 from sqlalchemy import func, select
 
 from acclimate import client as actors
-from acclimate.service import manifests
 from acclimate.store import submissions, uploads
-from acclimate_competitions import definition, digests
+from acclimate_competitions import definition, digests, manifests
 
 __all__ = ["world"]
 

@@ -105,8 +105,9 @@ def with_anchor(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
 @pytest.fixture
 def untrained(tmp_path: Path) -> Callable[[], str]:
     def digest() -> str:
-        names = ("config.json", "model.safetensors", "tokenizer.json")
-        return digests.of_json({name: digests.of_bytes(f"untrained 1 {name}".encode()) for name in names})
+        names = ("config.json", "model.safetensors")
+        made = {name: digests.of_bytes(f"untrained 1 {name}".encode()) for name in names}
+        return digests.of_json({**made, "tokenizer.json": digests.of_bytes(rounds_made.TOKENIZER)})
 
     return digest
 
@@ -149,6 +150,9 @@ def test_an_adapter_stands_only_on_the_same_base(same: bool, monkeypatch: pytest
     def adapter(made: rounds_made.Made, entrant: str, version: int) -> dict:
         return {**plain(made, entrant, version), "kind": "lora-adapter", "base": "small"}
 
+    known = digests.of_json({"config.json": digests.of_bytes(b"a base")})
+    kinds = f'kinds = ["hf-causal-lm", "lora-adapter"]\nbases = {{ small = "{known}" }}'
+    monkeypatch.setattr(rounds_made, "DEFINITION", rounds_made.DEFINITION.replace('kinds = ["hf-causal-lm"]', kinds))
     monkeypatch.setattr(rounds_made, "defined_fields", defined)
     monkeypatch.setitem(globals(), "honest_manifest", adapter)
     status, _, meaning = found(play(Past(), monkeypatch, tmp_path))[NAME]

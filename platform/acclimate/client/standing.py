@@ -15,8 +15,7 @@ from acclimate.client.definitions import definition_of
 from acclimate.client.entrant import Sending, Submission
 from acclimate.client.folder import load_account
 from acclimate.keys import Keys
-from acclimate.service import manifests
-from acclimate_competitions import rounds
+from acclimate_competitions import manifests, rounds
 from acclimate_competitions.anchors import Anchor
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Entry, Round

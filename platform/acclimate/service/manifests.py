@@ -6,13 +6,12 @@ from typing import Any
 
 from acclimate.service import names
 from acclimate_competitions import bases, digests, records
+from acclimate_competitions import manifests as rules
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
 from acclimate_runners import adapter_files, reading, shards
 
 _KEYS = frozenset("v round entrant title kind files family base parameters released weights_after".split())
-STANDS = "stands"
-"""Key of a manifest whose model is that of an earlier submission: {round, commitment}."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _LARGEST = 2**53 - 1
 
@@ -26,10 +25,11 @@ def check(manifest: Mapping[str, Any], *, state: Round, entrant: str) -> None:
     problems = _keys(manifest) or [
         *_identity(manifest, state, entrant),
         *_texts(manifest),
-        *_files(manifest, state),
-        *_limits(manifest, state),
+        *(
+            _files(manifest)
+            or rules.beyond(manifest, state.competition, entrant=entrant, public=state.defined["files"])
+        ),
         *_standing(manifest, state),
-        *_anchor(manifest, state, entrant),
     ]
     if problems:
         raise Refusal(
@@ -61,18 +61,13 @@ def digests_of(manifest: Mapping[str, Any]) -> dict[str, str]:
     return {item["name"]: item["sha256"] for item in manifest["files"]}
 
 
-def model_of(manifest: Mapping[str, Any]) -> str:
-    """The digest of a manifest's model, as ModelPrepared has it in `base`."""
-    return digests.of_json(digests_of(manifest))
-
-
 def sizes_of(manifest: Mapping[str, Any]) -> dict[str, int]:
     """Digest -> size in bytes."""
     return {item["sha256"]: item["size"] for item in manifest["files"]}
 
 
 def _keys(manifest: Mapping[str, Any]) -> list[str]:
-    missing, extra = sorted(_KEYS - set(manifest)), sorted(set(manifest) - _KEYS - {STANDS})
+    missing, extra = sorted(_KEYS - set(manifest)), sorted(set(manifest) - _KEYS - {rules.STANDS})
     return [f"{name} is missing" for name in missing] + [f"{name[:64]!r} is not a known key" for name in extra]
 
 
@@ -102,7 +97,7 @@ def _texts(manifest: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _files(manifest: Mapping[str, Any], state: Round) -> list[str]:
+def _files(manifest: Mapping[str, Any]) -> list[str]:
     files, kind = manifest["files"], manifest["kind"]
     if not isinstance(files, list) or not all(
         isinstance(f, dict) and set(f) == {"name", "size", "sha256"} for f in files
@@ -125,55 +120,17 @@ def _files(manifest: Mapping[str, Any], state: Round) -> list[str]:
             problems.append(f"size of {f['name']!r} must be a whole number of bytes above 0")
         if not digests.is_digest(f["sha256"]):
             problems.append(f"sha256 of {f['name']!r} must be 'sha256:' and 64 lower-case hex digits")
-    if problems:
-        return problems
-    size, most = sum(f["size"] for f in files), state.competition.submission.max_bytes
-    if size > most:
-        problems.append(f"the files have {size} bytes, at most {most} are allowed")
-    fixed = state.defined["files"].get("tokenizer.json")
-    # An adapter has its base's.
-    tokenizer = {f["name"]: f["sha256"] for f in files}.get("tokenizer.json", fixed)
-    if fixed is not None and tokenizer != fixed:
-        problems.append(f"tokenizer.json has {tokenizer}, the competition fixes {fixed}")
-    return problems
-
-
-def _limits(manifest: Mapping[str, Any], state: Round) -> list[str]:
-    rules, problems = state.competition.submission, []
-    if manifest["kind"] not in rules.kinds:
-        problems.append(f"kind is {manifest['kind']!r}, allowed: {', '.join(rules.kinds)}")
-    elif manifest["kind"] == bases.KIND and manifest["base"] not in rules.bases:
-        problems.append(f"base is {manifest['base']!r}, an adapter's must be one of: {', '.join(rules.bases)}")
-    if manifest["weights_after"] not in rules.weights_after:
-        problems.append(f"weights_after is {manifest['weights_after']!r}, allowed: {', '.join(rules.weights_after)}")
-    parameters = manifest["parameters"]
-    if type(parameters) is not int or not 0 < parameters <= rules.max_parameters:
-        problems.append(f"parameters is {parameters!r}, must be a whole number from 1 to {rules.max_parameters}")
     return problems
 
 
 def _standing(manifest: Mapping[str, Any], state: Round) -> list[str]:
-    if STANDS not in manifest:
+    if rules.STANDS not in manifest:
         return []
-    stands = manifest[STANDS]
+    stands = manifest[rules.STANDS]
     if not isinstance(stands, dict) or set(stands) != {"round", "commitment"}:
-        return [f"{STANDS} must be {{round, commitment}} of an earlier submission"]
+        return [f"{rules.STANDS} must be {{round, commitment}} of an earlier submission"]
     if not records.is_round_id(stands["round"]) or stands["round"] == state.id:
-        return [f"{STANDS}.round is {str(stands['round'])[:120]!r}, must be the id of another round"]
+        return [f"{rules.STANDS}.round is {str(stands['round'])[:120]!r}, must be the id of another round"]
     if not digests.is_digest(stands["commitment"]):
-        return [f"{STANDS}.commitment must be 'sha256:' and 64 lower-case hex digits"]
+        return [f"{rules.STANDS}.commitment must be 'sha256:' and 64 lower-case hex digits"]
     return []
-
-
-def _anchor(manifest: Mapping[str, Any], state: Round, entrant: str) -> list[str]:
-    anchor = state.competition.anchor(entrant)
-    if anchor is None:
-        return []
-    try:
-        found = model_of(manifest)
-    except (LookupError, TypeError, Refusal):
-        # What is wrong with the files is told already.
-        return []
-    return (
-        [] if found == anchor.model else [f"the files are the model {found}, the definition's anchor is {anchor.model}"]
-    )

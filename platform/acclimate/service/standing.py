@@ -9,6 +9,7 @@ from acclimate.service import manifests
 from acclimate.store import Tx, rounds, submissions
 from acclimate_competitions import bases
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.manifests import STANDS
 from acclimate_competitions.phases import Round
 
 
@@ -28,7 +29,7 @@ def check(tx: Tx, manifest: Mapping[str, Any], *, state: Round, entrant: str) ->
     Raises:
         Refusal: manifest_invalid.
     """
-    stands = manifest.get(manifests.STANDS)
+    stands = manifest.get(STANDS)
     if stands is None:
         return
     # 1

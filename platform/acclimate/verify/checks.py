@@ -153,7 +153,7 @@ _LOG = (
     Rule(
         "submissions",
         "log",
-        "the manifests are those that entrants committed to and signed for this round",
+        "the manifests are those that entrants committed to and signed for this round, and the definition allows each",
         ("rules",),
         order.submissions,
     ),

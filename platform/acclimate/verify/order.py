@@ -1,14 +1,16 @@
 """The round itself: its definition and data as committed, its records by the rules, its submissions by their commitments."""
 
 import base64
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from acclimate import hand_overs
 from acclimate.verify.audit import Audit
 from acclimate.verify.files import Bundle, parse
 from acclimate.verify.report import Failed
-from acclimate_competitions import definition, digests, records, rounds
+from acclimate_competitions import definition, digests, manifests, records, rounds
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Submission
 from acclimate_competitions.records import Record
@@ -198,7 +200,7 @@ def public(audit: Audit) -> str:
 
 
 def submissions(audit: Audit) -> str:
-    """Each accepted submission's nonce and manifest give the commitment that its entrant signed for this round."""
+    """Each accepted submission's nonce and manifest give the commitment that its entrant signed for this round, and are within its rules."""
     accepted = {s.accepted: s for s in audit.round.submissions.values() if s.accepted is not None}
     audit.manifests, last = {}, -1
     for number, line in enumerate(audit.bundle.lines("submissions.jsonl"), start=1):
@@ -221,12 +223,44 @@ def submissions(audit: Audit) -> str:
             raise Failed(
                 where, f"it names {named}, log entry {row['index']} is of {submission.entrant}, {audit.round.id}"
             )
+        _is_allowed(audit, row["manifest"], submission.entrant, where)
         audit.manifests[submission.commitment] = row["manifest"]
         last = row["index"]
     for index, submission in accepted.items():
         if submission.commitment not in audit.manifests and not submission.withdrawn:
             raise Failed("submissions.jsonl", f"the submission that log entry {index} accepts is missing")
+    _within_quota(audit, list(accepted.values()))
     return f"{len(audit.manifests)} submissions{_without(audit)}"
+
+
+def _is_allowed(audit: Audit, manifest: Mapping[str, Any], entrant: str, where: str) -> None:
+    """Fail where a manifest has what the definition does not allow, such as a larger model, and was accepted all the same."""
+    if isinstance(manifest.get("files"), list):
+        public = audit.round.defined["files"]
+        problems = manifests.beyond(manifest, audit.competition, entrant=entrant, public=public)
+    else:
+        problems = ["files must be a list of {name, size, sha256}"]
+    if problems:
+        raise Failed(where, f"the definition does not allow this submission of {entrant}: {'; '.join(problems)}")
+
+
+def _within_quota(audit: Audit, accepted: Sequence[Submission]) -> None:
+    """Fail where an entrant had more submissions accepted than the definition gives: of the round, or committed on one day."""
+    quota = audit.competition.submission.per_entrant
+    days = [
+        (one.entrant, audit.records[one.order].at.astimezone(ZoneInfo(quota.day)).date().isoformat())
+        for one in accepted
+    ]
+    for (entrant, day), count in Counter(days).items():
+        if count > quota.per_day:
+            said = f"{count} submissions of {entrant} that were committed on {day} ({quota.day}) were accepted"
+            raise Failed("submissions.jsonl", f"{said}, the definition allows {quota.per_day} a day")
+    for entrant, count in Counter(one.entrant for one in accepted).items():
+        if count > quota.total:
+            raise Failed(
+                "submissions.jsonl",
+                f"{count} submissions of {entrant} were accepted, the definition allows {quota.total}",
+            )
 
 
 def _without(audit: Audit) -> str:
