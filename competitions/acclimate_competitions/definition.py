@@ -51,7 +51,8 @@ class RoundSettings:
         publish: auto: the ranking of an evaluated round is published as soon as it was computed twice, without its organizer.
         publish_within: how long a manual publication may take before the round publishes itself; None: as long as it likes.
         audits: how many preparations the auditor draws and makes again before the release.
-        audit_tolerance: how far a validation nll may be from the first one where bytes can't be equal (other hardware).
+        audit_tolerance: how far a validation nll may be from the first one where bytes can't be equal (other hardware): nats a row,
+            of generated texts that are scored the share of wrong answers.
         auditor: name of the auditor whom the round names; needed for audits, and where the holdout stays private.
     """
 

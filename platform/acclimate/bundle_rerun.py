@@ -2,7 +2,9 @@
 
 Equal bytes on one hardware class, else within the tolerance that the round declares. A bundle does not say which library
 versions its numbers came from, so other bytes on one hardware class are no proof of a lie while the numbers are close: then the
-line is NOT CHECKED and says so. Numbers that are far apart FAIL.
+line is NOT CHECKED and says so. Numbers that are far apart FAIL; so does a prediction of the very model that was made or submitted here, where it
+is further off than two machines may put it (verify/submitted.py). Which hardware the first run had, the evaluator says: by a class that the
+definition does not declare nothing is within a tolerance.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from acclimate import rerun, round_jobs
 from acclimate.rerun import Progress, Remade, RerunFolder
+from acclimate.verify import parquet, submitted
 from acclimate.verify.audit import Audit
+from acclimate.verify.hardware import declared, undeclared
 from acclimate.verify.names import predictions_name
 from acclimate.verify.report import Failed, NotChecked
 from acclimate_competitions import tables
@@ -94,7 +100,16 @@ def _taken(shop: RerunFolder, folder: Path, files: Mapping[str, str]) -> dict[st
 
 @dataclass
 class _Work:
-    """One entry that is made again, and what came of it so far."""
+    """One entry that is made again, and what came of it so far.
+
+    Attributes:
+        equal, within: how many preparations and evaluations came out so.
+        most: how far apart the numbers of those within the tolerance are at most.
+        rows: predictions of one model that differ as two machines may have it.
+        elsewhere: the hardware that records name where equal bytes were not asked for.
+        unsure: what can't be decided, a sentence each.
+        versions: of the libraries here.
+    """
 
     audit: Audit
     entry: Entry
@@ -102,9 +117,11 @@ class _Work:
     shop: RerunFolder
     equal: int = 0
     within: int = 0
+    most: float = 0.0
+    rows: int = 0
+    elsewhere: set[str] = field(default_factory=set)
     unsure: list[str] = field(default_factory=list)
     versions: Mapping[str, str] = field(default_factory=dict)
-    alike: dict[tuple[str, int | None], bool] = field(default_factory=dict)
 
     def done(self) -> str:
         state = self.audit.round
@@ -124,19 +141,37 @@ class _Work:
             said += f" and {self._evaluations(again)} evaluations"
         else:
             said += "; its evaluations were not made again, as this report has no verified predictions"
+        return self.verdict(said)
+
+    def verdict(self, said: str) -> str:
+        """How much agrees, after what was done.
+
+        Raises:
+            NotChecked: some of it can't be decided; or hardware was named that the definition does not declare.
+        """
         if self.unsure:
             here = ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
             raise NotChecked(
                 f"{self.unsure[0]} ({len(self.unsure)} such of {self.equal + self.within + len(self.unsure)}); the bundle does not"
                 f" say which library versions it was made with, here they are {here}"
             )
-        return f"{said}: {self.equal} equal" + (f", {self.within} within the tolerance" if self.within else "")
+        if not self.within:
+            return f"{said}: {self.equal} equal"
+        named = ", ".join(sorted(self.elsewhere))
+        told = f"{said}: {self.equal} equal, {self.within} within the tolerance, at most {self.most:.3g} apart, as the evaluator names {named}"
+        told += f"; {self.rows} predictions of equal models differ within what two machines may" if self.rows else ""
+        if strange := undeclared(self.audit.competition, self.elsewhere):
+            raise NotChecked(
+                f"{told}; the definition declares {declared(self.audit.competition)!r} and not {', '.join(strange)}, so that it was made as"
+                " the log says is the evaluator's word"
+            )
+        return told
 
     def _where(self, task: str, seed: int | None, protocol: str = "prepared") -> str:
         return f"{self.entry.entrant}, {task}, " + (protocol if seed is None else f"seed {seed}")
 
     def _preparation(self, first: Record, made: Remade, *, where: str) -> None:
-        alike = self.alike[first["task"], first["seed"]] = first["hardware"] == made.hardware
+        alike = first["hardware"] == made.hardware
         self.versions = made.versions
         if "failed" in first.fields or made.failed:
             self._failures(first, made, where=where, alike=alike)
@@ -148,7 +183,8 @@ class _Work:
             what = (
                 f"{where}: prepared {first['prepared']} on {first['hardware']}, here {made.prepared} on {made.hardware}"
             )
-            self._judge(numbers, f"ModelPrepared of {where}", f"{what}; validation nll of a candidate", alike=alike)
+            place, what = f"ModelPrepared of {where}", f"{what}; validation nll of a candidate"
+            self._judge(numbers, place, what, hardware=None if alike else first["hardware"])
 
     def _failures(self, first: Record, made: Remade, *, where: str, alike: bool) -> None:
         there = f"failed ({first['failed']['reason']})" if "failed" in first.fields else "gave a model"
@@ -161,12 +197,22 @@ class _Work:
             self.unsure.append(f"{where}: it {there} on {first['hardware']}, here it {here} on {made.hardware}")
 
     def _judge(
-        self, numbers: Sequence[tuple[float | None, float | None]], place: str, what: str, *, alike: bool
+        self, numbers: Sequence[tuple[float | None, float | None]], place: str, what: str, *, hardware: str | None
     ) -> None:
-        """Other bytes: agreement within the tolerance on other hardware, doubt where numbers are close, else a failure."""
-        tolerance = self.audit.competition.round.audit_tolerance
-        if not alike and tolerance and all(rerun.near(*pair, within=tolerance) for pair in numbers):
+        """Other bytes: agreement within the tolerance on other hardware, doubt where numbers are close, else a failure.
+
+        Args:
+            numbers: pairs of here and there.
+            place: where it fails.
+            what: which numbers they are.
+            hardware: the class that the record names; None where it is this machine's.
+        """
+        tolerance, alike = self.audit.competition.round.audit_tolerance, hardware is None
+        if hardware is not None and tolerance and all(rerun.near(*pair, within=tolerance) for pair in numbers):
             self.within += 1
+            self.elsewhere.add(hardware)
+            apart = [abs(a - b) for a, b in numbers if a is not None and b is not None]
+            self.most = max([self.most, *(each for each in apart if each == each)])
             return
         # Without a declared tolerance other hardware may differ by any amount, and nobody said how much is too much.
         bounded = alike or tolerance > 0
@@ -199,7 +245,8 @@ class _Work:
         given = {(p["task"], p["seed"], p["protocol"]): p["file"] for p in outcome.results["predictions"]}
         for key in todo:
             with self.shop.blobs.local(outcome.files[given[key[1:]]]) as path:
-                self._evaluation(key, tables.read(path).to_pylist())
+                same = key[3] == "direct" or state.models[key] == prepared[f"{key[1]}/{key[2]}"]
+                self._evaluation(key, tables.read(path, tables.PREDICTIONS), same=same, on=outcome.hardware)
         return len(todo)
 
     def _inputs(self, task: str) -> str:
@@ -209,17 +256,48 @@ class _Work:
         tables.write(self.audit.holdout[task].select(columns), path)
         return self.shop.blobs.put(path)
 
-    def _evaluation(self, key: EvaluationKey, here: list[dict[str, Any]]) -> None:
+    def _evaluation(self, key: EvaluationKey, here: pa.Table, *, same: bool, on: str) -> None:
+        """Hold an evaluation made here against the bundle's.
+
+        Args:
+            key: which one.
+            here: its predictions.
+            same: whether it is of the very model that the log names.
+            on: this machine's class of hardware.
+        """
         name, task = predictions_name(self.entry.entrant, key), self.audit.competition.task(key[1])
-        there = tables.read(self.audit.bundle.path(name)).to_pylist()
-        column = "text" if task.kind == "generate" else "loglikelihoods"
-        if {r["example"]: r[column] for r in here} == {r["example"]: r[column] for r in there}:
+        there = parquet.read(self.audit.bundle.path(name), name, tables.PREDICTIONS)
+        loose, beyond = submitted.unlike(self.audit, task, here, there)
+        if not loose:
             self.equal += 1
             return
+        hardware = self._elsewhere(key, on, same=same)
+        if same:
+            if beyond:
+                column = submitted.column_of(task)
+                mine, yours = (submitted.given(table, column)[beyond[0]] for table in (here, there))
+                said = f"{self._where(key[1], key[2], key[3])}: the very same model predicts {mine!r} here, it says {yours!r}"
+                raise Failed(f"{name} ({beyond[0]})", f"{said} ({len(beyond)} of {there.num_rows} such)")
+            self.rows += len(loose)
         rows = self.audit.holdout[key[1]].to_pylist()
-        pair = rerun.loss(here, rows, task), rerun.loss(there, rows, task)
+        pair = rerun.loss(here.to_pylist(), rows, task), rerun.loss(there.to_pylist(), rows, task)
         of = "share of wrong answers" if task.kind == "generate" else "nll"
-        what = f"{self._where(key[1], key[2], key[3])}: the model made here predicts otherwise than {name} says; {of} of the holdout"
-        # No record says on which hardware a direct evaluation ran; most likely where the preparations did.
-        alike = all(self.alike.values()) if key[2] is None else self.alike[key[1], key[2]]
-        self._judge([pair], name, what, alike=alike)
+        off = submitted.score_off(self.audit, task, here, there)
+        what = f"{self._where(key[1], key[2], key[3])}: the model made here predicts otherwise than {name} says"
+        what += (
+            f", in {len(loose)} of {there.num_rows} rows, by which the mean score is {off:.3g} off; {of} of the holdout"
+        )
+        self._judge([pair], name, what, hardware=hardware)
+
+    def _elsewhere(self, key: EvaluationKey, on: str, *, same: bool) -> str | None:
+        """The class of hardware that another outcome is laid to; None where all of it ran on this machine's.
+
+        Where it is another model, that may be the preparation's; else it is the evaluation's, of which older records name none, so that it
+        most likely ran where the preparations did.
+        """
+        state = self.audit.round
+        keys = [one for one in state.preparations if one[0] == key[0] and one[1] == key[1] and key[2] in (None, one[2])]
+        prepared = [str(state.prepared[one]["hardware"]) for one in keys]
+        named = state.evaluated[key].fields.get("hardware")
+        runs = [*([] if named is None else [str(named)]), *(prepared if named is None or not same else [])]
+        return next((run for run in runs if run != on), None)

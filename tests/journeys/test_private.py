@@ -364,6 +364,13 @@ def test_a_report_of_an_older_ranking_says_nothing_of_the_newest(playing: None, 
     assert status == "NOT CHECKED" and "revised since" in said
 
 
+def test_a_ranking_that_is_revised_after_a_report_of_what_failed_makes_nothing_good(
+    playing: None, tmp_path: Path
+) -> None:
+    status, said = reported(tmp_path, revised=True, failed=2)["auditor's report"]
+    assert status == "FAILED" and "2 FAILED" in said and "the ranking was revised since" in said
+
+
 def test_a_report_that_somebody_else_signed_is_named(playing: None, tmp_path: Path) -> None:
     made = rounds_made.make(tmp_path / "round")
     fields = {"bundle": digests.of_bytes(b"?"), "ranking": digests.of_json(made.ranking)}

@@ -5,7 +5,7 @@ drawn rows under the row root, and the named auditor, who verified the whole bun
 organizer and auditor get, is checked like any other.
 
 1. rows: the draw follows from the log, nobody chose it; each row leads, with its salt and path, to the root of HoldoutSealed.
-2. auditor's report: the newest RoundAudited is of the newest ranking, and counts nothing that FAILED. That its signer is the auditor whom
+2. auditor's report: the newest RoundAudited counts nothing that FAILED, and is of the newest ranking. That its signer is the auditor whom
    RoundDefined names, check `rules` has shown.
 """
 
@@ -99,14 +99,18 @@ def reported(audit: Audit) -> str:
             " organizer's and the server's word"
         )
     report = state.reports[-1]
-    if report["ranking"] != state.rankings[-1][0]:
+    counts = report["checks"]
+    said = f"{name}: {counts['ok']} checks ok, {counts['failed']} FAILED, {counts['not_checked']} NOT CHECKED"
+    old = report["ranking"] != state.rankings[-1][0]
+    # A ranking that is revised after it makes nothing good: only the auditor's next report does.
+    if counts["failed"]:
+        since = f"; the ranking was revised since, and {name} has not reported on that" if old else ""
+        raise Failed(f"RoundAudited of {name}", f"{said}, of the bundle whose MANIFEST has {report['bundle']}{since}")
+    if old:
         raise NotChecked(
             f"the newest report of {name} is of ranking {report['ranking']}, revised since: the newest is {state.rankings[-1][0]}"
         )
-    counts = report["checks"]
-    said = f"{name}: {counts['ok']} checks ok, {counts['failed']} FAILED, {counts['not_checked']} NOT CHECKED"
-    if counts["failed"]:
-        raise Failed(f"RoundAudited of {name}", f"{said}, of the bundle whose MANIFEST has {report['bundle']}")
     if not counts["ok"]:
         raise NotChecked(f"{said}: who reports no check says nothing")
-    return f"{said}; MANIFEST {report['bundle']}"
+    before = sum(bool(earlier["checks"]["failed"]) for earlier in state.reports[:-1])
+    return f"{said}; MANIFEST {report['bundle']}" + (f"; {before} earlier reports with FAILED" if before else "")

@@ -106,7 +106,8 @@ class Report:
         open_ = sum(check.status == "NOT CHECKED" for check in self.checks)
         passed = len(self.checks) - open_ - len(self.failed)
         if not self.failed:
-            return f"Nothing FAILED: {passed} checks ok, {open_} NOT CHECKED."
+            named = ", ".join(check.name for check in self.checks if check.status == "NOT CHECKED")
+            return f"Nothing FAILED: {passed} checks ok, {open_} NOT CHECKED{f': {named}' if named else ''}."
         first = self.failed[0]
         count = f"{len(self.failed)} check{'s' if len(self.failed) > 1 else ''} FAILED"
         return f"{count} ({passed} ok, {open_} NOT CHECKED); the first: {first.name}, at {first.where}."

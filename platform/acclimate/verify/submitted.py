@@ -110,29 +110,45 @@ def _tied(audit: Audit, key: PreparationKey) -> _Tied:
     prepared, direct = (predictions_name(entrant, evaluation) for evaluation in keys)
     task, classes = audit.competition.task(task_name), _classes(audit, key)
     here, there = (parquet.read(audit.bundle.path(name), name, tables.PREDICTIONS) for name in (prepared, direct))
-    column = "text" if task.kind == "generate" else "loglikelihoods"
-    mine, pairs = _given(here, column), list(_given(there, column).items())
-    silent, loose, first = 0, 0, ""
-    for (example, values), most in zip(pairs, _most(audit, task, [example for example, _ in pairs]), strict=True):
-        found = mine[example]
-        silent += found is None and values is None
-        if _equal(found, values):
-            continue
-        if len(classes) < 2 or not _near(found, values, most):
-            promise = f", and both ran on {classes[0]}, where D1 promises equal ones" if len(classes) == 1 else ""
-            raise Failed(
-                f"{prepared} ({example})",
-                f"it says {found!r}, the model as submitted gave {values!r} in {direct}{promise}",
-            )
-        loose, first = loose + 1, first or example
-    if task.kind == "generate" and loose > (allowed := _texts(there)):
+    column = column_of(task)
+    mine, yours = given(here, column), given(there, column)
+    silent = sum(mine[example] is None and found is None for example, found in yours.items())
+    loose, beyond = unlike(audit, task, here, there)
+    wrong = loose if len(classes) < 2 else beyond
+    if wrong:
+        promise = f", and both ran on {classes[0]}, where D1 promises equal ones" if len(classes) == 1 else ""
+        count = f"{len(loose)} of {len(yours)} texts differ, " if column == "text" else ""
         raise Failed(
-            f"{prepared} ({first})",
-            f"{loose} of {len(pairs)} texts differ from those of the model as submitted in {direct}, {allowed} may; the first of them is"
-            f" {mine[first]!r}",
+            f"{prepared} ({wrong[0]})",
+            f"{count}it says {mine[wrong[0]]!r}, the model as submitted gave {yours[wrong[0]]!r} in {direct}{promise}",
         )
-    off = _off(audit, task, here, there) if loose else 0.0
-    return _Tied(f"{entrant}, {task_name}, seed {seed}", len(pairs), silent, loose, classes, off)
+    off = score_off(audit, task, here, there) if loose else 0.0
+    return _Tied(f"{entrant}, {task_name}, seed {seed}", len(yours), silent, len(loose), classes, off)
+
+
+def column_of(task: Task) -> str:
+    """The column of tables.PREDICTIONS that has a task's predictions."""
+    return "text" if task.kind == "generate" else "loglikelihoods"
+
+
+def unlike(audit: Audit, task: Task, here: pa.Table, there: pa.Table) -> tuple[list[str], list[str]]:
+    """Hold two evaluations of one model against each other.
+
+    Returns:
+        The examples whose predictions are not equal to the bit; those of them that are further apart than two machines may put them,
+        which of generated texts are all, where they are too many.
+    """
+    column = column_of(task)
+    mine, pairs = given(here, column), list(given(there, column).items())
+    loose, beyond = [], []
+    for (example, values), most in zip(pairs, _most(audit, task, [example for example, _ in pairs]), strict=True):
+        found = mine.get(example)
+        if not _equal(found, values):
+            loose.append(example)
+            beyond += [] if _near(found, values, most) else [example]
+    if task.kind == "generate" and len(loose) > _texts(there):
+        beyond = loose
+    return loose, beyond
 
 
 def _classes(audit: Audit, key: PreparationKey) -> tuple[str, ...]:
@@ -147,7 +163,8 @@ def _classes(audit: Audit, key: PreparationKey) -> tuple[str, ...]:
     return tuple(sorted({name for name in named if name is not None} | pool))
 
 
-def _given(table: pa.Table, column: str) -> dict[str, Any]:
+def given(table: pa.Table, column: str) -> dict[str, Any]:
+    """Example -> what a column of predictions has for it."""
     return dict(zip(table.column("example").to_pylist(), table.column(column).to_pylist(), strict=True))
 
 
@@ -190,7 +207,7 @@ def _texts(direct: pa.Table) -> int:
     return int(min(size // BYTES_A_TEXT, direct.num_rows // TEXTS))
 
 
-def _off(audit: Audit, task: Task, here: pa.Table, there: pa.Table) -> float:
+def score_off(audit: Audit, task: Task, here: pa.Table, there: pa.Table) -> float:
     """How far the mean scores of two tables of predictions are apart; what has no score is in neither mean."""
     means = []
     for table in (here, there):
