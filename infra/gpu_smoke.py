@@ -1,7 +1,7 @@
 """The measuring part of gpu-smoke.sh: one preparation twice, in a process each, and on a GPU a small training twice; as JSON.
 
 The preparation is the real one, of a model with drawn weights on the shipped competition. Where it ran is measured, not assumed: by
-what it allocated on the GPU. This version's preparation is written for the CPU, so "cpu" is the expected answer.
+what it allocated on the GPU. With a GPU the job is for it, as a round's whose definition says `hardware = "cuda"`.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any
 TASK, SEED, WIDTH, LAYERS = "parity", 11, 64, 2
 
 
-def make_job(folder: Path) -> Any:
+def make_job(folder: Path, *, device: str) -> Any:
     """A preparation of one task with one seed, its inputs where a child looks for them."""
     import numpy as np
     from safetensors.numpy import save_file
@@ -66,6 +66,7 @@ def make_job(folder: Path) -> Any:
         limits=jobs.Limits(("llama",), 10**8, 10**9, memory=8 << 30, wall_seconds=3600.0),
         tokenizer=files["tokenizer.json"],
         stages=((task.name, SEED),),
+        device=device,
     )
 
 
@@ -156,7 +157,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "job.json").write_text(jobs.to_json(make_job(folder)), "utf-8")
+        (folder / "job.json").write_text(jobs.to_json(make_job(folder, device="cuda" if given.gpu else "cpu")), "utf-8")
         runs = twice("--prepare", name)
     trained = twice("--train") if given.gpu else []
     same = all(runs[0][key] == runs[1][key] for key in ("files", "results_digest"))

@@ -1,6 +1,6 @@
 """`[compute]`: what one attempt takes of a machine, and which machines may take it.
 
-None of it changes a result, so that nothing of it but `hardware` is in a stage's key: a round whose pool grows goes on.
+None of it but `hardware` changes a result, so that nothing else of it is in a stage's key: a round whose pool grows goes on.
 """
 
 import re
@@ -14,6 +14,7 @@ LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _LABEL_PART = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 LABEL_KEY = re.compile(rf"((?=[^/]{{1,253}}/){_LABEL_PART}(\.{_LABEL_PART})*/)?{LABEL_VALUE.pattern}")
 """As schedulers take it: Ray as Kubernetes bounds a prefix, too."""
+DEVICES = ("cpu", "cuda")
 _LABEL_MEANING = (
     "at most 63 letters, digits, dots, hyphens and underscores, beginning and ending with a letter or digit"
 )
@@ -24,7 +25,7 @@ class Compute:
     """`[compute]`: the pool, its limit, what an attempt takes, and where the order of preparation is drawn from.
 
     Attributes:
-        hardware: the class of machines that results are declared for.
+        hardware: the class of machines that results are declared for: cpu or cuda, alone or with a slash and more of it.
         cpus: CPUs that one attempt sets aside.
         gpus: GPUs that one attempt is given: whole ones, or a share of one.
         memory: bytes of main memory that one attempt sets aside; 0 for none.
@@ -38,6 +39,11 @@ class Compute:
     gpus: float = 0.0
     memory: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def device(self) -> str:
+        """The kind of device that computes: cpu or cuda."""
+        return self.hardware.partition("/")[0]
 
 
 def read(table: Table) -> Compute:
@@ -57,5 +63,13 @@ def read(table: Table) -> Compute:
             table.problem(name, f"= {count:g}: must be a multiple of 0.01")
     if table.good("gpus") and compute.gpus > 1 and not compute.gpus.is_integer():
         table.problem("gpus", f"= {compute.gpus:g}: must be whole, or a share below 1 of one GPU")
+    if table.good("hardware") and compute.device not in DEVICES:
+        table.problem(
+            "hardware", f"= {compute.hardware!r}: must be cpu or cuda, perhaps with a slash and more behind it"
+        )
+    if table.good("hardware", "gpus") and compute.device == "cuda" and compute.gpus == 0:
+        table.problem(
+            "gpus", '= 0: hardware = "cuda" computes on a GPU, so that an attempt needs at least a share of one'
+        )
     table.finish()
     return compute

@@ -26,7 +26,7 @@ from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
 from acclimate_competitions.records import Record
-from acclimate_runners import jobs
+from acclimate_runners import devices, jobs
 from acclimate_runners.blobs import FolderBlobs
 from acclimate_runners.code import code_digest
 from acclimate_runners.jobs import Job, ModelFiles
@@ -94,6 +94,8 @@ class RerunFolder:
     def carry_out(self, job: Job, *, attempt: str = "") -> Status:
         """Do a job in a confined child, or take its outcome where it was done here before.
 
+        A job for a GPU is done by the processor where this machine has none: the outcome's hardware class says so.
+
         Args:
             job: its inputs are blobs of this folder.
             attempt: another name for another attempt at the same job.
@@ -101,9 +103,11 @@ class RerunFolder:
         Raises:
             Refusal: no_space, runner_failed, job_failed, …: this machine's faults; time and memory are the caller's to judge.
         """
+        gpus = devices.visible_gpus()
+        job = job if gpus else replace(job, device="cpu")
         # The code, too: an update in between makes another attempt of it.
         name = digests.of_json({"job": json.loads(jobs.to_json(job)), "code": code_digest(), "attempt": attempt})[7:39]
-        runner = LocalRunner(self.folder, 1)
+        runner = LocalRunner(self.folder, 1, devices=gpus)
         try:
             handle = runner.start(name, job, self.blobs)
             while (status := handle.poll()).state == "running":

@@ -83,6 +83,7 @@ def check(state: Terms, model: ModelFiles) -> CheckJob:
         recipe=state.competition.preparation,
         limits=limits(state),
         tokenizer=tokenizer(state),
+        device=state.competition.compute.device,
     )
 
 
@@ -105,6 +106,7 @@ def prepare(
         recipe=state.competition.preparation,
         limits=limits(state),
         tokenizer=tokenizer(state),
+        device=state.competition.compute.device,
         stages=tuple(stages),
         micro_batch=micro_batch,
         # The last resort then, and now.
@@ -140,6 +142,7 @@ def evaluate(
         recipe=state.competition.preparation,
         limits=limits(state),
         tokenizer=tokenizer(state),
+        device=state.competition.compute.device,
         entrant=entrant,
         stages=tuple(stages),
         prepared={name: prepared[name] for name in needed},

@@ -19,17 +19,16 @@ from typing import TYPE_CHECKING, Any
 from acclimate import evaluations, files, round_jobs
 from acclimate.extras import need
 from acclimate.rerun import SILENT, Progress, RerunFolder
-from acclimate_competitions import bases, definition, digests, measures, metrics, recipe, splits, tables
+from acclimate_competitions import bases, compute, definition, digests, measures, metrics, recipe, splits, tables
 from acclimate_competitions.definition import Competition, Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import LARGEST_SEED
-from acclimate_runners import adapter_files, architectures, reading
+from acclimate_runners import adapter_files, architectures, devices, reading
 from acclimate_runners.jobs import CheckJob, Job, ModelFiles, Outcome, PrepareJob
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DEVICES = ("cpu",)
 SUMMARY = "preparation.json"
 """Written last into the folder of a preparation: what `prepare` gives back."""
 
@@ -105,7 +104,7 @@ def prepare(
     lr: float | None = None,
     seed: int | None = None,
     max_steps: int | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Prepare a model as the round does: for each task the selection over the grid, then each reporting seed.
@@ -118,7 +117,7 @@ def prepare(
         lr: the learning rate, instead of a selection.
         seed: one seed, instead of the recipe's.
         max_steps: ends each fit after so many steps, for trying; no round's bytes then.
-        device: "cpu"; the round's.
+        device: "cpu" or "cuda"; None for the round's, or the processor where that is a GPU and this machine has none.
         progress: called with (steps done, of how many, what is done).
 
     Returns:
@@ -142,6 +141,7 @@ def prepare(
         submitted = given.model(Path(model), shop)
         stages = [(name, each) for name in given.tasks for each in seeds]
         job = replace(round_jobs.prepare(given, submitted, stages), lr=lr, max_steps=max_steps)
+        job = replace(job, device=device or job.device)
         outcome = _done(shop, job)
         found = {entry["task"]: _selection(entry) for entry in outcome.results["selections"]}
         for entry in outcome.results["prepared"]:
@@ -150,7 +150,7 @@ def prepare(
         summary = {
             **given.named(submitted),
             "recipe": given.competition.preparation.digest,
-            "device": device,
+            "device": outcome.hardware.partition("/")[0],
             "max_steps": max_steps,
             "tokens": tokens,
             "tasks": found,
@@ -340,7 +340,7 @@ def _public(split: str) -> str:
     return split
 
 
-def _require_sane(*, lr: float | None, seed: int | None, max_steps: int | None, device: str) -> None:
+def _require_sane(*, lr: float | None, seed: int | None, max_steps: int | None, device: str | None) -> None:
     wrong = []
     if lr is not None and not (math.isfinite(lr) and lr > 0):
         wrong.append(f"the learning rate is {lr}: it must be a number above 0")
@@ -348,8 +348,10 @@ def _require_sane(*, lr: float | None, seed: int | None, max_steps: int | None, 
         wrong.append(f"the seed is {seed}: it must be from 0 to {LARGEST_SEED}")
     if max_steps is not None and max_steps < 1:
         wrong.append(f"max_steps is {max_steps}: it must be at least 1")
-    if device not in DEVICES:
-        wrong.append(f"the device is {device!r}: preparations run on {' or '.join(DEVICES)}")
+    if device not in (None, *compute.DEVICES):
+        wrong.append(f"the device is {device!r}: preparations run on {' or '.join(compute.DEVICES)}")
+    elif device == "cuda" and not devices.visible_gpus():
+        wrong.append("the device is 'cuda': this machine shows no NVIDIA GPU (nvidia-smi lists those that it has)")
     if wrong:
         raise Refusal("request_invalid", "; ".join(wrong))
 

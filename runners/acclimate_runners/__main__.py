@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         if status := _shortage(refusal.__cause__, by_words=False):
             traceback.print_exc()
             return status
-        outcome = _refused(refusal)
+        outcome = _refused(refusal, job.device)
     except Exception as error:
         status = _shortage(error)
         if not status:
@@ -130,11 +130,11 @@ def _shortage(error: BaseException | None, *, by_words: bool = True) -> int:
     return isolation.NO_MEMORY if refused or any(words in said for words in _OUT_OF_MEMORY) else 0
 
 
-def _refused(refusal: Refusal) -> Outcome:
+def _refused(refusal: Refusal, device: str) -> Outcome:
     from acclimate_runners import models
 
     reason = "; ".join([refusal.sentence, *refusal.problems])
-    return Outcome("refused", reason, {}, {}, hardware=models.hardware(), versions=models.versions())
+    return Outcome("refused", reason, {}, {}, hardware=models.hardware(device), versions=models.versions())
 
 
 def _progress(words: int | None, step: int, total: int, what: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Recipe
-from acclimate_runners import adapters, classifying, network, packing
+from acclimate_runners import adapters, classifying, computing, packing
 from acclimate_runners.jobs import CheckJob, Outcome
 from acclimate_runners.network import Network
 from acclimate_runners.packing import Packed
@@ -66,7 +66,7 @@ def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:
     Raises:
         Refusal: model_invalid, with a public reason; also where its preparation would take far longer than is allowed.
     """
-    network.be_deterministic(job.recipe.threads)
+    computing.be_deterministic(job.recipe.threads)
     model, tokenizer = open_model(job, folder)
     told = Words(progress)
     model.on_batch = told.again
@@ -94,4 +94,4 @@ def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:
     facts = model.facts
     results: dict[str, Any] = {"architecture": facts.architecture, "parameters": facts.parameters}
     results |= {"losses": list(tries[0].losses), "forecast": round(forecast, 6)}
-    return Outcome("done", "", {}, results, network.hardware(job.recipe.dtype), network.versions())
+    return Outcome("done", "", {}, results, computing.hardware(job.recipe.dtype, job.device), computing.versions())

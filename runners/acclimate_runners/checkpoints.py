@@ -198,7 +198,7 @@ def _moments(weights: Mapping[str, "Tensor"], optimizer: "AdamW", *, step: int) 
 
     return {
         name: {
-            "step": torch.tensor(float(step), dtype=torch.float32),
+            "step": torch.tensor(float(step), dtype=torch.float32, device=weight.device),
             **{each: torch.zeros_like(weight, memory_format=torch.preserve_format) for each in _MOMENTS},
         }
         for name, weight in weights.items()
@@ -221,7 +221,8 @@ def write_tensors(tensors: Mapping[str, "Tensor"], path: Path, *, nonce: str) ->
     with path.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for name in sorted(tensors):
-            stream.write(_memory(tensors[name]))
+            # One after the other, so that of a GPU's only one is there twice.
+            stream.write(_memory(tensors[name].cpu()))
 
 
 def tensors_of(path: Path, into: Mapping[str, "Tensor"]) -> Callable[[], None]:
@@ -241,11 +242,14 @@ def tensors_of(path: Path, into: Mapping[str, "Tensor"]) -> Callable[[], None]:
             first = 8 + int.from_bytes(stream.read(8), "little")
             for name, tensor in into.items():
                 stream.seek(first + header[name].begin)
-                rest = _memory(tensor)
+                here = tensor.cpu()
+                rest = _memory(here)
                 while rest:
                     if not (count := stream.readinto(rest)):
                         raise OSError(f"{path} has become shorter")
                     rest = rest[count:]
+                if here is not tensor:
+                    tensor.copy_(here)
 
     return fill
 

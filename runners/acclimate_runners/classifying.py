@@ -56,7 +56,7 @@ def begun(model: Network, weights: Mapping[str, Tensor], task: Task, *, seed: in
         bias = None if bias is None else torch.zeros(len(task.choices))
     config = architectures.with_labels(model.facts.config, task.choices)
     model.facts = replace(model.facts, config=config)
-    layer = torch.nn.Linear(head.shape[1], head.shape[0], bias=bias is not None)
+    layer = torch.nn.Linear(head.shape[1], head.shape[0], bias=bias is not None).to(model.device)
     model.model.set_submodule(kind.score.removesuffix(".weight"), layer)
     made = {kind.score: head} | ({} if kind.score_bias is None or bias is None else {kind.score_bias: bias})
     model.weights |= {name: layer.weight if name == kind.score else layer.bias for name in made}

@@ -42,6 +42,18 @@ def isolate() -> dict[str, Any]:
     return result
 
 
+def visible_gpus() -> str:
+    """The GPUs that this process may give to a child, as CUDA_VISIBLE_DEVICES names them; empty for none. Nothing is imported or started for it."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return "" if named == "-1" else named
+    try:
+        found = sorted(Path("/proc/driver/nvidia/gpus").iterdir())
+    except OSError:
+        return ""
+    return ",".join(str(number) for number in range(len(found)))
+
+
 def _namespace(kind: str) -> str:
     try:
         return str(Path(f"/proc/self/ns/{kind}").readlink())

@@ -18,7 +18,7 @@ import pyarrow as pa
 from acclimate_competitions import digests, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.tasks import Task
-from acclimate_runners import classifying, generation, layouts, network, packing
+from acclimate_runners import classifying, computing, generation, layouts, network, packing
 from acclimate_runners.jobs import EvaluateJob, Outcome
 from acclimate_runners.network import Network
 from acclimate_runners.packing import Packed
@@ -32,7 +32,7 @@ def evaluate(job: EvaluateJob, folder: Path, progress: Callable[[int, int, str],
     Raises:
         Refusal: model_invalid, for the entrant's faults; anything else that is raised is not the entrant's.
     """
-    network.be_deterministic(job.recipe.threads)
+    computing.be_deterministic(job.recipe.threads)
     model, tokenizer = open_model(job, folder)
     words = Words(progress)
     model.on_batch = words.again
@@ -74,7 +74,9 @@ def evaluate(job: EvaluateJob, folder: Path, progress: Callable[[int, int, str],
             {"task": name, "seed": seed, "protocol": protocol, "file": file, "count": len(examples), "seconds": spent}
         )
     words.say(len(job.stages), len(job.stages), "done")
-    return Outcome("done", "", files, {"predictions": predictions}, network.hardware(), network.versions())
+    return Outcome(
+        "done", "", files, {"predictions": predictions}, computing.hardware(device=job.device), computing.versions()
+    )
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class _Batch:
         tail = _TOKENS_MORE + max(len(stop.encode()) for stop in task.stop)
         for step in range(task.max_tokens):
             logits = self._model.continued(self._inputs, seen=self._seen, positions=self._positions, cache=self._cache)
-            usable, chosen = torch.isfinite(logits).all(dim=1).tolist(), logits.argmax(dim=1)
+            usable, chosen = torch.isfinite(logits).all(dim=1).cpu().tolist(), logits.argmax(dim=1).cpu()
             for row, (prompt, token) in enumerate(zip(self._of, chosen.tolist(), strict=True)):
                 written = self._written[prompt]
                 if prompt in ended or written is None:
@@ -100,7 +100,7 @@ class _Batch:
         self._seen = torch.cat([self._seen, torch.ones_like(self._inputs)], dim=1)
         if 2 * len(going) <= len(self._of):
             rows = torch.tensor(going)
-            self._cache.batch_select_indices(rows)
+            self._cache.batch_select_indices(rows.to(self._model.device))
             self._inputs, self._positions, self._seen = self._inputs[rows], self._positions[rows], self._seen[rows]
             self._of = [self._of[row] for row in going]
 

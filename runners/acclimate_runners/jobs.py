@@ -81,7 +81,7 @@ class CheckJob:
     """Load a submitted model safely and run three preparation steps on public data.
 
     Attributes:
-        micro_batch, recompute: as of PrepareJob; in no result.
+        micro_batch, recompute, device: as of PrepareJob; in no result.
     """
 
     kind: Literal["check"]
@@ -92,6 +92,7 @@ class CheckJob:
     tokenizer: str | None
     micro_batch: int | None = None
     recompute: bool = False
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class PrepareJob:
         nodes: 1; a job for more is refused.
         lr: the learning rate, where none is to be chosen; no round's job has one.
         max_steps: after which each fit ends early, for trying; no round's job has it.
+        device: the kind of device that computes: "cpu", or "cuda" for the GPU that the child is given (computing.py). The bits of a result depend on it.
     """
 
     kind: Literal["prepare"]
@@ -122,6 +124,7 @@ class PrepareJob:
     nodes: int = 1
     lr: float | None = None
     max_steps: int | None = None
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ class EvaluateJob:
 
     Attributes:
         prepared: digest of the prepared weights (safetensors) per stage "task/seed"; direct stages use the model's own.
+        device: as of PrepareJob.
     """
 
     kind: Literal["evaluate"]
@@ -141,6 +145,7 @@ class EvaluateJob:
     entrant: str
     stages: tuple[tuple[str, int | None, str], ...]
     prepared: Mapping[str, str]
+    device: str = "cpu"
 
 
 Job = CheckJob | PrepareJob | EvaluateJob

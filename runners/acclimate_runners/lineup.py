@@ -281,10 +281,10 @@ def train(spec: Spec, lessons: Lessons, practised: dict[str, int]) -> Any:
     import torch
     from torch.nn import functional
 
-    from acclimate_runners import architectures, network
+    from acclimate_runners import architectures, computing, network
     from acclimate_runners.reading import ModelFacts
 
-    network.be_deterministic(1)
+    computing.be_deterministic(1)
     torch.manual_seed(spec.seed)
     described = config(spec, lessons)
     model = network.build(described, max_length=described.get("max_position_embeddings") or described["n_positions"])

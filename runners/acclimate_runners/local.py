@@ -24,10 +24,11 @@ class LocalRunner:
         workdir: folder for the attempts.
         slots: how many jobs at once.
         patience: how long it waits.
+        devices: GPUs that a job for GPUs may use, as CUDA_VISIBLE_DEVICES names them; jobs that share them are not shielded from each other.
     """
 
-    def __init__(self, workdir: Path, slots: int, *, patience: Patience = _PATIENCE) -> None:
-        self.slots = slots
+    def __init__(self, workdir: Path, slots: int, *, patience: Patience = _PATIENCE, devices: str = "") -> None:
+        self.slots, self._devices = slots, devices
         self._workdir, self._patience = workdir.resolve(), patience
         self._attempts: dict[str, Watched] = {}
 
@@ -41,8 +42,9 @@ class LocalRunner:
         running = self._attempts.get(name)
         if running is not None and running.poll().state == "running":
             return running
+        devices = self._devices if job.device != "cpu" else ""
         attempt = watched(
-            lambda counted: Attempt(name, job, counted, work=self._workdir, nursery=_NURSERY),
+            lambda counted: Attempt(name, job, counted, work=self._workdir, nursery=_NURSERY, devices=devices),
             blobs,
             machine=_NAME,
             patience=self._patience,

@@ -24,15 +24,15 @@ def check(job: CheckJob, folder: Path, progress: Callable[[int, int, str], None]
     return checking.check(job, folder, progress)
 
 
-def hardware() -> str:
-    """Hardware class of this process, such as "cpu/x86_64/avx512"."""
-    from acclimate_runners import network
+def hardware(device: str = "cpu") -> str:
+    """Hardware class of this process, such as "cpu/x86_64/avx512"; `device` is the job's."""
+    from acclimate_runners import computing
 
-    return network.hardware()
+    return computing.hardware(device=device)
 
 
 def versions() -> dict[str, str]:
     """Versions of the libraries that can change a number."""
-    from acclimate_runners import network
+    from acclimate_runners import computing
 
-    return network.versions()
+    return computing.versions()

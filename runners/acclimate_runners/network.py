@@ -5,13 +5,11 @@ embedding applied at the answers' positions alone, which changes nothing but the
 """
 
 import logging
-import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module, metadata
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
-from acclimate_runners import adapter_files, architectures, merging, packing, reading, shards
+from acclimate_runners import adapter_files, architectures, computing, merging, packing, reading, shards
 from acclimate_runners.layouts import Answers, Laid
 from acclimate_runners.packing import Packed
 from acclimate_runners.reading import ModelFacts, Rules
@@ -36,8 +34,6 @@ EAGER_UP_TO = 128
 
 LOGITS = 1 << 22
 """How many logits are held at once where nothing is learned; in the code's digest, as it can change the last bits of a number."""
-
-VERSIONED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "jinja2")
 
 _CONFIGS = {
     "llama": "LlamaConfig",
@@ -67,16 +63,13 @@ _EAGER_ONLY = ("gemma2", "mamba", "falcon_mamba")
 _KERNELS = ("mamba_ssm", "causal_conv1d", "mambapy")
 """Packages that transformers would take for Mamba where a machine has them, with other numbers than everywhere else."""
 
-_HALF = ("amx_bf16", "avx512_bf16", "bf16")
-"""Instructions that multiply in bfloat16, the first of which a processor has being taken; by the names that Linux has for them."""
-
 
 @dataclass
 class Network:
     """A loaded model.
 
     Attributes:
-        model: transformers' causal language model or sequence classifier, float32, on the CPU.
+        model: transformers' causal language model or sequence classifier, float32, on its device.
         facts: of its files.
         weights: its parameters by name, a tied head left out; changing them in place changes the model.
         on_batch: called after each batch that it has read.
@@ -89,6 +82,11 @@ class Network:
     on_batch: Callable[[], object] = lambda: None
     submitted_labels: tuple[str, ...] = ()
     _masks: dict[int, Tensor | None] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie; what the model is asked may lie elsewhere."""
+        return next(iter(self.weights.values())).device
 
     @property
     def positions(self) -> int:
@@ -113,7 +111,7 @@ class Network:
         if self.encodes:
             return self._first(inputs, ends=at % length)
         if length not in self._masks:
-            self._masks[length] = _mask(length) if self._is_plain(length) else None
+            self._masks[length] = _mask(length).to(self.device) if self._is_plain(length) else None
         return self._hidden(inputs, at, positions=torch.arange(length)[None], mask=self._masks[length])
 
     def laid_logits(self, rows: Laid, at: Tensor) -> Tensor:
@@ -136,11 +134,15 @@ class Network:
             positions: of inputs, [rows, length].
             cache: of `new_cache`; the inputs are added to it.
         """
-        model = self.model.base_model
+        model, device = self.model.base_model, self.device
         # Versions of transformers differ in what they call it.
         kept = {"cache" if "cache" in signature(model.forward).parameters else "past_key_values": cache}
         hidden = model(
-            input_ids=inputs, attention_mask=seen, position_ids=positions, use_cache=True, **kept
+            input_ids=inputs.to(device),
+            attention_mask=seen.to(device),
+            position_ids=positions.to(device),
+            use_cache=True,
+            **kept,
         ).last_hidden_state
         self.on_batch()
         return self.head(hidden[:, -1])
@@ -163,12 +165,16 @@ class Network:
         return attends and not self.encodes and (window is None or length <= window)
 
     def _hidden(self, inputs: Tensor, at: Tensor, *, positions: Tensor, mask: Tensor | None) -> Tensor:
+        device = self.device
         hidden: Tensor = self.model.base_model(
-            input_ids=inputs, position_ids=positions, attention_mask=mask, use_cache=False
+            input_ids=inputs.to(device),
+            position_ids=positions.to(device),
+            attention_mask=None if mask is None else mask.to(device),
+            use_cache=False,
         ).last_hidden_state
         self.on_batch()
         every = hidden.flatten(0, 1)
-        return every if len(at) == len(every) else every.index_select(0, at)
+        return every if len(at) == len(every) else every.index_select(0, at.to(device))
 
     def _first(self, inputs: Tensor, *, ends: Tensor) -> Tensor:
         """What an encoder makes of each row's first token, [rows, width]; ends: [rows] the place of its last one, behind which it is padded."""
@@ -176,7 +182,9 @@ class Network:
         positions = places + architectures.ARCHITECTURES[self.facts.architecture].first
         seen = (places <= ends[:, None]).long()
         hidden: Tensor = self.model.base_model(
-            input_ids=inputs, position_ids=positions, attention_mask=seen
+            input_ids=inputs.to(self.device),
+            position_ids=positions.to(self.device),
+            attention_mask=seen.to(self.device),
         ).last_hidden_state
         self.on_batch()
         return hidden[:, 0]
@@ -202,8 +210,8 @@ class Network:
                 layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
 
     def copy_weights(self) -> dict[str, Tensor]:
-        """The weights as they are now, in memory of their own."""
-        return {name: tensor.detach().clone() for name, tensor in self.weights.items()}
+        """The weights as they are now, in main memory of their own."""
+        return {name: computing.in_main_memory(tensor) for name, tensor in self.weights.items()}
 
     def set_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Replace all weights in place."""
@@ -226,22 +234,9 @@ def _scores(model: Any, architecture: str, hidden: Tensor) -> Tensor:
     return scores
 
 
-def multiplying(dtype: str) -> AbstractContextManager[Any]:
-    """What a forward pass is done in, by a recipe's dtype: in "bfloat16" matrices are multiplied in it, with weights as they are, float32."""
-    return torch.autocast("cpu", dtype=torch.bfloat16) if dtype == "bfloat16" else nullcontext()
-
-
 def _mask(length: int) -> Tensor:
     """Causal mask [1, 1, length, length], to be added to the attention's scores."""
     return torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None]
-
-
-def be_deterministic(threads: int) -> None:
-    """Fix everything that could make two runs of this process differ (determinism class D1)."""
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
-    # Filling fresh memory costs 5 % of a small model's step; it would only hide a kernel that reads what it never wrote.
-    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def classes(kind: str) -> tuple[Any, Any]:
@@ -291,6 +286,7 @@ def load(
     max_length: int,
     tokenizer: str | None = None,
     base: Mapping[str, Path] | None = None,
+    device: torch.device | None = None,
 ) -> Network:
     """Read a submission strictly, then load it; an adapter is merged into its base, and from there on it is a model as any other.
 
@@ -300,6 +296,7 @@ def load(
         max_length: tokens of a sequence in the recipe.
         tokenizer: digest of the competition's tokenizer, where it fixes one.
         base: name -> path of the files of the model that an adapter stands on; none for a whole model.
+        device: where it is to compute; None for the processor.
 
     Raises:
         Refusal: model_invalid.
@@ -315,6 +312,7 @@ def load(
         facts = adapter.facts
     try:
         model = build(facts.config, max_length=max_length)
+        model = model if device is None else model.to(device)
     except (ValueError, TypeError, KeyError) as error:
         raise Refusal("model_invalid", f"config.json describes no {facts.architecture}: {str(error)[:200]}") from error
     names = architectures.shapes(facts.config)
@@ -375,7 +373,9 @@ def is_finite(tensor: Tensor) -> bool:
 def write_weights(weights: Mapping[str, Tensor], path: Path) -> str:
     """Write weights as safetensors, the same bytes for the same numbers, and return the file's digest."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: weights[name].detach().contiguous() for name in sorted(weights)}, path, metadata={"format": "pt"})
+    save_file(
+        {name: weights[name].detach().cpu().contiguous() for name in sorted(weights)}, path, metadata={"format": "pt"}
+    )
     return digests.of_file(path)
 
 
@@ -430,26 +430,6 @@ def _picked(network: Network, hidden: Tensor, place: Tensor, tokens: Tensor) -> 
     for begin in range(0, len(hidden), size):
         chances = functional.log_softmax(network.head(hidden[begin : begin + size]), dim=-1)
         mine = ((place >= begin) & (place < begin + size)).nonzero()[:, 0]
-        result[mine] = chances[place[mine] - begin, tokens[mine]].double()
+        rows, columns = ((place[mine] - begin).to(chances.device), tokens[mine].to(chances.device))
+        result[mine] = chances[rows, columns].cpu().double()
     return result
-
-
-def hardware(dtype: str = "float32") -> str:
-    """Hardware class: what two machines must share for equal bytes, such as "cpu/x86_64/avx512".
-
-    Args:
-        dtype: the recipe's; in bfloat16 it matters which instructions multiply, as in "cpu/x86_64/avx512/amx_bf16".
-    """
-    found = f"cpu/{platform.machine()}/{torch.backends.cpu.get_cpu_capability().lower()}"
-    if dtype == "float32":
-        return found
-    try:
-        flags = Path("/proc/cpuinfo").read_text("utf-8").split()
-    except OSError:
-        flags = []
-    return f"{found}/{next((name for name in _HALF if name in flags), 'bf16_by_float32')}"
-
-
-def versions() -> dict[str, str]:
-    """Versions of what can change a number."""
-    return {"python": sys.version.split()[0], **{name: metadata.version(name) for name in VERSIONED}}

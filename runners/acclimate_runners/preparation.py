@@ -22,7 +22,7 @@ from acclimate_competitions import tables
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Recipe, Schedule
-from acclimate_runners import adapters, classifying, jobs, layouts, network, packing, ranks
+from acclimate_runners import adapters, classifying, computing, jobs, layouts, network, packing, ranks
 from acclimate_runners.checkpoints import Checkpoints, Fitting, Standing
 from acclimate_runners.jobs import CheckJob, EvaluateJob, Outcome, PrepareJob, TaskData
 from acclimate_runners.network import Network
@@ -135,7 +135,7 @@ def learn(
     scored = 0 if whole else int((rows.labels[batch] != packing.NOT_SCORED).sum())
     found = 0.0
     for part in parts:
-        with network.multiplying(recipe.dtype):
+        with computing.multiplying(recipe.dtype, model.device):
             logits, wanted = _read(model, rows, part, packed=recipe.packing)
         loss = functional.cross_entropy(logits, wanted, reduction="sum" if scored else "mean")
         # Of the whole batch's tokens, as parts may have different numbers of them.
@@ -154,10 +154,10 @@ def _read(model: Network, rows: Packed, part: packing.Integers, *, packed: bool)
         laid, labels = layouts.side_by_side(chosen)
         wanted = torch.from_numpy(labels).flatten()
         at = (wanted != packing.NOT_SCORED).nonzero()[:, 0]
-        return model.laid_logits(laid, at), wanted[at]
+        return model.laid_logits(laid, at), wanted[at].to(model.device)
     wanted = torch.from_numpy(chosen.labels).flatten()
     at = (wanted != packing.NOT_SCORED).nonzero()[:, 0]
-    return model.logits(torch.from_numpy(chosen.inputs), at), wanted[at]
+    return model.logits(torch.from_numpy(chosen.inputs), at), wanted[at].to(model.device)
 
 
 def _standing(losses: list[float], tokens: int, began: float) -> Standing:
@@ -288,7 +288,7 @@ def prepare(job: PrepareJob, folder: Path, progress: Progress, *, kept_from: str
         Refusal: model_invalid, for the entrant's faults; anything else that is raised is not the entrant's.
     """
     # 1. The model, read strictly; its own weights are the start of every fit.
-    network.be_deterministic(job.recipe.threads)
+    computing.be_deterministic(job.recipe.threads)
     model, tokenizer = open_model(job, folder)
     weights = model.copy_weights()
     wanted = {data.task.name: [seed for task, seed in job.stages if task == data.task.name] for data in job.tasks}
@@ -297,7 +297,7 @@ def prepare(job: PrepareJob, folder: Path, progress: Progress, *, kept_from: str
     model.on_batch = words.again
     packed = {data.task.name: pack_splits(job, folder, data, model, tokenizer) for data in todo}
     # 2. What an earlier try had done; progress counts the steps of all fits.
-    hardware, versions = network.hardware(job.recipe.dtype), network.versions()
+    hardware, versions = computing.hardware(job.recipe.dtype, job.device), computing.versions()
     identity = {"job": jobs.digest(job), "hardware": hardware, "versions": versions}
     every = job.limits.checkpoint_seconds
     checkpoints = Checkpoints(folder, identity=identity, seconds=every, network=kept_from)
@@ -445,7 +445,8 @@ def open_model(job: CheckJob | PrepareJob | EvaluateJob, folder: Path) -> tuple[
         {name: input_path(folder, digest) for name, digest in given.items()}
         for given in (job.model.files, job.model.base)
     )
-    model = network.load(files, job.limits, max_length=job.recipe.max_length, tokenizer=job.tokenizer, base=base)
+    where: dict[str, Any] = {"base": base, "device": computing.device(job.device)}
+    model = network.load(files, job.limits, max_length=job.recipe.max_length, tokenizer=job.tokenizer, **where)
     if not isinstance(job, EvaluateJob) and job.recompute:
         model.recompute()
     return model, packing.load_tokenizer((base or files)["tokenizer.json"])

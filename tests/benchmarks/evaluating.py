@@ -117,9 +117,9 @@ def timed(do: Callable[[], Any]) -> tuple[float, Any]:
 
 def measure(folder: Path, *, tries: int = TRIES) -> list[tuple[str, float]]:
     """Examples a CPU second of each way, medians."""
-    from acclimate_runners import evaluation, network
+    from acclimate_runners import computing, evaluation, network
 
-    network.be_deterministic(1)
+    computing.be_deterministic(1)
     rows_: list[tuple[str, float]] = []
     task, rows = items()
     limits = jobs.Limits(("llama",), 10**8, 10**9, memory=2**33, wall_seconds=600)

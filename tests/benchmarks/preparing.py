@@ -248,9 +248,9 @@ def plain_process(model: Path) -> int:
 
 def measure(folder: Path) -> list[tuple[str, str]]:
     """What was measured, and its numbers."""
-    from acclimate_runners import network
+    from acclimate_runners import computing
 
-    network.be_deterministic(1)
+    computing.be_deterministic(1)
     found: list[tuple[str, str]] = []
     for size in STEPS:
         model = folder / size / "model"

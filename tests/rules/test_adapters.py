@@ -31,9 +31,9 @@ NAMED: dict[str, dict[str, list[str]]] = {
 
 def opened(tiny: Any, folder: Path, architecture: str, **changes: Any) -> Any:
     """A loaded tiny model without dropout, and the second task's rows, of any length."""
-    from acclimate_runners import network, preparation
+    from acclimate_runners import computing, preparation
 
-    network.be_deterministic(1)
+    computing.be_deterministic(1)
     still = {"gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}.get(architecture, {})
     job = tiny.job(folder, tiny.model(folder / "model", architecture, **still, **changes), "check")
     model, tokenizer = preparation.open_model(job, folder)

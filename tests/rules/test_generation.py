@@ -33,10 +33,10 @@ def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(folder: Path, max_length: int, **limits: Any) -> Any:
-    from acclimate_runners import network
+    from acclimate_runners import computing, network
 
     rules = jobs.Limits((json.loads((folder / "config.json").read_text())["model_type"],), 10**6, 10**7, 2**31, 60)
-    network.be_deterministic(1)
+    computing.be_deterministic(1)
     return network.load({path.name: path for path in folder.iterdir()}, rules, max_length=max_length)
 
 

@@ -16,9 +16,9 @@ NEAR = 0.02
 
 def opened(tiny: Any, folder: Path, architecture: str) -> Any:
     """A loaded tiny model, and rows of any length."""
-    from acclimate_runners import network, preparation
+    from acclimate_runners import computing, preparation
 
-    network.be_deterministic(1)
+    computing.be_deterministic(1)
     job = tiny.job(folder, tiny.model(folder / "model", architecture), "check")
     model, tokenizer = preparation.open_model(job, folder)
     return model, preparation.pack_splits(job, folder, job.tasks[1], model, tokenizer)

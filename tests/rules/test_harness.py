@@ -135,14 +135,14 @@ def test_apart_and_together_differ_where_tokens_run_together(tmp_path: Path) -> 
 @pytest.mark.parametrize("architecture", sorted(harness.TRAINED))
 @pytest.mark.parametrize("micro_batch", [None, 3])
 def test_losses_are_those_of_trl(tmp_path: Path, architecture: str, micro_batch: int | None) -> None:
-    from acclimate_runners import network, preparation
+    from acclimate_runners import computing, network, preparation
 
     written = json.loads(harness.LOSSES.read_text("utf-8"))
     expected = written["models"][architecture]
     assert written["source"]["trl"] and len(expected) == 50
     folder = harness.write_model(tmp_path / architecture, architecture, **harness.TRAINED[architecture])
     limits = jobs.Limits((architecture,), 10**6, 10**7, memory=2**31, wall_seconds=60)
-    network.be_deterministic(1)
+    computing.be_deterministic(1)
     model = network.load({path.name: path for path in folder.iterdir()}, limits, max_length=harness.LENGTH + 1)
     tokenizer = packing.load_tokenizer(folder / "tokenizer.json")
     rows = packing.pack(*packing.taught(tokenizer, harness.LEARNT, harness.lessons()), max_length=harness.LENGTH + 1)

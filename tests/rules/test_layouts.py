@@ -16,9 +16,9 @@ ANSWERS = [[[9], [10, 11, 11], [3, 4]], [[9, 9], [10], [4, 5, 6]], [[9], [10], [
 
 
 def loaded(tiny: Any, folder: Path, architecture: str) -> Any:
-    from acclimate_runners import network
+    from acclimate_runners import computing, network
 
-    network.be_deterministic(1)
+    computing.be_deterministic(1)
     model = tiny.model(folder / architecture, architecture)
     return network.load({path.name: path for path in model.iterdir()}, tiny.limits, max_length=16)
 

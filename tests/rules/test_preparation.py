@@ -40,9 +40,9 @@ GOLDEN = [
 
 def opened(tiny: Any, folder: Path, architecture: str = "llama", **changes: Any) -> Any:
     """A loaded tiny model with both tasks packed."""
-    from acclimate_runners import network, preparation
+    from acclimate_runners import computing, preparation
 
-    network.be_deterministic(1)
+    computing.be_deterministic(1)
     job = tiny.job(folder, tiny.model(folder / "model", architecture, **changes), "check")
     model, tokenizer = preparation.open_model(job, folder)
     return model, [preparation.pack_splits(job, folder, data, model, tokenizer) for data in job.tasks]

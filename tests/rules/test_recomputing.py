@@ -21,9 +21,9 @@ def architectures_of() -> list[str]:
 @pytest.mark.parametrize("architecture", architectures_of())
 def test_the_same_bytes_with_and_without(tiny: Any, tmp_path: Path, architecture: str) -> None:
     """Of all weights, in both dtypes, packed, in parts, and of adapters."""
-    from acclimate_runners import network, preparation
+    from acclimate_runners import computing, preparation
 
-    network.be_deterministic(1)
+    computing.be_deterministic(1)
     folder = tiny.model(tmp_path / "model", architecture)
     job = tiny.job(tmp_path, folder, "check")
     model, tokenizer = preparation.open_model(job, tmp_path)

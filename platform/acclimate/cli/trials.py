@@ -57,7 +57,9 @@ def prepare(
     max_steps: Annotated[
         int | None, typer.Option("--max-steps", help="End each fit after so many steps, for trying.", metavar="N")
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="Where to compute: cpu, as rounds do.")] = "cpu",
+    device: Annotated[
+        str | None, typer.Option("--device", help="Where to compute: cpu or cuda; otherwise where the round does.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Prepare a model on this machine as a round does, with the same code, limits and bytes.
