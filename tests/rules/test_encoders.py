@@ -175,9 +175,9 @@ def test_it_is_checked_prepared_and_evaluated_to_the_same_bytes(
 def test_parts_of_a_batch_give_the_same_loss_and_recomputing_the_same_bytes(
     tiny: Any, tmp_path: Path, architecture: str
 ) -> None:
-    from acclimate_runners import classifying, network, preparation
+    from acclimate_runners import classifying, computing, preparation
 
-    network.be_deterministic(1)
+    computing.be_deterministic(1)
     job = classify_job(tiny, tmp_path, encoder(tiny, tmp_path / "model", architecture), "check")
     model, tokenizer = preparation.open_model(job, tmp_path)
     data = preparation.pack_splits(job, tmp_path, job.tasks[1], model, tokenizer)
