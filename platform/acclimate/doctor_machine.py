@@ -19,6 +19,7 @@ from acclimate import ports
 from acclimate.config import Settings
 from acclimate.redaction import beginning, hidden
 from acclimate_competitions.errors import installing
+from acclimate_runners import allotment
 
 WITHIN = 11.0
 """Seconds for all checks."""
@@ -206,13 +207,16 @@ def _cluster(settings: Settings, version: str) -> Finding:
 
 
 def machine(_: Settings) -> Iterator[Finding]:
-    """CPUs, memory, open files."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Finding("cpu", "ok", f"{usable} of {os.cpu_count()} CPUs usable, load {os.getloadavg()[0]:.1f}")
-    free = _free_memory()
+    """CPUs, memory, open files; which limit counts, where it is not the machine itself."""
+    found = allotment.allotted()
+    by = "" if found.cpus_by == "machine" else f" (by {found.cpus_by})"
+    yield Finding("cpu", "ok", f"{found.cpus} of {os.cpu_count()} CPUs usable{by}, load {os.getloadavg()[0]:.1f}")
+    free = allotment.free(found)
     if free is not None:
         hint = "each job takes a process of its own; lower `slots`" if free < _LITTLE else ""
-        yield Finding("memory", "warning" if hint else "ok", f"{free / _GIB:.1f} GiB free", hint)
+        by = "" if found.memory_by == "machine" else f" (by {found.memory_by})"
+        text = f"{free / _GIB:.1f} GiB free of {found.memory / _GIB:.1f}{by}"
+        yield Finding("memory", "warning" if hint else "ok", text, hint)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     hint = (
         f"`ulimit -n {min(hard, _OPEN_FILES) if hard > 0 else _OPEN_FILES}` before the start"
@@ -220,25 +224,6 @@ def machine(_: Settings) -> Iterator[Finding]:
         else ""
     )
     yield Finding("open files", "warning" if 0 <= soft < 1024 else "ok", f"{soft} at once, {hard} at most", hint)
-
-
-def _free_memory() -> int | None:
-    """Bytes that are free, of the machine or of the container's limit."""
-    found = []
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
-    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
-    if limit.isdecimal() and used.isdecimal():
-        found.append(max(0, int(limit) - int(used)))
-    return min(found) if found else None
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text("ascii", "replace")
-    except OSError:
-        return ""
 
 
 def space(settings: Settings) -> Iterator[Finding]:

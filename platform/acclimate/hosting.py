@@ -4,7 +4,6 @@ It looks after the runner too. Where the pool can't be told any more, or starts 
 made anew, with growing pauses, and its user goes on. A pool that tells that it has no machines is no lost one: it is waited for.
 """
 
-import os
 import threading
 import time
 import traceback
@@ -156,9 +155,10 @@ def runner_of(settings: Settings, *, installation: str = "") -> Runner:
 
     patience = Patience(hang=float(settings.hang_after))
     if settings.runner == "local":
+        from acclimate_runners.allotment import allotted
         from acclimate_runners.local import LocalRunner
 
-        return LocalRunner(settings.work, settings.slots or os.cpu_count() or 1, patience=patience)
+        return LocalRunner(settings.work, settings.slots or allotted().cpus, patience=patience)
     from acclimate_runners.cluster import RayRunner
 
     try:

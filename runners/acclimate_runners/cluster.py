@@ -29,6 +29,7 @@ from typing import Any
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import placement
 from acclimate_runners.actor_handles import ActorHandle, Keeper
+from acclimate_runners.allotment import allotted
 from acclimate_runners.attendant import Attendant, Post
 from acclimate_runners.code import code_digest
 from acclimate_runners.fitness import SetAside
@@ -159,7 +160,7 @@ class Driver:
 
             # Only after the import, which sets a level of its own.
             logging.getLogger("ray").setLevel(logging.ERROR)
-            cpus = {"num_cpus": slots or os.cpu_count() or 1} if address == "local" else {}
+            cpus = {"num_cpus": slots or allotted().cpus} if address == "local" else {}
             own = {"object_store_memory": _OBJECT_STORE, "include_dashboard": False} if address == "local" else {}
             before = _children()
             try:

@@ -1,9 +1,9 @@
 """Runs jobs on this machine: one supervising thread and one child process a job."""
 
-import os
 import time
 from pathlib import Path
 
+from acclimate_runners.allotment import allotted
 from acclimate_runners.attempts import Attempt
 from acclimate_runners.jobs import Job
 from acclimate_runners.nursery import Nursery
@@ -33,9 +33,10 @@ class LocalRunner:
         self._attempts: dict[str, Watched] = {}
 
     def machines(self) -> tuple[Machine, ...]:
-        """This machine, with all its memory; its GPUs are not offered."""
+        """This machine, with all of its memory that this process may use; its GPUs are not offered."""
+        found = allotted()
         # A job may need more than one CPU however few run at once.
-        return (Machine(_NAME, float(max(self.slots, os.cpu_count() or 1)), memory=_memory()),)
+        return (Machine(_NAME, float(max(self.slots, found.cpus)), memory=found.memory),)
 
     def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand = _ONE_CPU) -> Watched:
         """Start an attempt, or adopt what an earlier process finished; returns at once."""
@@ -64,11 +65,3 @@ class LocalRunner:
         until = time.monotonic() + self._patience.end
         for attempt in self._attempts.values():
             attempt.join(max(0.0, until - time.monotonic()))
-
-
-def _memory() -> int:
-    """Main memory of this machine in bytes; 0 where the system doesn't say."""
-    try:
-        return max(0, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (ValueError, OSError):
-        return 0

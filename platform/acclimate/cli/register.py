@@ -33,7 +33,7 @@ def register(
         bool,
         typer.Option(
             "--renew",
-            help="Get a new token for the account; the old one ends. The log's key is followed, where it was handed over.",
+            help="Get a new token for the account; the old one ends. The log's key is followed, where it was handed over, and the server, where it has another address now.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -53,7 +53,7 @@ def register(
     known = (keys / folder.ACCOUNT_FILE).exists() and not renew
     new = not (keys / key_files.ED25519_FILE).exists()
     with Client(server) as client:
-        folder.check_owner(keys, client.url, name=name, role=role)
+        folder.check_owner(keys, client.url, name=name, role=role, moved=renew)
         # Nothing is written before a server has answered.
         kept = folder.kept_log_keys(keys)
         vkey, ended = folder.log_key(client, keys, follow=renew), folder.given_up(client, keys)

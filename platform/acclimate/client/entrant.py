@@ -252,8 +252,14 @@ def submission_status(client: Client, keys: Keys, round_id: str = "") -> list[Su
     """The key folder's submissions with the server's newest word; missing receipts of accepted ones, or cosignatures of them, are fetched."""
     result = []
     for mine in submissions(keys, round_id):
-        if mine.server == client.url:
+        moved = mine.server != client.url
+        try:
             mine = refresh(client, keys, mine)
+        except Refusal as refusal:
+            # Sent when the account had another server; one that only has another address now knows it.
+            if not moved or refusal.code not in ("submission_unknown", "not_found"):
+                raise
+        else:
             if mine.state == "accepted":
                 defined, _ = definition_of(client, mine.round)
                 for request in requests(mine, _signing(keys, mine)):

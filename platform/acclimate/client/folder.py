@@ -64,15 +64,18 @@ def register_account(
 
     The proof is a signature by the account's own key over the log's key and the server's challenge, so that nobody registers another's, and a
     proof that was seen by others is of no use. Called again for the account that is
-    there already, it answers with that; with `renew` it gets a new token, and the old one ends.
+    there already, it answers with that; with `renew` it gets a new token, and the old one ends. With `renew` the server may have moved to
+    another address: then it must have the log whose key the folder keeps.
 
     Raises:
-        Refusal: conflict, where the folder is somebody else's; whatever the server refuses.
+        Refusal: conflict, where the folder is somebody else's; log_inconsistent, where another address has another log; whatever the server
+            refuses.
     """
     path = keys.folder / ACCOUNT_FILE
-    check_owner(keys.folder, client.url, name=name, role=role)
+    check_owner(keys.folder, client.url, name=name, role=role, moved=renew)
     if path.exists() and not renew:
         return load_account(keys.folder)
+    log_key(client, keys.folder, follow=True)
 
     about = client.server()
     asked = {
@@ -102,8 +105,15 @@ def register_account(
     return account
 
 
-def check_owner(folder: Path, server: str, *, name: str, role: str) -> None:
+def check_owner(folder: Path, server: str, *, name: str, role: str, moved: bool = False) -> None:
     """Refuse a key folder that has another account, or the document of another custodian.
+
+    Args:
+        folder: the key folder.
+        server: the server's address.
+        name: the account's.
+        role: the account's.
+        moved: whether the account's server may have another address now; its log is known by the key that the folder keeps.
 
     Raises:
         Refusal: conflict, file_unreadable.
@@ -111,8 +121,10 @@ def check_owner(folder: Path, server: str, *, name: str, role: str) -> None:
     path = folder / ACCOUNT_FILE
     if path.exists():
         account = load_account(folder)
-        if (account.server, account.id, account.role) != (server, name, role):
+        if (account.id, account.role) != (name, role):
             raise _other_account(path, account)
+        if account.server != server and not (moved and (folder / LOG_KEY_FILE).exists()):
+            raise _elsewhere(path, account)
     path = folder / DOCUMENT_FILE
     if path.exists():
         document = files.read_json(path)
@@ -303,6 +315,13 @@ def _other_account(path: Path, account: Account) -> Refusal:
         f"{path} is the account {account.id!r} ({account.role}) at {account.server}",
         hint="one folder holds the keys of one account; name another folder",
     )
+
+
+def _elsewhere(path: Path, account: Account) -> Refusal:
+    hint = "has the server moved? the same command with --renew takes the new address, where it has the same log; else name another folder"
+    if not (path.parent / LOG_KEY_FILE).exists():
+        hint = f"has the server moved? put the log's key, as you got it elsewhere, into {path.parent / LOG_KEY_FILE}, then add --renew"
+    return Refusal("conflict", f"{path} is the account {account.id!r} ({account.role}) at {account.server}", hint=hint)
 
 
 def _read_text(path: Path) -> str:

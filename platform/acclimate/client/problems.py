@@ -25,6 +25,8 @@ def refusal_of(response: httpx.Response) -> Refusal:
     if not isinstance(problem, dict):
         problem = {}
     status = response.status_code
+    if response.is_redirect:
+        return _elsewhere(response)
     code = str(problem.get("code"))
     sentence = problem.get("detail") or problem.get("title")
     if code not in CODES or not sentence:
@@ -51,7 +53,24 @@ def unreachable(url: str, error: Exception) -> Refusal:
     """Of a server that can't be reached, or breaks off."""
     what = str(error) or type(error).__name__
     return Refusal(
-        "server_unreachable", f"{url} does not answer: {what}", hint="check the address, and that the server runs"
+        "server_unreachable",
+        f"{url} does not answer: {what}",
+        hint="check the address, and that the server runs; a new address is taken by `acclimate register --renew --server URL`",
+    )
+
+
+def _elsewhere(response: httpx.Response) -> Refusal:
+    """Of an address that leads to another one: no token follows there unasked."""
+    asked = response.request.url
+    try:
+        led = asked.join(response.headers.get("Location", ""))
+        led = led.copy_with(path=led.path.removesuffix(asked.path) or "/", query=None, fragment=None, userinfo=b"")
+    except (httpx.InvalidURL, ValueError):
+        led = asked
+    return Refusal(
+        "server_unreachable",
+        f"{asked.copy_with(path='/', query=None)} leads to {str(led)[:200]}",
+        hint="if that is the server's new address: `acclimate register --renew --server URL` with your name and key folder takes it",
     )
 
 
