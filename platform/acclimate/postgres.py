@@ -6,12 +6,13 @@
 - A connection that the server or the network ended is noticed before it is used again; the pool then begins anew.
 """
 
+import contextlib
 import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError
 
 from acclimate.contention import busy
@@ -109,7 +110,7 @@ def connect(url: str, *, clock: Callable[[], datetime] | None, wait: int, **opti
     arguments = {name: value for name, value in arguments.items() if name not in query}
     theirs = query.get("options", "")
     ours = " ".join(f"-c {name}={value}" for name, value in limits.items() if name not in theirs)
-    return create_engine(
+    engine = create_engine(
         url,
         pool_size=_CONNECTIONS,
         max_overflow=_MORE_CONNECTIONS,
@@ -120,6 +121,22 @@ def connect(url: str, *, clock: Callable[[], datetime] | None, wait: int, **opti
         execution_options={CLOCK: clock},
         **options,
     )
+    event.listen(engine, "after_cursor_execute", _watched_again)
+    return engine
+
+
+def _watched_again(
+    connection: Connection, _cursor: object, _statement: str, _parameters: object, _context: object, executemany: bool
+) -> None:
+    """Ask one thing more after many rows at once.
+
+    psycopg sends them as a pipeline, after which PostgreSQL does not count how long the transaction stands still: a process that stops there
+    would keep the writers' lock for as long as it is stopped.
+    """
+    driver = connection.connection.dbapi_connection
+    if executemany and driver is not None:
+        with contextlib.closing(driver.cursor()) as cursor:
+            cursor.execute("SELECT 1")
 
 
 def serialize(connection: Connection) -> None:

@@ -12,7 +12,7 @@ import pytest
 from databases import add, on_postgresql, refused, settings, store
 from sqlalchemy import delete, insert, select, text
 from sqlalchemy.exc import ProgrammingError
-from waiting import WITHIN
+from waiting import WITHIN, until
 
 from acclimate import config, database, migrations
 from acclimate.store import (
@@ -284,9 +284,8 @@ def test_what_the_server_says_of_itself_is_a_refusal(on_postgresql, state, code)
     store.close()
 
 
-def test_a_statement_that_takes_too_long_and_a_writer_that_stands_still_are_ended(
-    on_postgresql, postgresql_url, tmp_path
-):
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_statement_that_takes_too_long_and_a_writer_that_stands_still_are_ended(on_postgresql, rows):
     store = Store.open(on_postgresql)
     with pytest.raises(Refusal) as caught, store.snapshot() as tx:
         tx.execute(text("SET LOCAL statement_timeout = '50ms'"))
@@ -294,9 +293,14 @@ def test_a_statement_that_takes_too_long_and_a_writer_that_stands_still_are_ende
     assert caught.value.code == "busy"
     # A process that was stopped while it wrote gives the writers' lock up; its own write is refused, whole.
     with pytest.raises(Refusal) as caught, store.transaction() as tx:
-        tx.execute(insert(invitations), {"code_hash": "x", "role": "r"})
-        tx.execute(text("SET LOCAL idle_in_transaction_session_timeout = '50ms'"))
-        time.sleep(0.5)
+        tx.execute(text("SET LOCAL idle_in_transaction_session_timeout = '2s'"))
+        # Many rows go as a pipeline.
+        tx.execute(insert(invitations), [{"code_hash": f"x{row}", "role": "r"} for row in range(rows)])
+        # Another is served as soon as its lock is gone.
+        with store.engine.connect() as other:
+            own = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            left = text(f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND {own}")
+            until(lambda: other.execute(left).scalar_one() == 0, within=60)
         tx.now()
     assert caught.value.code in ("busy", "database_unreachable")
     with store.snapshot() as tx:
