@@ -36,6 +36,12 @@ from acclimate_runners.runner import Status
 _LOOK = 0.1
 LIMITS = frozenset({"limit_exceeded", "out_of_memory"})
 """Ends that may be the model's or the machine's fault."""
+_OF_WHAT_WAS_GIVEN = {
+    "definition_invalid": "repeated, it ends the same: tell the competition's organizer; with a folder of your own: acclimate competition check FOLDER",
+    "splits_invalid": "repeated, it ends the same: tell the competition's organizer; with a folder of your own: acclimate competition check FOLDER",
+    "model_invalid": "repeated, it ends the same: mend the model's folder first",
+}
+"""What to do about an end that what was given is to blame for."""
 Progress = Callable[[int, int, str], None]
 """Called with (steps or bytes done, of how many, what is done)."""
 SILENT: Progress = lambda done, total, what: None  # noqa: E731
@@ -117,7 +123,8 @@ class RerunFolder:
             runner.close()
         if status.state == "failed" and status.code not in LIMITS:
             code = "runner_failed" if status.code == "machine_memory" else status.code
-            raise Refusal(code, f"{self._what} failed here: {status.reason}", hint="repeat the command")
+            hint = _OF_WHAT_WAS_GIVEN.get(code, "repeat the command")
+            raise Refusal(code, f"{self._what} failed here: {status.reason}", hint=hint)
         return status
 
     def forget(self) -> None:

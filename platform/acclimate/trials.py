@@ -23,7 +23,7 @@ from acclimate_competitions import bases, compute, definition, digests, measures
 from acclimate_competitions.definition import Competition, Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import LARGEST_SEED
-from acclimate_runners import adapter_files, architectures, devices, reading
+from acclimate_runners import adapter_files, architectures, devices, prompts, reading
 from acclimate_runners.jobs import CheckJob, Job, ModelFiles, Outcome, PrepareJob
 
 if TYPE_CHECKING:
@@ -238,6 +238,7 @@ class _Folder:
                     hint = f"there is {', '.join(there)}" if there else own
                     raise Refusal("splits_invalid", sentence, hint=hint)
         splits.check(folder, competition, only=splits_, tasks=tasks)
+        prompts.check(folder, competition, only=splits_)
         adapter_files.check_bases(folder, competition)
         wanted = {f"splits/{name}/{split}.parquet" for name in tasks for split in splits_} | {"tokenizer.json"}
         wanted |= set(bases.in_folder(folder))

@@ -17,6 +17,7 @@ from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import architectures, packing
 from acclimate_runners.network import Network
+from acclimate_runners.prompts import filled
 
 KIND = "classify"
 _DEVIATION = 0.02
@@ -89,7 +90,7 @@ def prompts(
     """
     if model.encodes:
         # A sequence's last token is the label, which is not read.
-        found = packing.framed(tokenizer, packing.prompts(task, rows), most=max_length - 1)
+        found = packing.framed(tokenizer, filled(task, rows), most=max_length - 1)
     else:
         found = packing.prompt_tokens(tokenizer, task, rows)
     if not all(found):

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.tasks import Task
+from acclimate_runners import prompts
 
 BEGINNINGS = ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>")
 """Spellings of the beginning-of-text token; the first that the tokenizer knows is used."""
@@ -69,25 +70,6 @@ def load_tokenizer(path: Path) -> Any:
     return tokenizer
 
 
-def prompts(task: Task, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The task's template filled with each row's columns; the target can't be named in it.
-
-    Raises:
-        Refusal: definition_invalid, where the template names a column that a row lacks.
-    """
-    from jinja2 import StrictUndefined, TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-    try:
-        template = environment.from_string(task.prompt)
-        return [template.render({name: value for name, value in row.items() if name != "target"}) for row in rows]
-    except TemplateError as error:
-        raise Refusal(
-            "definition_invalid", f"task {task.name}: the prompt {task.prompt!r} does not fit the rows: {error}"
-        ) from error
-
-
 def tokens(tokenizer: Any, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
     """Token numbers of each text; special: with what the tokenizer's own post-processor puts around it.
 
@@ -125,7 +107,7 @@ def framed(tokenizer: Any, texts: Sequence[str], *, most: int) -> list[list[int]
 def prompt_tokens(tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Tokens of each row's prompt, behind the beginning-of-text token where the tokenizer has one."""
     _, beginning = _beginning(tokenizer)
-    return [beginning + ids for ids in tokens(tokenizer, prompts(task, rows))]
+    return [beginning + ids for ids in tokens(tokenizer, prompts.filled(task, rows))]
 
 
 def _beginning(tokenizer: Any) -> tuple[str, list[int]]:
@@ -172,7 +154,7 @@ def taught(
     if task.tokenize == "apart":
         answers = answer_tokens(tokenizer, task)
         return prompt_tokens(tokenizer, task, rows), [answers[row["target"]] for row in rows]
-    contexts, found = _together(tokenizer, task, prompts(task, rows), [(row["target"],) for row in rows])
+    contexts, found = _together(tokenizer, task, prompts.filled(task, rows), [(row["target"],) for row in rows])
     return contexts, [answer for (answer,) in found]
 
 
@@ -185,7 +167,7 @@ def _taught_to_end(
         raise Refusal("model_invalid", sentence, hint="use a tokenizer that keeps it; one of bytes keeps all text")
     if task.tokenize == "apart":
         return prompt_tokens(tokenizer, task, rows), tokens(tokenizer, ended)
-    contexts, found = _together(tokenizer, task, prompts(task, rows), [(text,) for text in ended])
+    contexts, found = _together(tokenizer, task, prompts.filled(task, rows), [(text,) for text in ended])
     return contexts, [answer for (answer,) in found]
 
 
@@ -202,7 +184,7 @@ def begun(tokenizer: Any, task: Task, rows: Sequence[Mapping[str, Any]]) -> list
         found = prompt_tokens(tokenizer, task, rows)
     else:
         spelled, beginning = _beginning(tokenizer)
-        texts = prompts(task, rows)
+        texts = prompts.filled(task, rows)
         bare = [spelled != "" and text.startswith(spelled) for text in texts]
         found = [ids or beginning for ids in _each(tokenizer, texts, bare)]
     if not all(found):
@@ -259,7 +241,7 @@ def asked(
     if task.tokenize == "apart":
         answers = list(answer_tokens(tokenizer, task).values())
         return prompt_tokens(tokenizer, task, rows), [answers] * len(rows)
-    return _together(tokenizer, task, prompts(task, rows), [task.choices] * len(rows))
+    return _together(tokenizer, task, prompts.filled(task, rows), [task.choices] * len(rows))
 
 
 def _together(

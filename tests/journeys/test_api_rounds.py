@@ -195,6 +195,21 @@ def test_a_definition_that_nobody_can_follow_is_refused_with_its_line(served, tm
     assert any("line" in line and "publish" in line for line in problem["problems"])
 
 
+def test_a_prompt_that_fits_no_rows_whatever_is_refused(served, tmp_path):
+    """By a client that does not look, as ours does: the round would be open before an entrant sees it."""
+    staged, _ = live.defined(served, tmp_path)
+    toml = staged.folder / "competition.toml"
+    text = toml.read_text("utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("prompt")]
+    at = next(place for place, line in enumerate(lines) if line.startswith("choices"))
+    lines.insert(at, """prompt = '{% include "x" %}'""")
+    toml.write_text("\n".join(lines), "utf-8")
+    fields = {**staged.fields, "definition": staged.upload(toml)}
+    organizer = served.organizer()
+    problem = refused(organizer.post("/v1/rounds", organizer.sign("RoundDefined", "", **fields)), "definition_invalid")
+    assert "takes in another template" in problem["detail"]
+
+
 def test_a_seal_must_be_what_the_bytes_say(served, tmp_path):
     staged = live.create(served, tmp_path)
     organizer = served.organizer()

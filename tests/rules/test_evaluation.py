@@ -8,7 +8,7 @@ import pytest
 
 from acclimate_competitions import tables
 from acclimate_competitions.errors import Refusal
-from acclimate_runners import packing
+from acclimate_runners import packing, prompts
 
 
 def evaluated(tiny: Any, folder: Path, model: Path, stages: Any, **more: Any) -> Any:
@@ -190,7 +190,7 @@ def test_prompts_are_rendered_in_a_sandbox_without_the_target(tiny: Any) -> None
 
     task = tiny.tasks[0]
     row = {"example": "1", "input": "a b", "target": "more", "hint": "c"}
-    assert packing.prompts(replace(task, prompt="{{ hint }} {{ input }}"), [row]) == ["c a b"]
+    assert prompts.filled(replace(task, prompt="{{ hint }} {{ input }}"), [row]) == ["c a b"]
     for prompt in ("{{ target }}", "{{ missing }}", "{{ input.__class__.__mro__ }}", "{% for"):
         with pytest.raises(Refusal, match="does not fit the rows"):
-            packing.prompts(replace(task, prompt=prompt), [row])
+            prompts.filled(replace(task, prompt=prompt), [row])

@@ -208,10 +208,11 @@ def checked(folder: Path) -> dict[str, Any]:
         Refusal: file_unreadable, definition_invalid, splits_invalid.
     """
     from acclimate_competitions import splits
-    from acclimate_runners import adapter_files
+    from acclimate_runners import adapter_files, prompts
 
     competition: Competition = definition.load(folder)
     held = splits.check(folder, competition)
+    prompts.check(folder, competition)
     adapter_files.check_bases(folder, competition)
     return {
         "competition": competition.slug,

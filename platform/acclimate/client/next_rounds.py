@@ -85,6 +85,7 @@ def look(
         Refusal: round_unknown; guard_failed, where the recipe changed unsaid; splits_invalid, where the holdout is not new; …
     """
     from acclimate_competitions import splits
+    from acclimate_runners import prompts
 
     # 1
     defined, before = definition_of(client, _last(client, last, but=name))
@@ -110,6 +111,7 @@ def look(
         )
     # 4
     splits.check(folder, competition)
+    prompts.check(folder, competition)
     fields = {"files": {name: digests.of_file(path) for name, path in splits.public_files(folder).items()}}
     changes = [
         *differences.of_definitions(before, competition),

@@ -156,6 +156,7 @@ def seal_round(
     """
     from acclimate.client import holdouts
     from acclimate_competitions import splits
+    from acclimate_runners import prompts
 
     # 1
     defined, competition = own_round(client, keys, round_id)
@@ -166,6 +167,7 @@ def seal_round(
             hint="seal the folder that the round was created from",
         )
     splits.check(folder, competition)
+    prompts.check(folder, competition)
     if "predecessor" in defined.fields:
         seen = holdouts.compare(client, keys, competition, folder, but=defined.round, say=say)
         holdouts.require_disjoint(seen)
@@ -305,10 +307,11 @@ def _signed(keys: Keys, fields: dict[str, Any], competition: Competition, *, now
 def _checked(folder: Path) -> Competition:
     """The definition of a built competition whose splits are sound."""
     from acclimate_competitions import splits
-    from acclimate_runners import adapter_files
+    from acclimate_runners import adapter_files, prompts
 
     competition = definition.load(folder)
     splits.check(folder, competition)
+    prompts.check(folder, competition)
     adapter_files.check_bases(folder, competition)
     return competition
 

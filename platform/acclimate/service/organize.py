@@ -16,6 +16,7 @@ from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_competitions.records import FIELDS, ID_DIGITS, format_time, parse_time
+from acclimate_runners import prompts
 
 _PUBLIC_SPLITS = ("preparation", "validation")
 
@@ -55,6 +56,8 @@ def define(store: Store, identity: Identity, account: Account, request: Mapping[
         )
     competition = store.competition(fields["definition"])
     _check_files(store, fields["files"], competition)
+    for task in competition.tasks:
+        prompts.require_template(task)
     # 3
     _check_server(identity, fields)
     if "name" in fields["organizer"]:

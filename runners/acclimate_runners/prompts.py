@@ -1,0 +1,111 @@
+"""A task's prompt template filled with rows, and whether it can be: before a round is fixed, not when an entrant first tries it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from acclimate_competitions import holdouts, splits
+from acclimate_competitions.definition import Competition
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.tasks import Task
+
+if TYPE_CHECKING:
+    import jinja2
+    import pyarrow as pa
+
+_HIDDEN = "target"
+"""The column that no prompt may name."""
+_ROWS = 1024
+"""Rows that are filled at once."""
+HINT = "mend the prompt, or write the splits with the column that it names; then: acclimate competition check FOLDER"
+
+
+def filled(task: Task, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The task's template filled with each row's columns; the target can't be named in it.
+
+    Raises:
+        Refusal: definition_invalid, where the template names a column that a row lacks, or can't be filled for another reason.
+    """
+    fill = _filler(task)
+    try:
+        return [fill(row) for row in rows]
+    # A template is a small program: it divides by zero, or calls what can't be called.
+    except Exception as error:
+        raise _misfit(task, str(error), rows[0] if rows else {}) from error
+
+
+def require_template(task: Task) -> None:
+    """Refuse a template that fits no rows whatever: it does not parse, or takes in other templates. It is parsed, not filled.
+
+    Raises:
+        Refusal: definition_invalid.
+    """
+    _filler(task)
+
+
+def check(folder: Path, competition: Competition, *, only: Sequence[str] = splits.ALL) -> None:
+    """Fill the prompts of all tasks with all rows of a built competition, whose splits are sound; each split's first misfit is told.
+
+    Args:
+        folder: of the competition.
+        competition: its definition.
+        only: the splits to look at; one that is not there is left out.
+
+    Raises:
+        Refusal: definition_invalid, with a line for each split in `problems`.
+    """
+    found: dict[str, Refusal] = {}
+    for split in only:
+        for name, table in holdouts.tables_of(folder, competition, split).items():
+            task = competition.task(name)
+            try:
+                for rows in _batches(table):
+                    filled(task, rows)
+            except Refusal as refusal:
+                found[f"{name}/{split}.parquet"] = refusal
+    if not found:
+        return
+    first = next(iter(found.values()))
+    problems = [f"{name}: {refusal.sentence}" for name, refusal in found.items()]
+    raise Refusal("definition_invalid", first.sentence, hint=HINT, problems=problems if len(problems) > 1 else ())
+
+
+def _batches(table: "pa.Table") -> "Sequence[list[dict[str, Any]]]":
+    plain = [field.name for field in table.schema if not splits.is_blob(field.type)]
+    return [batch.to_pylist() for batch in table.select(plain).to_batches(max_chunksize=_ROWS)]
+
+
+def _filler(task: Task) -> Callable[[Mapping[str, Any]], str]:
+    """What fills the template with a row.
+
+    Raises:
+        Refusal: definition_invalid.
+    """
+    from jinja2 import StrictUndefined, TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    try:
+        _require_alone(task, environment)
+        template = environment.from_string(task.prompt)
+    # RecursionError: it is nested too deeply. OverflowError, MemoryError: sums of constants are done while it is read.
+    except (TemplateError, RecursionError, ArithmeticError, ValueError, TypeError, MemoryError) as error:
+        raise _misfit(task, str(error) or type(error).__name__, {}) from error
+    return lambda row: template.render({name: value for name, value in row.items() if name != _HIDDEN})
+
+
+def _require_alone(task: Task, environment: "jinja2.Environment") -> None:
+    from jinja2 import nodes
+
+    others = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
+    for node in environment.parse(task.prompt).find_all(others):
+        word = {"FromImport": "from"}.get(type(node).__name__, type(node).__name__.lower())
+        raise _misfit(task, f"it takes in another template ({word}), and there is none beside it", {})
+
+
+def _misfit(task: Task, why: str, row: Mapping[str, Any]) -> Refusal:
+    names = [name for name in row if name != _HIDDEN]
+    there = f"; the columns that it may name here: {', '.join(names)}" if names else ""
+    prompt = task.prompt if len(task.prompt) <= 200 else f"{task.prompt[:200]}…"
+    sentence = f"task {task.name}: the prompt {prompt!r} does not fit the rows: {why}{there}"
+    return Refusal("definition_invalid", sentence, hint=HINT)

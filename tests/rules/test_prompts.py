@@ -1,0 +1,102 @@
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from acclimate.cli.main import app
+from acclimate_competitions import definition, splits, tables
+from acclimate_competitions.errors import Refusal
+from acclimate_runners import prompts
+
+TASK = definition.load(definition.shipped("digits")).tasks[0]
+ROW = {"example": "e1", "input": "a b", "target": "d1"}
+WRONG = [
+    ("{{ nope }}", "'nope' is undefined"),
+    ("{{ target }}", "'target' is undefined"),
+    ("{{ input.__class__.__mro__ }}", "unsafe"),
+    ('{% include "/etc/passwd" %}', "it takes in another template (include)"),
+    ('{% from "x" import y %}{{ y }}', "it takes in another template (from)"),
+    ("{{ 1 // 0 }}{{ input }}", "division"),
+    ("{{ input() }}", "not callable"),
+    ("{{ input", "unexpected end of template"),
+    ("{{ input | nofilter }}", "nofilter"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A built competition of one task."""
+    text = (definition.shipped("digits") / "competition.toml").read_text("utf-8")
+    first, last = text.index('[[tasks]]\nname = "parity"'), text.index("[preparation]")
+    (tmp_path / "competition.toml").write_text(text[:first] + text[last:], "utf-8")
+    for number, split in enumerate(splits.REQUIRED):
+        path = tmp_path / "splits" / "digit" / f"{split}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        names = [f"{4 * number + row}" for row in range(4)]
+        columns = {
+            "example": names,
+            "input": [f"<digit> p{name}" for name in names],
+            "target": ["d1", "d2"] * 2,
+            "cluster": [f"image-{name}" for name in names],
+        }
+        tables.write(pa.table(columns), path)
+    return tmp_path
+
+
+def prompted(folder: Path, prompt: str) -> None:
+    path = folder / "competition.toml"
+    text = path.read_text("utf-8")
+    assert text.count('prompt = "{{ input }}"') == 1
+    path.write_text(text.replace('prompt = "{{ input }}"', f"prompt = '''{prompt}'''"), "utf-8")
+
+
+@pytest.mark.parametrize(("prompt", "why"), WRONG)
+def test_a_prompt_that_does_not_fit_says_why_and_which_columns_there_are(prompt: str, why: str):
+    with pytest.raises(Refusal) as caught:
+        prompts.filled(replace(TASK, prompt=prompt), [ROW])
+    assert caught.value.code == "definition_invalid"
+    assert why in caught.value.sentence
+    assert "repeat" not in caught.value.hint
+    if "undefined" in why:
+        assert caught.value.sentence.endswith("the columns that it may name here: example, input")
+
+
+@pytest.mark.parametrize("prompt", [prompt for prompt, why in WRONG if "another template" in why or "end of" in why])
+def test_what_fits_no_rows_whatever_is_refused_without_rows(prompt: str):
+    with pytest.raises(Refusal, match="does not fit"):
+        prompts.require_template(replace(TASK, prompt=prompt))
+    prompts.require_template(replace(TASK, prompt="{% for word in input.split() %}{{ word }}{% endfor %}"))
+
+
+# Where the answers stand in the prompt, the splits share them, which is said first.
+@pytest.mark.parametrize(("prompt", "why"), [wrong for wrong in WRONG if "'target'" not in wrong[1]])
+def test_an_organizer_sees_a_prompt_that_does_not_fit_before_a_round(folder: Path, prompt: str, why: str):
+    assert CliRunner().invoke(app, ["competition", "check", str(folder)]).exit_code == 0
+    prompted(folder, prompt)
+    ended = CliRunner().invoke(app, ["competition", "check", str(folder)])
+    assert isinstance(ended.exception, Refusal), ended.output
+    assert why in ended.exception.sentence
+    assert "acclimate competition check" in ended.exception.hint
+    assert len(ended.exception.problems) in (0, 3)
+
+
+def test_every_row_of_the_holdout_is_filled(folder: Path):
+    """One row of 4, in the holdout alone, has a text that the prompt can't take."""
+    path = folder / "splits/digit/holdout.parquet"
+    columns = tables.read(path).to_pydict()
+    columns["input"][-1] = "<digit> 0"
+    tables.write(pa.table(columns), path)
+    prompted(folder, "{{ input }}{{ 1 // (input | length - 9) }}")
+    with pytest.raises(Refusal, match="division"):
+        prompts.check(folder, definition.load(folder))
+    prompts.check(folder, definition.load(folder), only=splits.PUBLIC)
+
+
+def test_nothing_heavy_is_needed_for_it():
+    """An organizer's machine has no runner: only the core install."""
+    code = "import sys, acclimate_runners.prompts as p; sys.exit(any(n in sys.modules for n in ('torch', 'transformers', 'ray')))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
