@@ -66,6 +66,8 @@ class Vitals:
         if self.trouble[0] in ("database_unreachable", "blobs_unreachable"):
             # Its sentence names hosts, buckets and settings; the log has it.
             found.append(f"{self.trouble[0]}: {CODES[self.trouble[0]].meaning.rstrip('.')}")
+        if self.leading and self.lease_left() <= 0:
+            found.append("lease_lost: it leads no more, and has not noticed yet or can't stop")
         if self.no_runner is not None and time.monotonic() - self.no_runner[0] > PATIENCE:
             found.append(f"nothing to run on for {time.monotonic() - self.no_runner[0]:.0f} s: {self.no_runner[1]}")
         if self.hung:

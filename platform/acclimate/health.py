@@ -1,4 +1,4 @@
-"""What the API needs in order to serve, looked at: the database, its installation, the log's signatures, blobs, space, clocks."""
+"""What the API needs in order to serve, looked at: the database and writing there, its installation, the log's signatures, blobs, space, clocks."""
 
 import logging
 import math
@@ -12,16 +12,29 @@ from pathlib import Path
 from typing import Any
 
 from acclimate import facts as numbers
-from acclimate import migrations, sqlite_urls
+from acclimate import migrations, sqlite_urls, writability
 from acclimate.config import Settings
 from acclimate.cosignature_collector import CosignatureCollector
+from acclimate.log_key import LOG_KEY
 from acclimate.metrics import Seen
 from acclimate.sequencer import Sequencer
 from acclimate.service import pools
 from acclimate.store import Store, installation
 from acclimate_competitions.errors import Refusal
 
-CHECKS = ("database", "schema", "installation", "log", "blobs", "space", "clock", "witnesses", "machines")
+CHECKS = (
+    "database",
+    "writes",
+    "schema",
+    "installation",
+    "log",
+    "blobs",
+    "space",
+    "clock",
+    "keys",
+    "witnesses",
+    "machines",
+)
 SIGNED_WITHIN = 10.0
 """Seconds after which an entry must be in a checkpoint."""
 SPARE_BYTES = 64 << 20
@@ -29,10 +42,11 @@ PATIENCE = 1.0
 """Seconds that a caller waits for a look that has begun; after it the check that hangs is named."""
 COSIGNED_WITHIN = 60.0
 """Seconds after which an entry should be in a checkpoint that a quorum cosigned."""
-_TOLD = frozenset({"witnesses", "machines"})
+_TOLD = frozenset({"keys", "witnesses", "machines"})
 """Checks that are no reason not to serve."""
 _WORKING = ("open", "closed", "opened")
 """Phases in which there is work for a dispatcher."""
+_KEYS = "the log's key is not where it was: this process signs on, the next start is refused"
 _KEPT, _BLOBS_KEPT, _STALE = 1.0, 10.0, 8.0
 _SILENT = "no answer yet"
 _log = logging.getLogger(__name__)
@@ -81,8 +95,56 @@ class _Look:
         return self._done.wait(max(0.0, until - time.monotonic()))
 
 
+class _Probe:
+    """Something that takes time or work: looked at every ten seconds, every second while it fails, in a thread of its own.
+
+    Args:
+        what: is looked at; refuses, or returns what was found.
+        code: of the refusal that any other exception of it becomes.
+        name: of the thread.
+    """
+
+    def __init__(self, what: Callable[[], int | None], *, code: str, name: str) -> None:
+        self._what, self._code, self._name = what, code, name
+        self._found: tuple[Refusal | None, int | None, float] = (None, None, -math.inf)
+        self._look: _Look | None = None
+
+    @property
+    def found(self) -> int | None:
+        """What was found last; None where it failed."""
+        return self._found[1]
+
+    def ask(self) -> str:
+        """What the last look found: nothing, or that there is no answer; nobody waits for one that takes long.
+
+        Raises:
+            Refusal: what was refused.
+        """
+        refusal, _, at = self._found
+        if time.monotonic() - at >= (_KEPT if refusal is not None else _BLOBS_KEPT):
+            if self._look is None or self._look.wait(0.0):
+                self._look = _Look(self._now, name=self._name)
+            look = self._look
+            if not look.wait(look.began + PATIENCE / 4) and time.monotonic() - at >= _BLOBS_KEPT + _STALE:
+                return _SILENT
+        refusal = self._found[0]
+        if refusal is not None:
+            raise refusal
+        return ""
+
+    def _now(self) -> None:
+        refusal, found = None, None
+        try:
+            found = self._what()
+        except Refusal as said:
+            refusal = said
+        except Exception as error:
+            refusal = Refusal(self._code, f"{type(error).__name__}: {error}")
+        self._found = (refusal, found, time.monotonic())
+
+
 class Health:
-    """Looks at what the API needs, at most once a second, and at the blobs every ten; callers in between get the last state.
+    """Looks at what the API needs, at most once a second, and at blobs and writing every ten; callers in between get the last state.
 
     Each looks in a thread of its own, one at a time: nobody waits longer than PATIENCE for what hangs, and is told its name then.
 
@@ -102,10 +164,10 @@ class Health:
         self._phases = numbers.Phases()
         self._state = State(at=-math.inf)
         self._asking = ""
-        self._blobs: tuple[Refusal | None, int | None, float] = (None, None, -math.inf)
+        self._blobs = _Probe(self._probe_blobs, code="blobs_unreachable", name="blobs probe")
+        self._writes = _Probe(self._probe_writes, code="database_unreachable", name="writes probe")
         self._lock = threading.Lock()
         self._looking: _Look | None = None
-        self._probing: _Look | None = None
         self._installation: str | None = None
         self._said: dict[str, str] = {}
 
@@ -164,18 +226,20 @@ class Health:
             return ""
 
         def space() -> str:
-            found["free"] = self._blobs[1]
+            found["free"] = self._blobs.found
             free = [*(shutil.disk_usage(place).free for place in self._places()), found["free"]]
             return "less than 64 MiB are free" if any(left is not None and left < SPARE_BYTES for left in free) else ""
 
         check("database", offset)
         if not reasons:
+            check("writes", self._writes.ask)
             check("schema", self._same_schema)
             check("installation", self._same_installation)
             check("log", log)
             check("clock", self._loggable)
-        check("blobs", self._probe)
+        check("blobs", self._blobs.ask)
         check("space", space)
+        told["keys"] = self._keys()
         told["clock"] = numbers.clock_warning(found["offset"] or 0.0)
         warnings = {name: warning for name, warning in told.items() if warning}
         self._state = State(reasons, warnings, **found, at=time.monotonic())
@@ -225,30 +289,18 @@ class Health:
             self._installation = found
         return "" if found == self._installation else "the database belongs to another installation now"
 
-    def _probe(self) -> str:
-        """What the last probe of the blobs found; nobody waits for one that takes long."""
-        refusal, _, at = self._blobs
-        if time.monotonic() - at >= (_KEPT if refusal is not None else _BLOBS_KEPT):
-            if self._probing is None or self._probing.wait(0.0):
-                self._probing = _Look(self._probe_now, name="blobs probe")
-            probing = self._probing
-            if not probing.wait(probing.began + PATIENCE / 2) and time.monotonic() - at >= _BLOBS_KEPT + _STALE:
-                return _SILENT
-        refusal = self._blobs[0]
-        if refusal is not None:
-            raise refusal
-        return ""
+    def _keys(self) -> str:
+        """Why the next start would be refused, where a key was lost under this process."""
+        lost = "" if (self._settings.keys / LOG_KEY).is_file() else _KEYS
+        self._say("keys", "other_installation" if lost else "", lost)
+        return lost
 
-    def _probe_now(self) -> None:
-        refusal, free = None, None
-        try:
-            self._store.blobs.probe()
-            free = self._store.blobs.free()
-        except Refusal as found:
-            refusal = found
-        except Exception as error:
-            refusal = Refusal("blobs_unreachable", f"{type(error).__name__}: {error}")
-        self._blobs = (refusal, free, time.monotonic())
+    def _probe_blobs(self) -> int | None:
+        self._store.blobs.probe()
+        return self._store.blobs.free()
+
+    def _probe_writes(self) -> None:
+        writability.look(self._store.engine)
 
     def _say(self, name: str, code: str, reason: str) -> None:
         """Log what changed, once."""

@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import engines
 import httpx
@@ -13,10 +14,12 @@ import pytest
 from apis import WITHIN, served, until
 from buckets import Gate, Place
 from live import Live
+from sqlalchemy import event, inspect
 
-from acclimate import facts, metrics
+from acclimate import facts, metrics, writability
 from acclimate.api import lane
 from acclimate.clocks import Clocks
+from acclimate.dispatch_health import Vitals
 from acclimate_competitions import digests
 
 __all__ = ["served"]
@@ -122,6 +125,79 @@ def test_metrics_are_sums_by_route_and_name_nobody(served: Live, tmp_path: Path)
 def test_who_gets_the_metrics_is_a_setting(tmp_path: Path, wanted: str, status: int) -> None:
     with live.serve(tmp_path, **({"metrics": wanted} if wanted else {})) as server:
         assert server.anyone().get("/metrics").status_code == status
+
+
+def test_a_database_that_takes_no_writes_makes_the_server_unready(
+    tmp_path: Path, postgresql: engines.Server, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("acclimate.health._BLOBS_KEPT", 0.0)
+    name = postgresql_url.rpartition("/")[2]
+
+    def checked(server: Live, wanted: str) -> str:
+        status = 200 if wanted == "ok" else 503
+        answer = until(lambda: (got := server.anyone().get("/readyz")).status_code == status and got)
+        assert answer.json()["checks"]["writes"] == wanted, answer.text
+        return str(answer.text)
+
+    with live.serve(tmp_path, database=postgresql_url) as server:
+        checked(server, "ok")
+        postgresql.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        # Sessions that there are keep what they began with.
+        end = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
+        postgresql.sql(end)
+        assert "read-only" not in checked(server, "database_unreachable")
+        postgresql.sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+        postgresql.sql(end)
+        checked(server, "ok")
+        # What PostgreSQL says where its disk is full, and at the same place.
+        for statement in (
+            "CREATE FUNCTION full_disk() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100'; END $$",
+            "CREATE EVENT TRIGGER full_disk ON ddl_command_start WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION full_disk()",
+        ):
+            postgresql.sql(statement, database=name)
+        checked(server, "no_space")
+        postgresql.sql("DROP EVENT TRIGGER full_disk", database=name)
+        checked(server, "ok")
+
+
+@pytest.mark.parametrize("pragma", ["query_only = ON", "max_page_count = 1"])
+def test_a_database_file_that_takes_no_writes_makes_the_server_unready(
+    served: Live, monkeypatch: pytest.MonkeyPatch, pragma: str
+) -> None:
+    monkeypatch.setattr("acclimate.health._BLOBS_KEPT", 0.0)
+    until(lambda: served.anyone().get("/readyz").status_code == 200)
+
+    def close(connection: Any, *_: object) -> None:
+        connection.execute(f"PRAGMA {pragma}").close()
+
+    event.listen(served.store.engine, "checkout", close)
+    answer = until(lambda: (got := served.anyone().get("/readyz")).status_code == 503 and got)
+    assert answer.json()["checks"]["writes"] == "no_space"
+    event.remove(served.store.engine, "checkout", close)
+
+
+def test_writing_is_looked_at_beside_a_writer_and_leaves_nothing(served: Live) -> None:
+    with served.store.transaction():
+        writability.look(served.store.engine)
+    writability.look(served.store.engine)
+    with served.store.snapshot() as tx:
+        assert not inspect(tx.connection).has_table("acclimate_room")
+        assert tx.connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 20000
+
+
+def test_a_dispatcher_that_leads_without_its_lease_is_not_ready() -> None:
+    assert Vitals(leading=True, lease_left=lambda: 5.0).unready() == [] == Vitals().unready()
+    assert Vitals(leading=True).unready()[0].startswith("lease_lost")
+
+
+def test_a_key_that_was_lost_under_the_server_is_told(served: Live) -> None:
+    key = served.settings.keys / "log.pem"
+    aside = key.rename(key.with_name("aside"))
+    answer = until(lambda: "key" in (got := served.anyone().get("/readyz")).json()["checks"]["keys"] and got)
+    assert answer.status_code == 200 and str(key.parent) not in answer.text
+    aside.rename(key)
+    until(lambda: served.anyone().get("/readyz").json()["checks"]["keys"] == "ok")
 
 
 @pytest.fixture

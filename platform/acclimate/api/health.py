@@ -29,7 +29,7 @@ _READY = {
 
 @router.get("/readyz", summary="The server can serve", responses=answers(_READY))
 async def readyz(here: Here) -> JSONResponse:
-    """503, with what is wrong, where database, blobs or disk can't be used, nothing can be logged, the log isn't signed, or the server is stopping.
+    """503, with what is wrong, where database, blobs or disk can't be used or written, nothing can be logged, the log isn't signed, or the server is stopping.
 
     A clock that differs from the database's by seconds is told and is no reason: decisions are by the database's.
     """
