@@ -429,10 +429,10 @@ def test_the_command_prints_numbered_lines_and_exits_0_or_1(
     assert done.stdout.splitlines()[0] == f"Round {made.round}"
     assert "\n 8  ok:          whose log: " in done.stdout
     assert "NOT CHECKED: split view: " in done.stdout
-    # Two checks are of private holdouts, one of witnesses, one of earlier rounds and one of later versions, and get no line;
+    # Two checks are of private holdouts, one of witnesses, two of earlier rounds and one of later versions, and get no line;
     # split view, time, honest preparation and re-run have no evidence.
     named = "split view, time, honest preparation, re-run"
-    said = f"Nothing FAILED: {len(verify.CHECKS) - 9} checks ok, 4 NOT CHECKED: {named}."
+    said = f"Nothing FAILED: {len(verify.CHECKS) - 10} checks ok, 4 NOT CHECKED: {named}."
     assert done.stdout.splitlines()[-1] == said
     assert "\x1b" not in done.stdout
 

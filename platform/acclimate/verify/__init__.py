@@ -12,7 +12,7 @@ looked at, or raises `Failed` with the first bad place, or `NotChecked` with the
     scores.py   preparations, predictions, scores
     submitted.py models that count as submitted; hardware.py the classes that records name
     versions.py the ranking, and its older versions
-    standing.py what stands from earlier rounds, and the anchors
+    standing.py what stands from earlier rounds, and the anchors; earlier.py which those are, and what of them was open
     audits.py   preparations made again: by a second operator, by the auditor
     report.py   what is said; audit.py: what is known so far; parquet.py: where two tables differ
 

@@ -11,6 +11,7 @@ from acclimate.log import parse_vkey
 from acclimate.log_keys import LogKeys
 from acclimate.verify import (
     audits,
+    earlier,
     files,
     history,
     order,
@@ -276,6 +277,14 @@ _SCORES = (
         "each older version of the ranking is the one that the log names, and follows from the predictions, the holdout and its own correction",
         ("rules",),
         versions.older,
+    ),
+    Rule(
+        "earlier rounds",
+        "scores",
+        "the round that this one follows is an earlier one of its competition in this log, and no other holdout of it was open when this one was sealed",
+        ("round",),
+        earlier.follows,
+        rests=("entries",),
     ),
 )
 _RERUN = (

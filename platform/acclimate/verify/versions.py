@@ -47,7 +47,13 @@ def older(audit: Audit) -> str:
         own = ranking_of(audit, number).digest
         if own != named:
             raise Failed(name, f"the log names {named}, recomputed with its correction it is {own}")
-    return f"{count} versions; in force is version {count}: {audit.round.rankings[-1][1]}"
+    told = [
+        f"version {number} with {_told(_correction(audit, number, digest))}"
+        for number, digest in enumerate(audit.round.corrections, start=1)
+        if digest
+    ]
+    said = f"; {'; '.join(told)}" if told else ""
+    return f"{count} versions; in force is version {count}: {audit.round.rankings[-1][1]}{said}"
 
 
 def ranking_of(audit: Audit, number: int) -> ranking.Ranking:
@@ -105,6 +111,14 @@ def _correction(audit: Audit, number: int, digest: str) -> Correction:
     except Refusal as refusal:
         raise Failed(name, "; ".join([refusal.sentence, *refusal.problems[1:]])) from refusal
     return correction
+
+
+def _told(correction: Correction) -> str:
+    """How much a correction changes, in numbers: whether it is right, no check can tell."""
+    targets, void = (sum(map(len, each.values())) for each in (correction.targets, correction.void))
+    metrics_ = ", ".join(f"{metric} for {task}" for task, metric in sorted(correction.metrics.items()))
+    said = f"{targets} targets changed and {void} examples void"
+    return said + (f", the metric {metrics_}" if metrics_ else "")
 
 
 def _name(number: int) -> str:
