@@ -44,6 +44,14 @@ def test_a_problem_that_the_sentence_has_is_not_said_twice(capsys: pytest.Captur
     assert [said.count(word) for word in ("e1 is there", "e2 is there")] == [1, 1]
 
 
+def test_a_problem_that_the_sentence_only_ends_like_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    problems = ("a.parquet is missing", "missing", "digit", "is missing")
+    for sentence, skipped in (("2 problems: a.parquet is missing", 1), ("there is no task digit", 0)):
+        output.complain(Refusal("splits_invalid", sentence, hint="build it", problems=problems), as_json=False)
+        lines = capsys.readouterr().err.splitlines()
+        assert lines == [f"error: {sentence}", *(f"  {problem}" for problem in problems[skipped:]), "hint: build it"]
+
+
 def test_a_custodians_keys_are_safe_and_its_document_is_complete(acclimate: Run, tmp_path: Path) -> None:
     folder, backup = tmp_path / "a", tmp_path / "stick" / "backup.txt"
     backup.parent.mkdir()

@@ -55,9 +55,9 @@ def say(line: str) -> None:
 def complain(refusal: Refusal, *, as_json: bool) -> None:
     """Print a refusal: for people on stderr; with --json also as {"error": …} on stdout."""
     say(f"error: {refusal.sentence}")
-    for problem in refusal.problems:
-        # Of several problems many sentences end with the first.
-        if not f" {refusal.sentence}".endswith(f" {problem}"):
+    for place, problem in enumerate(refusal.problems):
+        # Of several problems many sentences name the first after a colon; one that just happens to end like a problem has not told it.
+        if place > 0 or not f": {refusal.sentence}".endswith(f": {problem}"):
             say(f"  {problem}")
     if refusal.hint:
         say(f"hint: {refusal.hint}")
