@@ -35,6 +35,14 @@ WITHIN = 240.0
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 ROLES = ("organizers", "entrants", "custodians", "operators", "auditors")
+PLAYED = {
+    "organizers": tuple(f"{number} " for number in (1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12)),
+    "entrants": ("1 ", "2 ", "3 ", "Try it at home", "4 ", "5 ", "6 ", "After the close"),
+    "custodians": ("Before", "Day 1", "Day 2", "Day 3"),
+    "operators": ("1 ", "2 ", "3 ", "4 ", "5 ", "Backup", "Remove what nobody needs"),
+    "auditors": ("1 ", "2 ", "4 ", "What the lines mean", "5 "),
+}
+"""Page -> the headings under which a round is played, as they begin; what stands under others and is to be typed is fenced as `console`."""
 MUST_SHOW = {
     "organizers": (
         "register", "competition build", "competition check", "competition show", "plan", "round create", "round seal",
@@ -271,6 +279,7 @@ class Person:
             terminal.write(f"{line}\n")
 
     def next(self, heading: str) -> Block:
+        assert heading in PLAYED[self.page]
         block = self.blocks[self.done]
         assert block.language == "sh", f"{self.page}.md:{block.line}: output of nothing"
         assert block.heading.startswith(heading), f"{self.page}.md:{block.line}: {block.heading}, expected {heading}"
@@ -344,6 +353,18 @@ def bound(line: list[str]) -> list[str]:
     assert path is not None
     code = "import sys; from acclimate.supervision import bind; bind(int(sys.argv[1]), sys.argv[2:])"
     return [sys.executable, "-c", code, str(os.getpid()), path, *line[1:]]
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_whatever_a_page_has_to_run_is_run_where_a_round_is_played(name: str) -> None:
+    """The round itself is played by a slow test; a block that nobody runs there is seen here."""
+    lost = [
+        f"{name}.md:{block.line}: {block.heading}"
+        for block in blocks(name)
+        if block.language in ("sh", "text") and not block.heading.startswith(PLAYED[name])
+    ]
+    assert lost == []
+    assert [found for found in PLAYED[name] if not any(b.heading.startswith(found) for b in blocks(name))] == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
