@@ -4,6 +4,7 @@ The definition's digest is sha256 over the file's bytes.
 """
 
 import dataclasses
+import math
 import re
 import zoneinfo
 from collections.abc import Mapping
@@ -39,8 +40,11 @@ ARCHITECTURES = (
     "bert",
     "roberta",
     "distilbert",
+    "vit",
 )
 """Model types (of config.json) that a competition may allow."""
+IMAGES = "hf-image-classifier"
+"""The kind of submission that answers tasks of images."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +252,11 @@ def parse(raw: bytes) -> Competition:
     if odd is not None and "hf-sequence-classifier" in competition.submission.kinds:
         said = f'task {odd.name!r} is of kind "{odd.kind}", classifiers do kind "classify" only'
         document.problem(("submission", "kinds"), f"submission.kinds has hf-sequence-classifier: {said}")
+    if {bool(task.image) for task in competition.tasks} | {IMAGES in competition.submission.kinds} == {True, False} or (
+        IMAGES in competition.submission.kinds and len(competition.submission.kinds) > 1
+    ):
+        said = f"{IMAGES} goes with tasks that all have an `image`, such tasks with it, and neither with other kinds"
+        document.problem(("submission", "kinds"), f"submission.kinds: {said}")
     root.finish()
     if not document.problems:
         _check_lengths(document, competition)
@@ -364,9 +373,8 @@ def _submission(table: Table) -> SubmissionRules:
     rules = SubmissionRules(
         kinds=table.words(
             "kinds",
-            ("hf-causal-lm", "hf-sequence-classifier", bases.KIND),
+            ("hf-causal-lm", "hf-sequence-classifier", IMAGES, bases.KIND),
             default=("hf-causal-lm",),
-            designed=("hf-image-classifier",),
         ),
         architectures=table.words("architectures", ARCHITECTURES),
         max_parameters=table.integer("max_parameters", least=1),
@@ -397,9 +405,12 @@ def _submission(table: Table) -> SubmissionRules:
 
 
 def _check_lengths(document: Document, competition: Competition) -> None:
-    """Whether a generated text leaves room for its prompt."""
+    """Whether a generated text leaves room for its prompt, and an image for its label."""
     longest = competition.preparation.max_length
     for index, task in enumerate(competition.tasks):
+        if task.pixels is not None and math.prod(task.pixels) >= longest:
+            sentence = f"= {task.image}: its {math.prod(task.pixels)} numbers must be fewer than preparation.max_length, {longest}"
+            document.problem(("tasks", index, "image"), f"tasks[{index}].image {sentence}")
         if task.kind == "generate" and task.max_tokens >= longest:
             sentence = (
                 f"= {task.max_tokens}: must be below preparation.max_length, {longest}, so that a prompt has room"

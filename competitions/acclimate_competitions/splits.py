@@ -10,7 +10,9 @@ entrant may see stands in a holdout, of whichever task: no example, no cluster, 
 Unicode form. Tasks may share inputs within one split.
 """
 
+import base64
 import json
+import math
 import re
 import unicodedata
 from collections import Counter
@@ -331,6 +333,8 @@ def _check_rows(table: pa.Table, split: str, task: Task, cluster: str | None, se
     rows = table.to_pylist()
     for what, wrong in wrong_truths(task, [row[task.truth] for row in rows]).items():
         found[what] = [f"{rows[place][task.truth][:200]!r} of {rows[place]['example']!r}" for place in wrong]
+    if task.pixels is not None:
+        found |= _no_images(rows, task)
     for row in rows:
         example = row["example"]
         if not example.strip():
@@ -352,6 +356,20 @@ def _check_rows(table: pa.Table, split: str, task: Task, cluster: str | None, se
     for what, cases in found.items():
         distinct = list(dict.fromkeys(cases))
         seen.problems.append(f"{name}: {len(distinct)} {what}, first {distinct[0]}")
+
+
+def image_bytes(text: str, task: Task) -> bytes | None:
+    """The numbers of an image, row by row, each pixel's channels together, from 0 to 255; None where the text is no such image in base64."""
+    try:
+        found = base64.b64decode(text, validate=True)
+    except ValueError:
+        return None
+    return found if task.pixels is not None and len(found) == math.prod(task.pixels) else None
+
+
+def _no_images(rows: Sequence[dict[str, Any]], task: Task) -> dict[str, list[str]]:
+    wrong = [f"that of {row['example']!r}" for row in rows if image_bytes(row["input"], task) is None]
+    return {f"inputs that are no image of {task.image} bytes in base64": wrong} if wrong else {}
 
 
 def _check_tokenizer(path: Path, seen: _Seen) -> str | None:

@@ -10,6 +10,7 @@ What a task has besides its name, kind, metric and chance follows from its kind:
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -31,10 +32,12 @@ MOST_TOKENS = 4096
 LONGEST_PROMPT = 20_000
 """Characters of a prompt's template."""
 _STOPS, _LONGEST_STOP = 8, 64
+_IMAGE = re.compile(r"|[1-9][0-9]{0,3}x[1-9][0-9]{0,3}x[1-9]")
+_IMAGE_MEANING = 'height x width x channels, such as "32x32x3"'
 
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "choice": ("prompt", "choices", "tokenize"),
-    "classify": ("prompt", "choices", "tokenize"),
+    "classify": ("prompt", "choices", "tokenize", "image"),
     "generate": ("prompt", "stop", "max_tokens", "extract", "take", "normalize", "tokenize"),
     "perplexity": ("tokenize",),
 }
@@ -56,6 +59,7 @@ class Task:
         extract: for kind generate: regular expression with one group; what that finds is the answer. "" for the whole text.
         take: which of several finds counts.
         normalize: for kind generate: names of answers.NORMALIZATIONS.
+        image: for kind classify: height x width x channels, such as "32x32x3", where the input is an image; "" where it is a text.
     """
 
     name: str
@@ -70,6 +74,15 @@ class Task:
     extract: str = ""
     take: Literal["first", "last"] = "first"
     normalize: tuple[str, ...] = ()
+    image: str = ""
+
+    @property
+    def pixels(self) -> tuple[int, int, int] | None:
+        """Height, width and channels of an image; None where the input is a text."""
+        if not self.image:
+            return None
+        height, width, channels = map(int, self.image.split("x"))
+        return height, width, channels
 
     @property
     def truth(self) -> str:
@@ -79,6 +92,8 @@ class Task:
     def document(self) -> dict[str, Any]:
         """The task as JSON-ready data: what its kind has."""
         kept = {"name", "kind", "metric", "chance", *_KEYS.get(self.kind, ())}
+        # The documents of tasks of texts are those from before there were images.
+        kept -= {"image"} if not self.image else set()
         return {name: value for name, value in dataclasses.asdict(self).items() if name in kept}
 
 
@@ -132,6 +147,7 @@ def _choice(table: Table, *, kind: Literal["choice", "classify"] = "choice") -> 
         metric=metric,
         chance=_share(table, blind) if share else table.number("chance", blind),
         tokenize=_tokenize(table),
+        image=table.text("image", "", pattern=_IMAGE, form=_IMAGE_MEANING) if kind == "classify" else "",
     )
 
 

@@ -443,7 +443,9 @@ def _place(
                 continue
             # Whatever the submission's weights came in, the prepared ones are one file.
             beside = model.base or model.files
-            contents = {name: beside[name] for name in reading.BESIDES} | {"model.safetensors": each["prepared"]}
+            contents = {name: beside[name] for name in reading.BESIDES if name in beside} | {
+                "model.safetensors": each["prepared"]
+            }
             (made / each["folder"]).mkdir(parents=True)
             for file, digest in contents.items():
                 shop.blobs.get(digest, made / each["folder"] / file)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate_competitions import bases
-from acclimate_competitions.definition import Competition, SubmissionRules
+from acclimate_competitions.definition import IMAGES, Competition, SubmissionRules
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import architectures, reading, tensors
 from acclimate_runners.config_rules import SWITCH, Check, one_of, real, text, whole
@@ -105,8 +105,9 @@ def kind_of(files: Mapping[str, Path]) -> str:
     path = files.get("config.json")
     config = reading.read_object("config.json", path, reading.CONFIG_BYTES, []) if path and path.is_file() else None
     told = (config or {}).get("architectures")
-    classes = told if isinstance(told, list) else []
-    return CLASSIFIER if any(str(name).endswith("ForSequenceClassification") for name in classes) else "hf-causal-lm"
+    if reading.classes_end(told, "ForImageClassification"):
+        return IMAGES
+    return CLASSIFIER if reading.classes_end(told, "ForSequenceClassification") else "hf-causal-lm"
 
 
 def of_folder(folder: Path) -> dict[str, Path]:

@@ -39,8 +39,11 @@ def learned(model: Network, lora: Lora | None, *, seed: int) -> Iterator[dict[st
     if not names:
         sentence = f"the recipe has adapters on {' and '.join(lora.targets)}, which {model.facts.architecture} has no layers of"
         raise Refusal("model_invalid", sentence)
-    # Files name these weights as transformers does.
-    layers = {name: model.model.get_submodule(name.removesuffix(".weight")) for name in names}
+    # Files may name weights otherwise than transformers does in memory.
+    owners = {
+        id(module.weight): module for module in model.model.modules() if getattr(module, "weight", None) is not None
+    }
+    layers = {name: owners[id(model.weights[name])] for name in names}
     made = _drawn(layers, lora.rank, seed=seed)
     scale = lora.alpha / lora.rank
     with ExitStack() as stack:

@@ -351,6 +351,8 @@ def _copies(config: Mapping[str, Any], kind: Architecture) -> list[str]:
 def _divisions(config: Mapping[str, Any], kind: Architecture, names: tuple[str, str]) -> list[str]:
     width, heads = (config[name] for name in names)
     found = []
+    if kind.sees and config["image_size"] % config["patch_size"]:
+        found.append(f"image_size {config['image_size']} is not a multiple of patch_size {config['patch_size']}")
     if width % heads:
         found.append(f"{names[0]} {width} is not a multiple of {names[1]} {heads}")
     for name in ("num_key_value_heads", "num_kv_heads"):
@@ -426,7 +428,8 @@ def shapes(config: Mapping[str, Any]) -> Shapes:
     if (names := labels(config)) is not None:
         whole = {name: shape for name, shape in found.items() if not name.startswith("lm_head.")}
         biases = {kind.score_bias: (len(names),)} if kind.score_bias is not None else {}
-        return {**whole, kind.score: (len(names), found[kind.embedding][1]), **biases}
+        width = config[kind.heads[0]] if kind.heads is not None else found[kind.embedding][1]
+        return {**whole, kind.score: (len(names), width), **biases}
     if not is_tied(config):
         found[kind.head] = found[kind.embedding]
     return found

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from acclimate_competitions import splits
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import architectures, packing
@@ -45,6 +46,9 @@ def begun(model: Network, weights: Mapping[str, Tensor], task: Task, *, seed: in
             "model_invalid", f"task {task.name} is of the kind {task.kind}, which a sequence classifier can't do"
         )
     kind = architectures.ARCHITECTURES[model.facts.architecture]
+    if model.sees != (task.pixels is not None):
+        reads = "images" if model.sees else "texts"
+        raise Refusal("model_invalid", f"the model reads {reads}, which the rows of task {task.name} are not")
     submitted = weights[kind.score]
     bias = weights[kind.score_bias] if kind.score_bias is not None else None
     names = model.submitted_labels
@@ -88,6 +92,8 @@ def prompts(
     Raises:
         Refusal: model_invalid, where there is none to answer behind.
     """
+    if model.sees:
+        return images(task, rows, model=model)
     if model.encodes:
         # A sequence's last token is the label, which is not read.
         found = packing.framed(tokenizer, filled(task, rows), most=max_length - 1)
@@ -95,4 +101,25 @@ def prompts(
         found = packing.prompt_tokens(tokenizer, task, rows)
     if not all(found):
         raise Refusal("model_invalid", f"the tokenizer gives no token for a prompt of task {task.name}")
+    return found
+
+
+def images(task: Task, rows: Sequence[Mapping[str, Any]], *, model: Network) -> list[list[int]]:
+    """The numbers of each row's image, from 0 to 255, which are to a model of images what tokens are to others.
+
+    Raises:
+        Refusal: model_invalid, where the model reads images of another size; splits_invalid, where a row has none.
+    """
+    size, channels = model.facts.config["image_size"], model.facts.config["num_channels"]
+    if task.pixels != (size, size, channels):
+        raise Refusal(
+            "model_invalid",
+            f"task {task.name} has images of {task.image or 'no size'}, the model reads {size}x{size}x{channels}",
+            hint="set image_size and num_channels, with the weights that belong to them",
+        )
+    found = []
+    for row in rows:
+        if (numbers := splits.image_bytes(row["input"], task)) is None:
+            raise Refusal("splits_invalid", f"the input of {row['example']!r} is no image of {task.image} in base64")
+        found.append(list(numbers))
     return found

@@ -1,4 +1,4 @@
-"""Encoders as sequence classifiers: BERT, RoBERTa and DistilBERT. Fields and tensors, as architectures.py has them of decoders.
+"""Encoders as classifiers: of texts BERT, RoBERTa and DistilBERT, of images ViT. Fields and tensors, as architectures.py has them of decoders.
 
 Each token sees all others, and what the model makes of the first one is what the head reads: [CLS] or <s>, which the tokenizer's own post-processor
 puts there. Shapes are those of transformers' classes; a test holds them equal.
@@ -52,6 +52,20 @@ _DISTILBERT: dict[str, Check] = {
     "max_position_embeddings": POSITIONS,
     # The positions are weights in files, however they were once made.
     "sinusoidal_pos_embds": one_of(False),
+}
+_VIT: dict[str, Check] = {
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "hidden_act": ACTIVATION,
+    "hidden_dropout_prob": SHARE,
+    "attention_probs_dropout_prob": SHARE,
+    "layer_norm_eps": EPSILON,
+    "image_size": whole(1, 4096),
+    "patch_size": whole(1, 4096),
+    "num_channels": whole(1, 9),
+    "qkv_bias": SWITCH,
 }
 # What says nothing here: dropout of heads, which is off; what only other heads read; how older versions computed by default.
 _TOLD: dict[str, Check] = {
@@ -127,6 +141,27 @@ def distilbert(config: Mapping[str, Any]) -> Shapes:
     return found | _linear("pre_classifier", width, width)
 
 
+def vit(config: Mapping[str, Any]) -> Shapes:
+    """ViT's, under the names of files; transformers has others in memory (network.by_file_name)."""
+    width, inner, patch = config["hidden_size"], config["intermediate_size"], config["patch_size"]
+    found: Shapes = {
+        "vit.embeddings.cls_token": (1, 1, width),
+        "vit.embeddings.position_embeddings": (1, (config["image_size"] // patch) ** 2 + 1, width),
+        "vit.embeddings.patch_embeddings.projection.weight": (width, config["num_channels"], patch, patch),
+        "vit.embeddings.patch_embeddings.projection.bias": (width,),
+        **_norm("vit.layernorm", width),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        at = f"vit.encoder.layer.{layer}"
+        for name in ("query", "key", "value"):
+            whole_ = _linear(f"{at}.attention.attention.{name}", width, width)
+            found |= {key: shape for key, shape in whole_.items() if config.get("qkv_bias", True) or len(shape) == 2}
+        found |= _linear(f"{at}.attention.output.dense", width, width)
+        found |= _linear(f"{at}.intermediate.dense", inner, width) | _linear(f"{at}.output.dense", width, inner)
+        found |= _norm(f"{at}.layernorm_before", width) | _norm(f"{at}.layernorm_after", width)
+    return found
+
+
 ENCODERS: dict[str, Architecture] = {
     "bert": Architecture(
         model_class="BertForSequenceClassification",
@@ -177,6 +212,36 @@ ENCODERS: dict[str, Architecture] = {
         score_bias="classifier.bias",
         scoring=("pre_classifier.", "classifier."),
         encodes=True,
+    ),
+    "vit": Architecture(
+        model_class="ViTForImageClassification",
+        fields=_VIT,
+        required=(
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "image_size",
+            "patch_size",
+            "num_channels",
+        ),
+        shapes=vit,
+        head="",
+        embedding="vit.embeddings.patch_embeddings.projection.weight",
+        tied=True,
+        positions=None,
+        heads=("hidden_size", "num_attention_heads"),
+        told={
+            "encoder_stride": whole(1, 4096),
+            "pooler_act": text,
+            "pooler_output_size": whole(1, 2**16, optional=True),
+            "tie_word_embeddings": SWITCH,
+        },
+        score="classifier.weight",
+        score_bias="classifier.bias",
+        scoring=("classifier.",),
+        encodes=True,
+        sees=True,
     ),
 }
 """Model type -> what is known of it."""

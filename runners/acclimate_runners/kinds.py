@@ -27,6 +27,7 @@ class Architecture:
         score_bias: its bias; None where it has none.
         scoring: what the names of all weights begin with that stand between the last layer and a classifier's answer.
         encodes: whether each token sees all others, and a classifier reads the first one; there are no language models of the kind then.
+        sees: whether it reads an image, and has no tokenizer.
         first: the position of a text's first token, before which there are others that no text uses.
     """
 
@@ -45,6 +46,7 @@ class Architecture:
     scoring: tuple[str, ...] = ("score.",)
     encodes: bool = False
     first: int = 0
+    sees: bool = False
 
     @property
     def attends(self) -> bool:

@@ -54,10 +54,21 @@ _CONFIGS = {
     "bert": "BertConfig",
     "roberta": "RobertaConfig",
     "distilbert": "DistilBertConfig",
+    "vit": "ViTConfig",
 }
 """Names of transformers' configuration classes, each in the module of its model type, or in that of _MODULES."""
 
 _MODULES = {"gemma3_text": "gemma3"}
+_VIT_NAMES = {
+    "vit.layers.": "vit.encoder.layer.",
+    "attention.q_proj.": "attention.attention.query.",
+    "attention.k_proj.": "attention.attention.key.",
+    "attention.v_proj.": "attention.attention.value.",
+    "attention.o_proj.": "attention.output.dense.",
+    "mlp.fc1.": "intermediate.dense.",
+    "mlp.fc2.": "output.dense.",
+}
+"""Parts of names in memory -> in files, which are what versions of transformers share."""
 _EAGER_ONLY = ("gemma2", "mamba", "falcon_mamba")
 """Architectures whose attention the faster one can't do, or that have none."""
 _KERNELS = ("mamba_ssm", "causal_conv1d", "mambapy")
@@ -154,6 +165,16 @@ class Network:
         return DynamicCache(config=self.model.config)
 
     @property
+    def sees(self) -> bool:
+        """Whether it reads images."""
+        return architectures.ARCHITECTURES[self.facts.architecture].sees
+
+    @property
+    def vocabulary(self) -> int:
+        """How many different numbers a model reads: of tokens, or of an image's bytes."""
+        return 256 if self.sees else int(self.facts.config["vocab_size"])
+
+    @property
     def encodes(self) -> bool:
         """Whether each token sees all others of its text."""
         return architectures.ARCHITECTURES[self.facts.architecture].encodes
@@ -178,6 +199,8 @@ class Network:
 
     def _first(self, inputs: Tensor, *, ends: Tensor) -> Tensor:
         """What an encoder makes of each row's first token, [rows, width]; ends: [rows] the place of its last one, behind which it is padded."""
+        if self.sees:
+            return self._seen(inputs)
         places = torch.arange(inputs.shape[1])[None]
         positions = places + architectures.ARCHITECTURES[self.facts.architecture].first
         seen = (places <= ends[:, None]).long()
@@ -186,6 +209,14 @@ class Network:
             position_ids=positions.to(self.device),
             attention_mask=seen.to(self.device),
         ).last_hidden_state
+        self.on_batch()
+        return hidden[:, 0]
+
+    def _seen(self, inputs: Tensor) -> Tensor:
+        """What a model of images makes of each, [rows, width]; inputs: [rows, height * width * channels] numbers from 0 to 255."""
+        size, channels = self.facts.config["image_size"], self.facts.config["num_channels"]
+        pixels = inputs.view(-1, size, size, channels).permute(0, 3, 1, 2).float()
+        hidden: Tensor = self.model.base_model(pixel_values=(pixels / 255 - 0.5) / 0.5).last_hidden_state
         self.on_batch()
         return hidden[:, 0]
 
@@ -225,6 +256,8 @@ def _scores(model: Any, architecture: str, hidden: Tensor) -> Tensor:
     scores: Tensor
     if architecture == "bert":
         scores = model.classifier(model.bert.pooler(hidden[:, None]))
+    elif architecture == "vit":
+        scores = model.classifier(hidden)
     elif architecture == "roberta":
         scores = model.classifier(hidden[:, None])
     elif architecture == "distilbert":
@@ -334,9 +367,17 @@ def load(
 
 
 def by_file_name(model: Any, architecture: str) -> dict[str, Tensor]:
-    """A model's parameters under the names that files give them; GPT-NeoX files call the head `embed_out`."""
+    """A model's parameters under the names that files give them; GPT-NeoX files call the head `embed_out`, ViT's have those of its first version."""
+    if architecture == "vit":
+        return {_vit_file_name(name): tensor for name, tensor in model.named_parameters()}
     head = architectures.ARCHITECTURES[architecture].head
     return {head if name == "lm_head.weight" else name: tensor for name, tensor in model.named_parameters()}
+
+
+def _vit_file_name(name: str) -> str:
+    for here, there in _VIT_NAMES.items():
+        name = name.replace(here, there)
+    return name
 
 
 def read_weights(paths: Sequence[Path], facts: ModelFacts) -> dict[str, Tensor]:
@@ -426,7 +467,7 @@ def last_logprobs(network: Network, packed: Packed, choices: packing.Integers) -
 def _picked(network: Network, hidden: Tensor, place: Tensor, tokens: Tensor) -> Tensor:
     """Log-probabilities [tokens], float64, of `tokens`, each by the row `place` of hidden; few rows' logits are held at once."""
     result = torch.zeros(len(tokens), dtype=torch.float64)
-    size = max(1, LOGITS // int(network.facts.config["vocab_size"]))
+    size = max(1, LOGITS // network.vocabulary)
     for begin in range(0, len(hidden), size):
         chances = functional.log_softmax(network.head(hidden[begin : begin + size]), dim=-1)
         mine = ((place >= begin) & (place < begin + size)).nonzero()[:, 0]

@@ -436,7 +436,7 @@ def input_path(folder: Path, digest: str) -> Path:
 
 
 def open_model(job: CheckJob | PrepareJob | EvaluateJob, folder: Path) -> tuple[Network, Any]:
-    """The job's model and tokenizer.
+    """The job's model and tokenizer; none of a model of images.
 
     Raises:
         Refusal: model_invalid.
@@ -449,7 +449,7 @@ def open_model(job: CheckJob | PrepareJob | EvaluateJob, folder: Path) -> tuple[
     model = network.load(files, job.limits, max_length=job.recipe.max_length, tokenizer=job.tokenizer, **where)
     if not isinstance(job, EvaluateJob) and job.recompute:
         model.recompute()
-    return model, packing.load_tokenizer((base or files)["tokenizer.json"])
+    return model, None if model.sees else packing.load_tokenizer((base or files)["tokenizer.json"])
 
 
 def pack_splits(
@@ -488,6 +488,6 @@ def readable(packed: Packed, model: Network, task: Task) -> Packed:
             "model_invalid",
             f"task {task.name} has sequences of {longest} tokens, the model reads at most {model.positions}",
         )
-    if largest >= int(model.facts.config["vocab_size"]):
+    if largest >= model.vocabulary:
         raise Refusal("model_invalid", f"the tokenizer gives token {largest}, which the model's vocabulary lacks")
     return packed

@@ -20,6 +20,8 @@ from acclimate_runners import architectures, shards
 NAMES = ("config.json", "model.safetensors", "tokenizer.json")
 BESIDES = tuple(name for name in NAMES if name != shards.WHOLE)
 """The files other than the weights."""
+IMAGE_BESIDES = ("config.json",)
+"""Those of a model of images."""
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 TOKENIZER_MODELS = ("BPE", "WordLevel", "WordPiece", "Unigram")
 
@@ -88,10 +90,12 @@ def inspect(files: Path | Mapping[str, Path], rules: Rules, *, tokenizer: str | 
         Refusal: model_invalid, with all problems found.
     """
     given = {path.name: path for path in sorted(files.iterdir())} if isinstance(files, Path) else dict(files)
+    besides = besides_of(given.get("config.json"))
     problems = unknown(given)
     sizes: dict[str, int] = {}
     there = [name for name, path in given.items() if path.is_file()]
-    problems += [f"{name}: missing" for name in BESIDES if name not in there] + shards.lacking(there)
+    problems += [f"{name}: missing" for name in besides if name not in there] + shards.lacking(there)
+    problems += [f"{name}: a model of images has none" for name in BESIDES if name in given and name not in besides]
     for name in sorted(there):
         if name in BESIDES or name == shards.INDEX or name in shards.weights_of([name]):
             sizes[name] = given[name].stat().st_size
@@ -112,7 +116,7 @@ def inspect(files: Path | Mapping[str, Path], rules: Rules, *, tokenizer: str | 
         if tensors is not None:
             where = shards.INDEX if shards.INDEX in given else shards.WHOLE
             problems += [f"{where}: {found}" for found in compare(tensors, expected, config)]
-    if "tokenizer.json" in sizes:
+    if "tokenizer.json" in sizes and "tokenizer.json" in besides:
         _tokenizer(given["tokenizer.json"], config, tokenizer, problems)
     if problems or config is None:
         raise refusal(problems)
@@ -138,7 +142,19 @@ def of_folder(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         hint = f"it must hold {', '.join(NAMES)}"
         raise Refusal("file_unreadable", f"{folder} is not a folder", hint=hint)
-    return shards.of_folder(folder, besides=BESIDES)
+    return shards.of_folder(folder, besides=besides_of(folder / "config.json"))
+
+
+def besides_of(config: Path | None) -> tuple[str, ...]:
+    """The files other than the weights that a submission with this config.json has: a model of images has no tokenizer."""
+    told = read_object("config.json", config, CONFIG_BYTES, []) if config is not None and config.is_file() else None
+    classes = (told or {}).get("architectures")
+    return IMAGE_BESIDES if classes_end(classes, "ForImageClassification") else BESIDES
+
+
+def classes_end(classes: Any, ending: str) -> bool:
+    """Whether a class that `architectures` of a config.json names ends so."""
+    return isinstance(classes, list) and any(str(name).endswith(ending) for name in classes)
 
 
 def refusal(problems: list[str]) -> Refusal:

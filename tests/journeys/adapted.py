@@ -1,14 +1,17 @@
 """A tiny competition with a base, and what stands on it: adapters in peft's layout, written without peft; and classifiers."""
 
+import base64
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import tiny
 from safetensors.numpy import save_file
 
-from acclimate_competitions import definition, digests
+from acclimate_competitions import definition, digests, tables
 from acclimate_competitions.definition import Competition
 
 BASE = "small"
@@ -82,6 +85,44 @@ def with_labels(folder: Path) -> Competition:
     text = toml.read_text("utf-8").replace('architectures = ["llama"', 'architectures = ["bert", "llama"')
     toml.write_text(text, "utf-8")
     return definition.load(toml)
+
+
+def with_images(folder: Path) -> Competition:
+    """Have a built tiny competition ask of images, one for each text, and have image classifiers answer."""
+    for path in (folder / "splits").glob("*/*.parquet"):
+        table = tables.read(path)
+        texts = [
+            base64.b64encode(hashlib.shake_256(row["input"].encode()).digest(64)).decode() for row in table.to_pylist()
+        ]
+        tables.write(table.set_column(table.column_names.index("input"), "input", pa.array(texts)), path)
+    (folder / "tokenizer.json").unlink()
+    toml = folder / "competition.toml"
+    text = toml.read_text("utf-8").replace('kind = "choice"', 'kind = "classify"\nimage = "8x8x1"')
+    text = text.replace('kinds = ["hf-causal-lm"]', 'kinds = ["hf-image-classifier"]').replace('["llama"]', '["vit"]')
+    toml.write_text(text.replace("max_length = 8", "max_length = 65"), "utf-8")
+    return definition.load(toml)
+
+
+def image_classifier(folder: Path, *, seed: int, labels: tuple[str, ...]) -> Path:
+    """Write a submission of a ViT of one layer with drawn weights."""
+    folder.mkdir(parents=True)
+    config = {
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification"],
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 8,
+        "patch_size": 4,
+        "num_channels": 1,
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+    }
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    draw = np.random.default_rng(seed)
+    weights = {name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in tiny.shapes(config).items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def encoder(folder: Path, *, seed: int, labels: tuple[str, ...]) -> Path:

@@ -143,6 +143,17 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "n_heads": 2,
         "max_position_embeddings": 16,
     },
+    "vit": {
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification"],
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 8,
+        "patch_size": 4,
+        "num_channels": 3,
+    },
 }
 
 
@@ -204,7 +215,8 @@ class Tiny:
             gain = 1.0 if len(shape) == 1 and name.endswith("weight") else 0.0
             weights[name] = torch.from_numpy(values.reshape(shape) + np.float32(gain))
         network.write_weights(weights, out / "model.safetensors")
-        shutil.copyfile(self.tokenizer, out / "tokenizer.json")
+        if architecture != "vit":
+            shutil.copyfile(self.tokenizer, out / "tokenizer.json")
         return out
 
     def put(self, folder: Path, path: Path) -> str:

@@ -168,7 +168,7 @@ CASES = [
     ("threshold = 2", "threshold = true", "custody.threshold must be a whole number, not true"),
     ('"custodian-b", ', '"custodian-a", ', 'custody.custodians[1] = "custodian-a" stands twice'),
     ('"custodian-b", ', '"Custodian B", ', "custody.custodians[1] = 'Custodian B': must be lower-case"),
-    ('kinds = ["hf-causal-lm"]', 'kinds = ["hf-image-classifier"]', 'submission.kinds[0] = "hf-image-classifier": this version carries only'),
+    ('kinds = ["hf-causal-lm"]', 'kinds = ["hf-image-classifier"]', 'submission.kinds: hf-image-classifier goes with tasks that all have an `image`'),
     ('["llama", "gpt2", "gpt_neox"]', '["lama"]', "submission.architectures[0] = \"lama\" is unknown: did you mean 'llama'?"),
     ('["llama", "gpt2", "gpt_neox"]', "[]", "submission.architectures must not be empty"),
     ("max_bytes = 20_000_000", "max_bytes = 0", "submission.max_bytes = 0: must be at least 1"),

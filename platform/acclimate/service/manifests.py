@@ -7,6 +7,7 @@ from typing import Any
 from acclimate.service import names
 from acclimate_competitions import bases, digests, records
 from acclimate_competitions import manifests as rules
+from acclimate_competitions.definition import IMAGES
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Round
 from acclimate_runners import adapter_files, reading, shards
@@ -105,16 +106,18 @@ def _files(manifest: Mapping[str, Any]) -> list[str]:
         return ["files must be a list of {name, size, sha256}"]
     problems = []
     given = [str(f["name"]) for f in files]
+    besides = reading.IMAGE_BESIDES if kind == IMAGES else reading.BESIDES
     if kind == bases.KIND:
         if sorted(given) != sorted(adapter_files.NAMES):
             problems.append(f"files must be exactly {' and '.join(adapter_files.NAMES)}, each once")
     elif (
         len(set(given)) < len(given)
-        or not set(reading.BESIDES) <= set(given)
+        or set(given) & set(reading.BESIDES) != set(besides)
         or reading.unknown(given)
         or shards.lacking(given)
     ):
-        problems.append(f"files must be exactly {', '.join(reading.NAMES)}, each once; or an index and all its shards")
+        said = ", ".join([*besides, shards.WHOLE])
+        problems.append(f"files must be exactly {said}, each once; or an index and all its shards")
     for f in files:
         if type(f["size"]) is not int or not 0 < f["size"] <= _LARGEST:
             problems.append(f"size of {f['name']!r} must be a whole number of bytes above 0")

@@ -102,7 +102,7 @@ def selection(audit: Audit) -> str:
         _is_divergence(record, recipe, where)
         # A classifier's head is made for the task: as submitted it is one model a task.
         kind = audit.manifests[commitments[submission]]["kind"]
-        key = (submission, task if kind == "hf-sequence-classifier" else "")
+        key = (submission, task if kind in ("hf-sequence-classifier", "hf-image-classifier") else "")
         if counts_as_submitted(record) and models.setdefault(key, record["prepared"]) != record["prepared"]:
             sentence = f"the model counts as submitted, as {record['prepared']} here and {models[key]} elsewhere"
             raise Failed(where, sentence)

@@ -1,0 +1,216 @@
+"""Image classifiers: read strictly, their log-probabilities those of transformers' own forward, prepared and resumed to the same bytes."""
+
+import base64
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from acclimate_competitions import splits, tables
+from acclimate_competitions.errors import Refusal
+from acclimate_competitions.recipe import Lora, Selection
+from acclimate_competitions.tasks import Task, from_values
+from acclimate_runners import adapter_files, jobs, models, packing, reading
+
+TASK = Task("hue", "classify", "{{ input }}", ("dark", "light"), "accuracy", 0.5, image="8x8x3")
+
+
+def image_model(tiny: Any, out: Path, *, labels: Any = ("light", "dark"), **more: Any) -> Path:
+    return tiny.model(out, "vit", id2label={str(n): label for n, label in enumerate(labels)}, **more)
+
+
+def pictures(count: int, *, seed: int) -> list[dict[str, str]]:
+    draw, rows = np.random.default_rng(seed), []
+    for number in range(count):
+        light = bool(draw.integers(2))
+        numbers = draw.integers(90 * light, 166 + 90 * light, (8, 8, 3), dtype=np.uint8)
+        text = base64.b64encode(numbers.tobytes()).decode()
+        rows.append({"example": f"{seed}-{number}", "input": text, "target": TASK.choices[light]})
+    return rows
+
+
+def image_job(tiny: Any, folder: Path, model: Path, kind: str, **more: Any) -> Any:
+    """A job of one task of images, with its inputs in place, and written to the folder."""
+    job = tiny.job(folder, model, kind, **{"recipe": tiny.recipe(max_length=193), **more})
+    paths = []
+    for name, count in (("preparation", 42), ("validation", 10), ("asked", 13)):
+        table = pa.Table.from_pylist(pictures(count, seed=count))
+        path = folder / f"{name}.parquet"
+        tables.write(table.drop_columns(["target"]) if name == "asked" else table, path)
+        paths.append(tiny.put(folder, path))
+    job = replace(job, tasks=(jobs.TaskData(TASK, *paths),), tokenizer=None)
+    (folder / "job.json").write_text(jobs.to_json(job), "utf-8")
+    return job
+
+
+def test_tensors_and_log_probabilities_are_those_of_the_library(tiny: Any, tmp_path: Path) -> None:
+    """Transformers' whole way, with the processor that ViT was published with, one image at a time."""
+    import torch
+    from transformers import AutoModelForImageClassification
+
+    from acclimate_runners import classifying, network
+
+    folder = image_model(tiny, tmp_path / "model")
+    theirs, told = AutoModelForImageClassification.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(told[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    loaded = network.load({path.name: path for path in folder.iterdir()}, tiny.limits, max_length=193)
+    assert loaded.labels == ("light", "dark") and loaded.facts.parameters == sum(t.numel() for t in theirs.parameters())
+    loaded.set_weights(classifying.begun(loaded, loaded.copy_weights(), TASK, seed=0))
+    rows = pictures(5, seed=3)
+    packed = packing.pack(classifying.images(TASK, rows, model=loaded), [[0]] * 5, max_length=193)
+    found = network.last_logprobs(loaded, packed, np.tile(np.arange(2), (5, 1)))
+    for row, each in zip(rows, found, strict=True):
+        numbers = np.frombuffer(base64.b64decode(row["input"]), np.uint8).reshape(8, 8, 3)
+        pixels = torch.from_numpy((numbers.astype(np.float32) / 255 - 0.5) / 0.5).permute(2, 0, 1)[None]
+        with torch.no_grad():
+            expected = theirs.eval()(pixel_values=pixels).logits[0].log_softmax(-1)
+        torch.testing.assert_close(each.float(), expected[[1, 0]], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found[0], found[1])
+
+
+def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path) -> None:
+    from transformers import AutoModelForImageClassification
+
+    folder, saved = image_model(tiny, tmp_path / "model", qkv_bias=False), tmp_path / "saved"
+    AutoModelForImageClassification.from_pretrained(folder).save_pretrained(saved)
+    assert models.inspect(saved, tiny.limits).parameters == models.inspect(folder, tiny.limits).parameters
+    files = reading.of_folder(saved)
+    assert sorted(files) == ["config.json", "model.safetensors"]
+    assert adapter_files.kind_of(files) == "hf-image-classifier"
+
+
+def test_what_is_no_image_classifier_is_refused(tiny: Any, tmp_path: Path) -> None:
+    folder = image_model(tiny, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+
+    def said(**changes: Any) -> str:
+        (folder / "config.json").write_text(json.dumps({**config, **changes}), "utf-8")
+        with pytest.raises(Refusal) as caught:
+            models.inspect(folder, tiny.limits)
+        return "\n".join(caught.value.problems)
+
+    assert "image_size 8 is not a multiple of patch_size 3" in said(patch_size=3)
+    assert "expected ['ViTForImageClassification']" in said(architectures=["ViTForMaskedImageModeling"])
+    assert "config.json asks for [1, 17, 16]" in said(image_size=16)
+    (folder / "tokenizer.json").write_bytes(tiny.tokenizer.read_bytes())
+    assert "tokenizer.json: a model of images has none" in said()
+
+
+def test_images_and_texts_are_told_apart(tiny: Any, tmp_path: Path) -> None:
+    from acclimate_runners import classifying, network
+
+    def loaded(folder: Path) -> Any:
+        return network.load({path.name: path for path in folder.iterdir()}, tiny.limits, max_length=16)
+
+    sees = loaded(image_model(tiny, tmp_path / "sees"))
+    reads = loaded(tiny.model(tmp_path / "reads", "bert", id2label={"0": "dark", "1": "light"}))
+    for model, task, says in (
+        (sees, replace(TASK, image=""), "reads images, which the rows of task hue are not"),
+        (reads, TASK, "reads texts, which the rows of task hue are not"),
+    ):
+        with pytest.raises(Refusal, match=says):
+            classifying.begun(model, model.copy_weights(), task, seed=0)
+    with pytest.raises(Refusal, match="has images of 8x8x1, the model reads 8x8x3"):
+        classifying.images(replace(TASK, image="8x8x1"), [], model=sees)
+    with pytest.raises(Refusal, match="the input of 'a' is no image of 8x8x3 in base64"):
+        classifying.images(TASK, [{"example": "a", "input": "AAAA"}], model=sees)
+    assert splits.image_bytes("no base64!", TASK) is None
+    assert from_values(json.loads(json.dumps(TASK.document() | {"tokenize": "apart"}))) == TASK
+    assert "image" not in replace(TASK, image="").document()
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_it_is_checked_prepared_and_evaluated_to_the_same_bytes(tiny: Any, tmp_path: Path, method: str) -> None:
+    from acclimate_runners import checking, evaluation, preparation
+
+    model = image_model(tiny, tmp_path / "model", labels=("many", "few", "none"))
+    how = {"method": "lora", "lora": Lora(2, 4.0, ("attention", "mlp"))} if method == "lora" else {}
+    recipe = tiny.recipe(
+        epochs=2, lr_grid=(1e-2,), max_length=193, selection=Selection("nll", 0, ("last",)), packing=True, **how
+    )
+    made = []
+    for name in ("first", "again"):
+        job = image_job(tiny, tmp_path / name, model, "prepare", stages=(("hue", 11),), recipe=recipe)
+        assert jobs.from_json(jobs.to_json(job)) == job
+        made.append(preparation.prepare(job, tmp_path / name, lambda *words: None))
+    assert made[0].files == made[1].files and len(made[0].files) == 1
+    (entry,) = made[0].results["prepared"]
+    assert not entry["base"] and abs(entry["losses"][0] - np.log(2)) < 0.3 and entry["losses"][-1] < entry["losses"][0]
+    assert reading.read_header(tmp_path / "first/out" / entry["file"])["classifier.weight"].shape == (2, 16)
+    check = image_job(tiny, tmp_path / "check", model, "check", recipe=recipe)
+    assert len(checking.check(check, tmp_path / "check", lambda *words: None).results["losses"]) == 3
+    prepared = {"hue/11": tiny.put(tmp_path / "asked", tmp_path / "first/out" / entry["file"])}
+    stages = (("hue", None, "direct"), ("hue", 11, "prepared"))
+    more: dict[str, Any] = {"entrant": "fox", "stages": stages, "prepared": prepared, "recipe": recipe}
+    job = image_job(tiny, tmp_path / "asked", model, "evaluate", **more)
+    outcome = evaluation.evaluate(job, tmp_path / "asked", lambda *words: None)
+    truths = [row["target"] for row in pictures(13, seed=13)]
+    for entry in outcome.results["predictions"]:
+        table = tables.read(tmp_path / "asked/out" / entry["file"], tables.PREDICTIONS)
+        logs = np.array(table.column("loglikelihoods").to_pylist())
+        np.testing.assert_allclose(np.exp(logs).sum(axis=1), 1, atol=1e-6)
+    # What is light is told from what is dark after a few steps.
+    assert [TASK.choices[place] for place in logs.argmax(axis=1)] == truths
+
+
+@pytest.mark.parametrize("checkpoint", [3, 6, 10])
+def test_cut_off_it_goes_on_to_the_same_bytes(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: int
+) -> None:
+    """While a checkpoint is written: in the fit of the rate, near its end, and in that of the seed."""
+    from acclimate_runners import checkpoints, preparation
+
+    model = image_model(tiny, tmp_path / "model")
+    recipe = tiny.recipe(epochs=1, lr_grid=(1e-2,), max_length=193)
+    given = {"recipe": recipe, "stages": (("hue", 11),), "limits": replace(tiny.limits, checkpoint_seconds=0.0)}
+    whole, again = (image_job(tiny, tmp_path / name, model, "prepare", **given) for name in ("whole", "again"))
+    undisturbed = preparation.prepare(whole, tmp_path / "whole", lambda *words: None)
+    # As often as they are asked for, whatever share of the time they take.
+    monkeypatch.setattr(checkpoints, "_SHARE", 0)
+    plain, count = checkpoints.write_tensors, 0
+
+    def cut(*args: Any, **named: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == checkpoint:
+            raise KeyboardInterrupt
+        return plain(*args, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "write_tensors", cut)
+        with pytest.raises(KeyboardInterrupt):
+            preparation.prepare(again, tmp_path / "again", lambda *words: None)
+    (tmp_path / "again" / checkpoints.WRITTEN / "whole").rename(tmp_path / "again" / checkpoints.RESUME)
+    found = json.loads((tmp_path / "again" / checkpoints.RESUME / checkpoints.STATE).read_text("utf-8"))
+    assert found["step"] == checkpoint - 1
+    resumed = preparation.prepare(again, tmp_path / "again", lambda *words: None)
+    assert resumed.files == undisturbed.files and len(resumed.files) == 1
+
+
+def test_parts_of_a_batch_give_the_same_loss_and_recomputing_the_same_bytes(tiny: Any, tmp_path: Path) -> None:
+    from acclimate_runners import classifying, computing, preparation
+
+    computing.be_deterministic(1)
+    job = image_job(tiny, tmp_path, image_model(tiny, tmp_path / "model"), "check")
+    model, tokenizer = preparation.open_model(job, tmp_path)
+    data = preparation.pack_splits(job, tmp_path, job.tasks[0], model, tokenizer)
+    start = dict(classifying.begun(model, model.copy_weights(), TASK, seed=0))
+
+    def fitted(micro: int | None) -> Any:
+        model.set_weights(start)
+        recipe = tiny.recipe(max_length=193)
+        done = preparation.fit(model, data, recipe, lr=0.003, seed=12, stop_after=3, micro_batch=micro)
+        return done.losses, model.copy_weights()
+
+    made = {micro: fitted(micro) for micro in (None, 1, 2, 4)}
+    for losses, _ in made.values():
+        np.testing.assert_allclose(losses, made[None][0], atol=1e-5)
+    model.recompute()
+    losses, weights = fitted(2)
+    assert losses == made[2][0] and all(weights[name].equal(each) for name, each in made[2][1].items())
