@@ -31,7 +31,7 @@ from sqlalchemy import select
 
 from acclimate import __version__, database, garbage, locks, log, migrations, overlaps, postgres, table_files
 from acclimate.config import Settings
-from acclimate.files import sync_folder
+from acclimate.files import sync_folder, told
 from acclimate.installation import Installation
 from acclimate.service import release
 from acclimate.store import Store, Tx, log_entries, openings, results, rounds, stages, uploads
@@ -72,11 +72,11 @@ def write(
         What BACKUP.json holds, with `copied` (blobs that were new) and `lost` (blobs that are named, and neither stored nor in the backup).
 
     Raises:
-        Refusal: backup_invalid, where the folder holds something else; other_installation, busy, no_space, blobs_unreachable,
-            database_unreachable.
+        Refusal: backup_invalid, where the folder holds something else; other_installation, busy, no_space, file_unreadable,
+            blobs_unreachable, database_unreachable.
     """
     overlaps.refuse_backup(to, settings)
-    with _held(to, found) as before:
+    with told(to), _held(to, found) as before:
         # 1
         notes = _notes(store.blobs) if wanted.blobs else {}
         made, manifest, required = _tables(store, found, to, progress)
@@ -208,7 +208,11 @@ def _held(to: Path, found: Installation) -> Iterator[dict[str, Any] | None]:
         to.mkdir(parents=True, exist_ok=True, mode=0o700)
         held = locks.take(to / "LOCK")
     if held is None:
-        raise Refusal("busy", f"another process makes a backup in {to}", hint="wait for it, or name another folder")
+        raise Refusal(
+            "busy",
+            f"another process makes a backup in {to}, or restores it",
+            hint="wait for it, or name another folder",
+        )
     with held:
         before = read(to) if (to / MANIFEST).exists() else None
         here = before["installation"]["id"] if before is not None else FolderBlobs(to / "blobs").marker()

@@ -119,6 +119,20 @@ def failed(path: Path, error: OSError) -> Refusal:
 
 
 @contextlib.contextmanager
+def told(place: Path) -> Iterator[None]:
+    """Turn what the operating system says while a place is read or written into a refusal that names the file, else the place.
+
+    Raises:
+        Refusal: no_space, file_unreadable.
+    """
+    try:
+        yield
+    except OSError as error:
+        name = error.filename if isinstance(error.filename, str) else str(place)
+        raise failed(Path(name), error) from error
+
+
+@contextlib.contextmanager
 def _draft(path: Path, data: bytes, *, mode: int) -> Iterator[Path]:
     """A file beside `path` that holds the data, on the disk; what still has its name at the end is removed.
 

@@ -45,6 +45,19 @@ def take(path: Path) -> IO[str] | None:
     return file
 
 
+def share(path: Path) -> IO[str] | None:
+    """Hold a lock beside others who only read, for as long as the file that comes back is open; None where another process holds it alone.
+
+    Raises:
+        OSError: where the file is not there, or can't be read.
+    """
+    file = path.open("r", encoding="ascii", errors="replace")
+    if not _locked(file, fcntl.LOCK_SH):
+        file.close()
+        return None
+    return file
+
+
 def holder(path: Path) -> str:
     """Who holds a lock: "process 123", or "another process" where it doesn't say; empty where nobody does, as far as can be seen."""
     with contextlib.suppress(OSError), path.open("r", encoding="ascii", errors="replace") as file:

@@ -13,7 +13,7 @@ import base64
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,10 @@ from acclimate import (
     backups,
     config,
     database,
+    files,
     garbage,
     installation,
+    locks,
     log,
     migrations,
     overlaps,
@@ -84,10 +86,30 @@ def restore(folder: Path, settings: Settings, *, progress: Progress) -> dict[str
         the database names and that are not there; None where the backup is without blobs and none are at their place.
 
     Raises:
-        Refusal: backup_invalid, data_version, other_installation, config_invalid, busy, no_space, blobs_unreachable, database_unreachable.
+        Refusal: backup_invalid, data_version, other_installation, config_invalid, busy, no_space, file_unreadable, blobs_unreachable,
+            database_unreachable.
     """
-    # 1
     overlaps.refuse_restore(folder, settings)
+    with files.told(settings.data), _steady(folder):
+        return _restored(folder, settings, progress)
+
+
+@contextlib.contextmanager
+def _steady(folder: Path) -> Iterator[None]:
+    """No backup is brought up to date while it is read; where nobody can write, nothing needs to be held."""
+    held = None
+    with contextlib.suppress(OSError):
+        if (held := locks.share(folder / "LOCK")) is None:
+            raise Refusal("busy", f"another process makes a backup in {folder}", hint="wait for it, then again")
+    try:
+        yield
+    finally:
+        if held is not None:
+            held.close()
+
+
+def _restored(folder: Path, settings: Settings, progress: Progress) -> dict[str, Any]:
+    # 1
     manifest = _verified(folder, settings, progress)
     # 2
     begun = _check_folder(settings, manifest)
@@ -96,7 +118,8 @@ def restore(folder: Path, settings: Settings, *, progress: Progress) -> dict[str
     _check_blobs(place, settings, manifest)
     with space(settings.data / UNDER_WAY):
         settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (settings.data / UNDER_WAY).write_text(manifest["digest"])
+        # Whole or not at all: half of it on a full disk would be nobody's, and the same command would not go on.
+        files.write(settings.data / UNDER_WAY, manifest["digest"].encode())
     config.claim(settings)
     with config.lock(settings, "upgrade"):
         # 3
@@ -291,20 +314,20 @@ def _blobs(folder: Path, manifest: Mapping[str, Any], place: Blobs, progress: Pr
 
 
 def _filled(connection: Connection, folder: Path, manifest: Mapping[str, Any], progress: Progress) -> None:
-    metadata, files, tree = table_files.tables(connection), manifest["tables"], log.Tree()
-    if set(metadata.tables) != set(files):
-        odd = ", ".join(sorted(set(metadata.tables) ^ set(files)))
+    metadata, told, tree = table_files.tables(connection), manifest["tables"], log.Tree()
+    if set(metadata.tables) != set(told):
+        odd = ", ".join(sorted(set(metadata.tables) ^ set(told)))
         raise _damaged(folder, [f"schema {manifest['schema']} and the backup differ in the tables {odd}"])
     for done, table in enumerate(metadata.sorted_tables):
-        progress(done, len(files), table.name)
+        progress(done, len(told), table.name)
         try:
-            columns = table_files.fill(connection, table, folder / files[table.name]["file"])
+            columns = table_files.fill(connection, table, folder / told[table.name]["file"])
         except (ValueError, KeyError, TypeError, IntegrityError) as error:
             raise _damaged(folder, [f"table {table.name} can't be put into the database: {error}"]) from error
         tally = table_files.Tally()
         for line in table_files.lines(connection, table, columns=columns, tree=tree):
             tally.add(line)
-        if tally.result().digest != files[table.name]["digest"]:
+        if tally.result().digest != told[table.name]["digest"]:
             raise _damaged(folder, [f"table {table.name} reads otherwise in the database than it was written"])
     if len(tree) != manifest["log"]["size"] or base64.b64encode(tree.root()).decode() != manifest["log"]["root"]:
         raise _damaged(folder, ["the log's root is not that of its entries"])

@@ -9,7 +9,6 @@ import pytest
 from backed_up import back_up, contents, refused, restore, target
 
 from acclimate import backups, config, locks
-from acclimate_competitions.errors import Refusal
 
 
 @pytest.fixture
@@ -152,9 +151,3 @@ def test_the_commands_refuse_it_with_what_to_do(whole, tmp_path, acclimate):
     assert (
         backups.damage(tmp_path / "backup", backups.read(tmp_path / "backup"), blobs=True, progress=lambda *_: 0) == []
     )
-
-
-def test_links_in_a_circle_are_told_and_not_followed(whole, tmp_path):
-    (tmp_path / "circle").symlink_to(tmp_path / "circle")
-    with pytest.raises((Refusal, OSError)):
-        back_up(whole, tmp_path / "circle" / "backup")
