@@ -216,7 +216,8 @@ class Network:
         """What a model of images makes of each, [rows, width]; inputs: [rows, height * width * channels] numbers from 0 to 255."""
         size, channels = self.facts.config["image_size"], self.facts.config["num_channels"]
         pixels = inputs.view(-1, size, size, channels).permute(0, 3, 1, 2).float()
-        hidden: Tensor = self.model.base_model(pixel_values=(pixels / 255 - 0.5) / 0.5).last_hidden_state
+        given = ((pixels / 255 - 0.5) / 0.5).to(self.device)
+        hidden: Tensor = self.model.base_model(pixel_values=given).last_hidden_state
         self.on_batch()
         return hidden[:, 0]
 
