@@ -4,6 +4,8 @@ A correction says all that is to be judged otherwise than the definition and the
 follows from the predictions, the holdout and its own correction alone. Nothing is prepared or evaluated again; predictions stay what they are.
 """
 
+import base64
+import binascii
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from acclimate_competitions.metrics import METRICS
 if TYPE_CHECKING:
     import pyarrow as pa
 
+NONCE_BYTES = 32
+"""Bytes of a nonce, as of a submission's."""
 _KEYS = frozenset({"v", "metrics", "targets", "void", "nonce"})
 
 
@@ -28,7 +32,7 @@ class Correction:
         targets: task -> example -> the right target.
         void: task -> examples that count for nobody.
         metrics: task -> the metric in the place of the definition's.
-        nonce: text that nobody guesses, so that the digest tells nothing of a private holdout's targets.
+        nonce: base64 of 32 random bytes, which nobody guesses, so that the digest tells nothing of a private holdout's targets.
     """
 
     targets: Mapping[str, Mapping[str, str]]
@@ -97,8 +101,8 @@ def parse(document: object) -> Correction:
         problems.append("void must be {task: [example]}")
     if not _of(changed, str) or not set(changed.values()) <= set(METRICS):
         problems.append(f"metrics must be {{task: one of {', '.join(METRICS)}}}")
-    if not isinstance(nonce, str):
-        problems.append("nonce must be text")
+    if not _is_nonce(nonce):
+        problems.append("nonce must be the base64 of 32 random bytes")
     if problems:
         raise _invalid(problems)
     return Correction(targets, {task: tuple(each) for task, each in void.items()}, changed, nonce)
@@ -176,6 +180,15 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dic
 
 def _of(value: object, kind: type) -> bool:
     return isinstance(value, dict) and all(isinstance(each, kind) for each in value.values())
+
+
+def _is_nonce(value: object) -> bool:
+    """Whether it is base64 of 32 bytes, in the one spelling that has: of a shorter one, whoever guesses the targets could try all."""
+    try:
+        raw = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
+    except (binascii.Error, ValueError):  # ValueError: characters beyond ASCII
+        return False
+    return len(raw) == NONCE_BYTES and base64.b64encode(raw).decode() == value
 
 
 def _invalid(problems: list[str]) -> Refusal:

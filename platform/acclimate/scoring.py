@@ -30,6 +30,9 @@ KEPT = 256 << 20
 """Bytes of opened tables that are kept for the evaluations to come."""
 FRESH = 600.0
 """Seconds after which scores that could not be committed are looked for again: nothing names them yet."""
+_UNUSABLE = frozenset({"file_unreadable", "scores_invalid"})
+"""Codes of predictions that can't be read or scored, however often it is tried: their bytes are the ones that came back."""
+_LONGEST_REASON = 500
 _Made = Sequence[dict[str, Any]] | Exception
 """A result of each stage, or what came in between."""
 
@@ -154,7 +157,7 @@ def evaluations(
         alive: called before each stage; may refuse.
 
     Raises:
-        Refusal: job_failed for an outcome that does not answer the assignment; scores_invalid; blob_unknown, no_space, …
+        Refusal: job_failed for an outcome that does not answer the assignment; blob_unknown, no_space, …
     """
     import pyarrow as pa
 
@@ -167,8 +170,17 @@ def evaluations(
         assert stage.task is not None
         holdout = truth(stage.task)
         entry, predictions = _predictions(blobs, assignment, stage, outcome=outcome, given=given, holdout=holdout)
-        table = table_blobs.read(blobs, predictions, tables.PREDICTIONS)
-        scored.append(score(assignment, stage, table, holdout=holdout, competition=asked.competition))
+        judged = partial(score, assignment, stage, holdout=holdout, competition=asked.competition)
+        try:
+            scored.append(judged(table_blobs.read(blobs, predictions, tables.PREDICTIONS)))
+        except Refusal as refusal:
+            if refusal.code not in _UNUSABLE or outcome.status == "refused":
+                raise
+            # What a model makes of its own inputs must hold up nobody else: its examples stay unscored, as those of a refused one.
+            reason = f"its predictions can't be used: {refusal.sentence}"[:_LONGEST_REASON]
+            nothing = unpredicted(assignment.entrant, stage, holdout)
+            entry, predictions = _failed(reason, holdout), table_blobs.keep(blobs, nothing)
+            scored.append(judged(nothing))
         made.append({**entry, "predictions": predictions})
     # What takes the time is the disk's answer that it has a table: one for all of them.
     scores = table_blobs.keep(blobs, pa.concat_tables(scored).combine_chunks())
@@ -189,12 +201,17 @@ def _predictions(
     if outcome.status == "refused":
         # The model was fit to be prepared and is not to be evaluated: unknown is not zero, its examples stay unscored.
         predictions = table_blobs.keep(blobs, unpredicted(assignment.entrant, stage, holdout))
-        return {"count": holdout.num_rows, "failed": {"reason": outcome.reason}}, predictions
+        return _failed(outcome.reason, holdout), predictions
     found = given.get((stage.task or "", stage.seed, stage.protocol or ""))
     if found is None:
         raise Refusal("job_failed", f"the outcome has no predictions for {stage.task}, {stage.protocol}")
     entry = commits.finite(found)
     return entry, outcome.files[entry["file"]]
+
+
+def _failed(reason: str, holdout: "pa.Table") -> dict[str, Any]:
+    """What a result says of a stage that came to nothing, with the public reason."""
+    return {"count": holdout.num_rows, "failed": {"reason": reason}}
 
 
 def score(
@@ -203,14 +220,16 @@ def score(
     """The scores of one stage's predictions.
 
     Raises:
-        Refusal: scores_invalid, where they are another entrant's or stage's than asked for.
+        Refusal: scores_invalid, where they are another entrant's or stage's than asked for, or not of each example.
     """
     from acclimate_competitions import metrics
 
     wanted = {"entrant": assignment.entrant, "protocol": stage.protocol, "task": stage.task, "seed": stage.seed}
     found = {name: predictions.column(name).unique().to_pylist() for name in wanted}
     if found != {name: [value] for name, value in wanted.items()}:
-        raise Refusal("scores_invalid", f"predictions are of {found}, asked for was {wanted}")
+        raise Refusal("scores_invalid", f"predictions are of {str(found)[:200]}, asked for was {wanted}")
+    if predictions.num_rows != holdout.num_rows:
+        raise Refusal("scores_invalid", f"{predictions.num_rows} predictions, asked for were {holdout.num_rows}")
     (task,) = (task for task in competition.tasks if task.name == stage.task)
     return metrics.score_predictions(predictions, holdout, task, cluster=competition.ranking.cluster)
 

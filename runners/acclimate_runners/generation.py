@@ -2,7 +2,8 @@
 
 The prompts of a batch are padded on the left, keys and values are kept, and the largest logit is the next token, the first of equal ones. In which batch
 a prompt is read follows from the prompts' tokens alone, not from their order, and equal prompts are read once. A text ends before the first stop
-string in what its tokens decode to, wherever tokens begin and end, or at the model's own end-of-text token.
+string in what its tokens decode to, wherever tokens begin and end, or at the model's own end-of-text token; and at the latest where it has the bytes
+that a text may have (`most_bytes`): how long a token's text is, is the entrant's to say, and a table of predictions must stay one that can be read.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,21 @@ from acclimate_runners.network import Network
 
 _TOKENS_MORE = 4
 """Tokens looked at behind as many as a stop string has bytes: special ones decode to nothing."""
+BYTES_A_TOKEN, LEAST_BYTES = 64, 1024
+"""Bytes that a text may have for each token that it may have, and bytes that any text may have: real texts have about four a token."""
+TABLE_BYTES = 256 << 20
+"""Bytes that all texts of a table may have: with its other columns that is less than what any reader takes (bounds.LEAST)."""
+
+
+def most_bytes(task: Task, rows: int) -> int:
+    """Bytes of UTF-8 that the text of each of so many rows may have. It follows from the task and the holdout alone."""
+    return min(max(LEAST_BYTES, BYTES_A_TOKEN * task.max_tokens), TABLE_BYTES // max(1, rows))
+
+
+def shortened(text: str, most: int) -> str:
+    """A text's longest beginning of at most so many bytes of UTF-8 that splits no character."""
+    raw = text.encode()
+    return text if len(raw) <= most else raw[:most].decode("utf-8", "ignore")
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
@@ -36,6 +52,7 @@ def generate(model: Network, tokenizer: Any, task: Task, prompts: Sequence[Seque
     model.model.eval()
     distinct = sorted({tuple(prompt) for prompt in prompts}, key=lambda prompt: (len(prompt), prompt))
     lengths = np.array([len(prompt) + task.max_tokens for prompt in distinct], dtype=np.int64)
+    most = most_bytes(task, len(prompts))
     found: dict[tuple[int, ...], str | None] = {}
     for part in packing.batches(lengths):
         batch = [distinct[place] for place in part.tolist()]
@@ -43,7 +60,7 @@ def generate(model: Network, tokenizer: Any, task: Task, prompts: Sequence[Seque
             written = _Batch(model, batch).write(tokenizer, task)
         for prompt, ids in zip(batch, written, strict=True):
             text = None if ids is None else tokenizer.decode(ids, skip_special_tokens=True)
-            found[prompt] = None if text is None else cut(text, task.stop)
+            found[prompt] = None if text is None else shortened(cut(text, task.stop), most)
     return [found[tuple(prompt)] for prompt in prompts]
 
 

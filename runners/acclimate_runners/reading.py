@@ -37,6 +37,10 @@ _VALUES = 2_400_000
 it is in the file. One with half a million merges, written as pairs, has 2.1 million."""
 _HEADER_VALUES = 600_000
 """As many in what has at most 4 MiB: a tensor has thirteen, in a hundred bytes."""
+_ENTRY_BYTES = 2048
+"""Bytes of UTF-8 that one token may be written with; the longest of public tokenizers, rows of blanks, have a few hundred."""
+_GROWTH = 64
+"""How many times longer the replacements of a normalizer, or of a decoder, may make a text; that of a blank by ▁ makes it three times."""
 _SHOWN = 12
 
 
@@ -268,6 +272,48 @@ def _tokenizer(path: Path, config: Mapping[str, Any] | None, fixed: str | None, 
         problems.append(
             f"tokenizer.json: token {max(numbers)} is outside the model's vocabulary of {config['vocab_size']}"
         )
+    problems += [f"tokenizer.json: {found}" for found in _too_long(value, vocabulary, added)]
+
+
+def _too_long(tokenizer: Mapping[str, Any], vocabulary: Any, added: Any) -> list[str]:
+    """What makes a text of a few tokens so long that nobody could store or read it."""
+    # A Unigram vocabulary is a list of [text, score].
+    written = (
+        list(vocabulary) if isinstance(vocabulary, dict) else [e[0] for e in vocabulary if isinstance(e, list) and e]
+    )
+    more = added if isinstance(added, list) else []
+    written += [token.get("content") for token in more if isinstance(token, dict)]
+    found, longest = [], max((_bytes(text) for text in written), default=0)
+    if longest > _ENTRY_BYTES:
+        found.append(f"a token is {longest} bytes long, at most {_ENTRY_BYTES} are allowed")
+    for part in ("normalizer", "decoder"):
+        growth = math.prod(_growths(tokenizer.get(part)))
+        if growth > _GROWTH:
+            found.append(
+                f"its {part}'s replacements make a text up to {growth:.3g} times longer, allowed are {_GROWTH}"
+            )
+    return found
+
+
+def _growths(part: Any) -> Iterable[float]:
+    """How many times longer each replacement of a normalizer or decoder can make a text."""
+    if isinstance(part, list):
+        for each in part:
+            yield from _growths(each)
+    elif isinstance(part, dict):
+        if part.get("type") == "Replace":
+            pattern, content = part.get("pattern"), _bytes(part.get("content"))
+            plain = _bytes(pattern.get("String")) if isinstance(pattern, dict) else 0
+            # A regular expression may match nothing at all, before each byte.
+            yield max(1.0, content / plain) if plain else 1.0 + content
+        for each in part.values():
+            if isinstance(each, dict | list):
+                yield from _growths(each)
+
+
+def _bytes(text: Any) -> int:
+    """Bytes of a text in UTF-8; JSON may hold halves of characters."""
+    return len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else 0
 
 
 def _weights(given: Mapping[str, Path], problems: list[str]) -> dict[str, Tensor] | None:

@@ -1,5 +1,6 @@
 """A made round (rounds_made.py) whose ranking was revised: the second version is computed by a third hand, with none of the code that judges again."""
 
+import base64
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def play(folder: Path) -> Revised:
     names, targets = table["example"].to_pylist(), table["target"].to_pylist()
     targets[0] = next(choice for choice in rounds_made.TASKS["tint"] if choice != targets[0])
     correction = {"v": 1, "metrics": {}, "targets": {"tint": {names[0]: targets[0]}}, "void": {"tint": [names[1]]}}
-    correction |= {"nonce": "n"}
+    correction |= {"nonce": base64.b64encode(b"n" * 32).decode()}
     wrong = table.set_column(2, "target", pa.array(targets))
     made.holdout["tint"] = wrong.filter(pa.array([name != names[1] for name in names]))
     for name, found in predictions.items():

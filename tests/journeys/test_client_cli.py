@@ -27,7 +27,7 @@ NOW = datetime(2027, 3, 1, 12, tzinfo=UTC)
 
 
 def test_a_problem_that_the_sentence_has_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
-    document = {"v": 1, "metrics": {"digit": "none"}, "targets": 1, "void": 2, "nonce": "x"}
+    document = {"v": 1, "metrics": {"digit": "none"}, "targets": 1, "void": 2, "nonce": ""}
     for count, wrong in ((3, document), (1, {**document, "targets": {}, "void": {}})):
         with pytest.raises(Refusal) as caught:
             corrections.parse(wrong)

@@ -147,6 +147,37 @@ def no_unknown_word(folder: Path) -> None:
     tokenizer(folder, change)
 
 
+def long_token(folder: Path) -> None:
+    def change(value: dict[str, Any]) -> None:
+        value["model"]["vocab"] = {"x" * 4096 if w == "blue" else w: n for w, n in value["model"]["vocab"].items()}
+
+    tokenizer(folder, change)
+
+
+def long_added_token(folder: Path) -> None:
+    def change(value: dict[str, Any]) -> None:
+        value["added_tokens"][0]["content"] = "\u00e9" * 1025
+
+    tokenizer(folder, change)
+
+
+def growing(folder: Path) -> None:
+    """Each replacement doubles a text; together they make a petabyte of a letter."""
+
+    def change(value: dict[str, Any]) -> None:
+        twice = {"type": "Replace", "pattern": {"String": "r"}, "content": "rr"}
+        value["decoder"] = {"type": "Sequence", "decoders": [twice] * 50}
+
+    tokenizer(folder, change)
+
+
+def growing_by_pattern(folder: Path) -> None:
+    def change(value: dict[str, Any]) -> None:
+        value["normalizer"] = {"type": "Replace", "pattern": {"Regex": ""}, "content": "m" * 100}
+
+    tokenizer(folder, change)
+
+
 def not_a_number(folder: Path) -> None:
     def change(found: dict[str, Any]) -> dict[str, Any]:
         found["model.norm.weight"][0] = np.nan
@@ -201,6 +232,10 @@ REFUSED = [
     (foreign_tokenizer, "token 4999 is outside the model's vocabulary of"),
     (gap_in_the_vocabulary, f"token {len(tiny.WORDS) + 40} is outside the model's vocabulary of"),
     (swallowing, "gives no token for the answer 'red' of task tint"),
+    (long_token, "a token is 4096 bytes long, at most 2048 are allowed"),
+    (long_added_token, "a token is 2050 bytes long, at most 2048 are allowed"),
+    (growing, "its decoder's replacements make a text up to 1.13e+15 times longer, allowed are 64"),
+    (growing_by_pattern, "its normalizer's replacements make a text up to 101 times longer, allowed are 64"),
     (not_a_number, "'model.norm.weight' holds NaN or infinity"),
     (without_end, "'model.norm.weight' holds NaN or infinity"),
     (short, "the model reads at most 6 tokens, the recipe has sequences of 7"),

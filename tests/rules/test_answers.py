@@ -155,7 +155,7 @@ def test_corrections_know_the_kinds_of_tasks():
         "metrics": {"sum": "token_f1"},
         "targets": {"sum": {"1": "4"}},
         "void": {"read": ["0"]},
-        "nonce": "x",
+        "nonce": "eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHg=",
     }
     correction = corrections.parse(right)
     corrections.check(correction, Competition(), holdout)

@@ -1,5 +1,7 @@
 """Corrections of a round's results: what they must be, what they make of a holdout, and whom two rankings tell differently."""
 
+import base64
+
 import pyarrow as pa
 import pytest
 import tiny
@@ -7,6 +9,7 @@ import tiny
 from acclimate_competitions import corrections, definition
 from acclimate_competitions.errors import Refusal
 
+NONCE = base64.b64encode(b"n" * 32).decode()
 COMPETITION = definition.parse(tiny.DEFINITION.encode())
 ROWS = pa.table(
     {"example": ["a", "b", "c"], "input": ["m1", "m2", "m3"], "target": ["red", "blue", "green"], "cluster": ["x"] * 3}
@@ -15,7 +18,7 @@ HOLDOUT = {"tint": ROWS, "size": ROWS.set_column(2, "target", pa.array(["small",
 
 
 def document(**given: object) -> dict:
-    return {"v": 1, "metrics": {}, "targets": {}, "void": {}, "nonce": "n", **given}
+    return {"v": 1, "metrics": {}, "targets": {}, "void": {}, "nonce": NONCE, **given}
 
 
 def test_a_correction_is_what_was_parsed_and_says_how_rows_are_judged() -> None:
@@ -50,6 +53,14 @@ def test_a_correction_is_what_was_parsed_and_says_how_rows_are_judged() -> None:
         document(metrics={"tint": "guess"}),
         document(metrics="nll"),
         document(nonce=None),
+        document(nonce=""),
+        document(nonce="n"),
+        document(nonce="n" * 44),
+        document(nonce=base64.b64encode(b"n" * 31).decode()),
+        document(nonce=base64.b64encode(b"n" * 33).decode()),
+        document(nonce=NONCE[:-2] + "5="),
+        document(nonce="\u00e9" * 44),
+        document(nonce="\ud800" * 44),
     ],
 )
 def test_what_is_no_correction_is_refused(given: object) -> None:

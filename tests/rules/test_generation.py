@@ -264,3 +264,26 @@ def test_a_round_s_job_writes_texts_and_reads_whole_ones(tiny: Any, tmp_path: Pa
     texts, read = (tables.read(folder / "out" / e["file"], tables.PREDICTIONS) for e in outcome.results["predictions"])
     assert texts["text"].null_count == 0 and texts["loglikelihoods"].null_count == 6
     assert read["text"].null_count == 6 and [len(v) for v in read["loglikelihoods"].to_pylist()] == [1] * 6
+
+
+def test_texts_end_where_they_have_their_bytes_and_a_table_of_them_can_be_read(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from acclimate_competitions import bounds
+    from acclimate_runners import generation
+
+    assert generation.most_bytes(WRITE, 1) == generation.LEAST_BYTES
+    long = dataclasses.replace(WRITE, max_tokens=160)
+    assert generation.most_bytes(long, 1000) == 160 * generation.BYTES_A_TOKEN
+    for rows in (1, 1000, 10**6, 10**7):
+        assert rows * generation.most_bytes(long, rows) <= generation.TABLE_BYTES <= bounds.LEAST // 2
+    assert [generation.shortened("a\u00e9b", most) for most in range(5)] == ["", "a", "a", "a\u00e9", "a\u00e9b"]
+    folder = tiny.model(tmp_path / "model")
+    tokenizer, rows = packing.load_tokenizer(folder / "tokenizer.json"), letters(6)
+    task = dataclasses.replace(WRITE, stop=("~",))
+    model, prompts = loaded(folder, 16), packing.begun(tokenizer, task, rows)
+    whole = generation.generate(model, tokenizer, task, prompts)
+    monkeypatch.setattr(generation, "LEAST_BYTES", 3)
+    monkeypatch.setattr(generation, "BYTES_A_TOKEN", 0)
+    short = generation.generate(model, tokenizer, task, prompts)
+    assert short == [text and text[:3] for text in whole] != whole

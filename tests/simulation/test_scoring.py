@@ -1,10 +1,12 @@
 """What lies between an evaluation's end and its record: scoring beside the leader's step, and a commit together with others."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import worlds
 from sqlalchemy import select
@@ -13,6 +15,7 @@ from worlds import Beginning, World
 from acclimate import commits, scoring
 from acclimate import stages as lifecycle
 from acclimate.store import stages, submissions
+from acclimate_competitions import bounds
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase
 from acclimate_runners.blobs import FolderBlobs
@@ -129,3 +132,45 @@ def test_scores_that_were_collected_as_garbage_before_their_commit_are_made_agai
         world.clock.forward(seconds=1)
     world.check()
     assert world.ranking() == undisturbed
+
+
+def enlarged(table: pa.Table) -> pa.Table:
+    """Texts as a tokenizer with one very long token makes them: they compress well, and no reader takes them."""
+    text = "x" * ((bounds.LEAST // table.num_rows) + 1)
+    return table.set_column(table.schema.names.index("text"), "text", pa.array([text] * table.num_rows))
+
+
+SPOILT: dict[str, Callable[[pa.Table], pa.Table | None]] = {
+    "its rows take": enlarged,
+    "columns": lambda table: table.drop_columns(["text"]),
+    "predictions, asked for were": lambda table: table.slice(1),
+    "predictions are of": lambda table: table.set_column(0, "entrant", pa.array(["team-0"] * table.num_rows)),
+    "has two predictions": lambda table: table.take([0, *range(table.num_rows - 1)]),
+    "Parquet magic bytes": lambda table: None,
+}
+
+
+@pytest.mark.parametrize("said", SPOILT)
+def test_predictions_that_nobody_can_read_are_their_entrants_outcome_and_the_round_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    predicted = worlds._predicted
+
+    def spoiling(job: Any, blobs: Any, files: dict[str, str]) -> dict[str, Any]:
+        found = predicted(job, blobs, files)
+        if job.entrant == "team-1":
+            for name in files:
+                sink, table = pa.BufferOutputStream(), SPOILT[said](worlds.table_of(blobs, files[name]))
+                if table is not None:
+                    pq.write_table(table, sink, compression="zstd")
+                files[name] = blobs.put_bytes(sink.getvalue().to_pybytes() if table is not None else b"no table at all")
+        return found
+
+    monkeypatch.setattr(worlds, "_predicted", spoiling)
+    world.finish()
+    world.check()
+    assert evaluations(world) == {"team-0": {"committed"}, "team-1": {"failed"}, "team-2": {"committed"}}
+    with world.store.snapshot() as tx:
+        query = select(stages.c.reason).where(stages.c.state == "failed")
+        reasons = set(tx.execute(query).scalars())
+    assert reasons and all(r.startswith("its predictions can't be used: ") and said in r for r in reasons), reasons

@@ -58,7 +58,7 @@ def correction_of(document: object, *, random: Callable[[int], bytes] = secrets.
             f"a correction has some of {', '.join(_OWN)}, and nothing else",
             hint='such as {"targets": {"digit": {"e17": "d4"}}, "void": {"digit": ["e99"]}}',
         )
-    nonce = base64.b64encode(random(32)).decode()
+    nonce = base64.b64encode(random(corrections.NONCE_BYTES)).decode()
     return corrections.parse({"v": 1, **_OWN, **document, "nonce": nonce})
 
 
