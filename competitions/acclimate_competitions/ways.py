@@ -9,7 +9,7 @@
         Undefined where some entrants never lose, or never win, against the others.
 
 Sources: Wiesenfarth et al., challengeR (the first two, and test_then_rank); Bradley & Terry, Rank Analysis of Incomplete Block Designs; Newman,
-Efficient Computation of Rankings from Pairwise Comparisons (its iteration); the win rate is that of HELM, where a set is a scenario.
+Efficient Computation of Rankings from Pairwise Comparisons; the win rate is that of HELM, where a set is a scenario.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from acclimate_competitions.items import Items
 from acclimate_competitions.scores import Floats
 
 WAYS = ("mean", "mean_rank", "win_rate", "test_then_rank", "bradley_terry")
-_CONVERGED, _ROUNDS = 1e-12, 100_000
+_CONVERGED, _ROUNDS, _LEAST_STEP, _TINY = 1e-9, 200, 1e-12, 1e-300
 
 
 @dataclass(frozen=True)
@@ -76,23 +76,51 @@ def ways(items: Items, *, lower_is_better: bool = False, level: float = 0.95) ->
 
 
 def bradley_terry(wins: Floats) -> Floats | None:
-    """Log-strengths, [m] with mean 0, of wins [m, m]: wins[i, j] is how often i beat j; None where no finite ones are the likeliest."""
+    """Log-strengths, [m] with mean 0, of wins [m, m]: wins[i, j] is how often i beat j; None where no finite ones are the likeliest.
+
+    They are finite where whoever is in one of two parts beat somebody in the other, however the entrants are parted (Ford, Solution of a Ranking
+    Problem from Binary Comparisons, 1957): where the graph of wins is strongly connected. Then the likelihood has one top, which Newton's
+    steps find; None, too, where rounding keeps them from it.
+    """
     from scipy.sparse.csgraph import connected_components
+    from scipy.special import expit
 
     m = len(wins)
     count, _ = connected_components(wins > 0, directed=True, connection="strong")
     if count > 1:
         return None
-    strength = np.ones(m)
-    for _ in range(_ROUNDS if m > 1 else 0):
-        before = strength.copy()
-        for i in range(m):  # one after the other: all at once they need not settle
-            both = strength[i] + strength
-            strength[i] = (wins[i] * strength / both).sum() / (wins[:, i] / both).sum()
-        strength /= np.exp(np.log(strength).mean())
-        if np.abs(np.log(strength / before)).max() < _CONVERGED:
-            break
-    return np.asarray(np.log(strength))
+    found = np.zeros(m)
+    for _ in range(_ROUNDS):
+        chances = expit(found[:, None] - found)
+        # As a difference of what is left over: wins less their expectation would cancel where one of them is almost certain.
+        gradient = (wins * chances.T - wins.T * chances).sum(axis=1)
+        weights = (wins + wins.T) * chances * chances.T
+        # Strengths are known up to a constant: the mean is held at 0.
+        step = np.linalg.solve(np.diag(weights.sum(axis=1)) - weights + max(weights.sum(), _TINY) / m**2, gradient)
+        step -= step.mean()
+        if np.abs(step).max() <= _CONVERGED:
+            return np.asarray(found + step)
+        after = _ascended(wins, found, step, slope=float(gradient @ step))
+        if after is None:
+            return None
+        found = after
+    return None
+
+
+def _ascended(wins: Floats, found: Floats, step: Floats, *, slope: float) -> Floats | None:
+    """A Newton step, halved until the likelihood grows by a part of what its slope promises; None where it no longer does."""
+    before, size = _likelihood(wins, found), 1.0
+    while size > _LEAST_STEP:
+        after = found + size * step
+        # Near the top the gain is below what the sum is rounded to.
+        if _likelihood(wins, after) >= before + 1e-4 * size * slope - 1e-13 * abs(before):
+            return after
+        size /= 2
+    return None
+
+
+def _likelihood(wins: Floats, strengths: Floats) -> float:
+    return -float((wins * np.logaddexp(0.0, strengths - strengths[:, None])).sum())
 
 
 def _wins(table: Floats) -> Floats:

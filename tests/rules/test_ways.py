@@ -104,3 +104,22 @@ def test_the_command_shows_them_and_says_what_is_left_out(tmp_path):
     assert "Bradley-Terry" in text and "a rank moves by" in text
     with pytest.raises(Refusal, match="by example"):
         acclimate.rank(path, score="score", se="score", ways=True)
+
+
+def test_strengths_are_found_where_they_exist_however_far_apart_and_else_there_are_none():
+    def hold(wins):
+        found = ways.bradley_terry(wins)
+        chances = 1 / (1 + np.exp(np.clip(found - found[:, None], -700, 700)))
+        assert np.abs((wins - (wins + wins.T) * chances).sum(axis=1)).max() < 1e-12 * wins.sum()
+        return found
+
+    # A long line in which each beats the next 999 times of 1000: strengths lie log(999) apart, where an iteration hardly moves.
+    line = np.diag(np.full(39, 999.0), 1) + np.diag(np.ones(39), -1)
+    assert -np.diff(hold(line)) == pytest.approx(np.full(39, np.log(999)), rel=1e-6)
+    # One who loses once in a trillion games has a strength; who never loses, or never meets the others, has none.
+    almost = np.array([[0, 1, 1], [1e-12, 0, 1], [1e-12, 1, 0]], dtype=float)
+    assert hold(almost)[0] == pytest.approx(2 / 3 * np.log(1e12), rel=1e-6)
+    almost[1:, 0] = 0
+    assert ways.bradley_terry(almost) is None
+    assert ways.bradley_terry(np.kron(np.eye(2), 1 - np.eye(2))) is None
+    assert ways.bradley_terry(np.zeros((1, 1))).tolist() == [0.0]
