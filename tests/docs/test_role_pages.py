@@ -15,16 +15,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import pytest
-import typer.main
+from pages_read import DOCS, ROOT, Block, blocks, command_lines, commands, exported, page, spoken
 
 from acclimate.api.access import ACCESS
-from acclimate.cli.main import app
 from acclimate.config import SETTINGS
 from acclimate.service import accounts
 from acclimate_competitions.errors import CODES
@@ -32,8 +30,6 @@ from acclimate_competitions.errors import CODES
 WITHIN = 240.0
 """Seconds that a process may take; not from waiting.py, as this file is also imported without its neighbours."""
 
-ROOT = Path(__file__).parent.parent.parent
-DOCS = ROOT / "docs"
 ROLES = ("organizers", "entrants", "custodians", "operators", "auditors")
 PLAYED = {
     "organizers": tuple(f"{number} " for number in (1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12)),
@@ -63,86 +59,6 @@ MUST_SHOW = {
     "auditors": ("round bundle", "verify", "receipt verify", "log mirror", "log check", "log keys", "audit keygen", "audit run", "audit status", "audit report"),
 }  # fmt: skip
 CLIENTS_OWN = {"ACCLIMATE_KEYS", "ACCLIMATE_SERVER", "ACCLIMATE_TOKEN", "ACCLIMATE_CONFIG"}
-
-
-# ---- reading pages -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block: under which heading it stands, how it is fenced, and what is in it."""
-
-    heading: str
-    language: str
-    text: str
-    line: int
-
-
-def page(name: str) -> str:
-    return (DOCS / f"{name}.md").read_text("utf-8")
-
-
-def blocks(name: str) -> list[Block]:
-    found: list[Block] = []
-    heading, fence, lines, began = "", None, [], 0
-    for number, line in enumerate(page(name).splitlines(), start=1):
-        if line.startswith("```"):
-            if fence is None:
-                fence, lines, began = line[3:].strip(), [], number
-            else:
-                found.append(Block(heading, fence, "\n".join(lines), began))
-                fence = None
-        elif fence is not None:
-            lines.append(line)
-        elif line.startswith("## "):
-            heading = line[3:]
-    assert fence is None, f"{name}.md: a block is not closed"
-    return found
-
-
-def exported(name: str) -> dict[str, str]:
-    """What the page tells a reader to fill in: variable -> the example's value."""
-    found: dict[str, str] = {}
-    for block in blocks(name):
-        if block.language == "sh":
-            for line in re.findall(r"^export (.*)$", block.text, re.MULTILINE):
-                found |= dict(re.findall(r"\b([A-Z][A-Z_]*)=([^\s$#]+)", line.partition(" #")[0]))
-    return found
-
-
-def command_lines(name: str) -> Iterator[str]:
-    """Each acclimate command line of a page's blocks, with its variables filled in."""
-    values = exported(name) | {"ROUND": "digits-2027-1", "receipt": "a.tlog-proof", "HOME": "/home/ada"}
-    for block in blocks(name):
-        if block.language not in ("sh", "console"):
-            continue
-        lines = re.sub(r"\\\n\s*", "", block.text).splitlines()
-        if block.language == "console":
-            lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
-        for line in lines:
-            text = re.sub(r"\$\{?([A-Za-z_]+)\}?", lambda m: values.get(m[1], m[0]), re.sub(r"\s#.*", "", line))
-            for part in re.split(r"&&|;|\$\(|\||\)$", text):
-                if found := re.search(r"(?:^|\s)acclimate (?!-)[^>]*", part.strip()):
-                    yield found[0].strip()
-
-
-def spoken(name: str) -> set[str]:
-    """All words after `acclimate` on a page, in blocks or in a sentence."""
-    return set(re.findall(r"\bacclimate ((?:[a-z][a-z-]*)(?: [a-z][a-z-]*)?)", page(name)))
-
-
-def commands() -> dict[str, object]:
-    found: dict[str, object] = {}
-
-    def walk(path: tuple[str, ...], command: object) -> None:
-        if inner := getattr(command, "commands", None):
-            for name, item in inner.items():
-                walk((*path, name), item)
-        if not inner or getattr(command, "invoke_without_command", False) and path:
-            found[" ".join(path)] = command
-
-    walk((), typer.main.get_command(app))
-    return found
 
 
 # ---- what a page says exists ---------------------------------------------------------------------------------------

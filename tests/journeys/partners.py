@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import live
+import pytest
 import uvicorn
 from waiting import WITHIN
 
@@ -17,6 +18,8 @@ from acclimate.config import Settings
 from acclimate.service import identity
 from acclimate.store import Store
 from acclimate.witness import Witness
+
+NAMES = ("w1.example.org", "w2.example.org", "w3.example.org")
 
 
 class Partner:
@@ -119,3 +122,9 @@ def trickling(port: int) -> Iterator[None]:
 
 def log_key(settings: Settings, store: Store) -> str:
     return identity.load(settings, store).vkey
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[list[Partner]]:
+    with partners(tmp_path / "witnesses", *NAMES) as made:
+        yield made
