@@ -25,7 +25,7 @@ from edits import Bytes, edited, written
 from acclimate import archive, custody, log, notes
 from acclimate.verify import files
 from acclimate.verify.report import Failed
-from acclimate_competitions import definition, digests, records, rounds
+from acclimate_competitions import corrections, definition, digests, records, rounds
 from acclimate_competitions.errors import Refusal
 
 SIGNER = log.Signer("log.example/acclimate", Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
@@ -150,6 +150,29 @@ def record(data: bytes) -> None:
         parsed = records.parse(raw)
         same(parsed.encode(), raw)
         records.verify(parsed)
+
+
+def correction(data: bytes) -> None:
+    """Corrections of rankings."""
+    given: object = None
+    if data[:1] and data[0] & 1:
+        given = edited(CORRECTION, Bytes(data[1:]))
+    else:
+        with contextlib.suppress(Refusal):
+            given = digests.parse_canonical(data[1:])
+    with contextlib.suppress(Refusal):
+        parsed = corrections.parse(given)
+        same(parsed.document(), given)
+        same(len(base64.b64decode(parsed.nonce)), corrections.NONCE_BYTES)
+
+
+CORRECTION = {
+    "v": 1,
+    "metrics": {"size": "nll"},
+    "targets": {"tint": {"a": "red"}},
+    "void": {"tint": ["b"]},
+    "nonce": base64.b64encode(bytes(32)).decode(),
+}
 
 
 def rules(data: bytes) -> None:
@@ -335,6 +358,9 @@ TARGETS: dict[str, Target] = {
     ),
     "records": Target(
         record, lambda: [*(b"\x00" + e for e in history()[0]), *(bytes([1, 0, i, 0, 2, 0, 9]) for i in range(60))], JSON_WORDS
+    ),
+    "corrections": Target(
+        correction, lambda: [b"\x00" + digests.canonical(CORRECTION), *(bytes([1, 0, i, 0, 9]) for i in range(30))], JSON_WORDS
     ),
     "rules": Target(rules, lambda: [bytes([0, i, 0, i, 0, 0, 0, i, 0, 3, 0, i]) for i in range(64)]),
     "shares": Target(
