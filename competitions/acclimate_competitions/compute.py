@@ -1,6 +1,6 @@
 """`[compute]`: what one attempt takes of a machine, and which machines may take it.
 
-None of it but `hardware` changes a result, so that nothing else of it is in a stage's key: a round whose pool grows goes on.
+None of it but `hardware` and `processes` changes a result, so that nothing else of it is in a stage's key: a round whose pool grows goes on.
 """
 
 import re
@@ -15,6 +15,7 @@ _LABEL_PART = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 LABEL_KEY = re.compile(rf"((?=[^/]{{1,253}}/){_LABEL_PART}(\.{_LABEL_PART})*/)?{LABEL_VALUE.pattern}")
 """As schedulers take it: Ray as Kubernetes bounds a prefix, too."""
 DEVICES = ("cpu", "cuda")
+MOST_PROCESSES = 64
 _LABEL_MEANING = (
     "at most 63 letters, digits, dots, hyphens and underscores, beginning and ending with a letter or digit"
 )
@@ -30,6 +31,7 @@ class Compute:
         gpus: GPUs that one attempt is given: whole ones, or a share of one.
         memory: bytes of main memory that one attempt sets aside; 0 for none.
         labels: label -> value that a machine must carry.
+        processes: that share each batch of one preparation on one machine; on GPUs each has one of its own.
     """
 
     hardware: str
@@ -39,6 +41,7 @@ class Compute:
     gpus: float = 0.0
     memory: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
+    processes: int = 1
 
     @property
     def device(self) -> str:
@@ -56,6 +59,7 @@ def read(table: Table) -> Compute:
         gpus=table.number("gpus", 0.0, below=100_000),
         memory=table.size("memory", 0, zero=True),
         labels=table.texts("labels", names=LABEL_KEY, values=LABEL_VALUE, form=_LABEL_MEANING),
+        processes=table.integer("processes", 1, least=1, most=MOST_PROCESSES),
     )
     for name, count in (("cpus", compute.cpus), ("gpus", compute.gpus)):
         # Schedulers count in small fixed steps; a finer share would be rounded where nobody sees it.
@@ -71,5 +75,11 @@ def read(table: Table) -> Compute:
         table.problem(
             "gpus", '= 0: hardware = "cuda" computes on a GPU, so that an attempt needs at least a share of one'
         )
+    if table.good("processes", "cpus") and compute.processes > max(1, compute.cpus):
+        table.problem("processes", f"= {compute.processes}: each needs a CPU, cpus is {compute.cpus:g}")
+    if table.good("processes", "gpus", "hardware") and compute.device == "cuda" and compute.gpus > 0:
+        needed = compute.gpus if compute.gpus > 1 else 1
+        if compute.processes != needed:
+            table.problem("processes", f"= {compute.processes}: each has a GPU of its own, gpus is {compute.gpus:g}")
     table.finish()
     return compute

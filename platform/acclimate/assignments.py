@@ -114,7 +114,7 @@ def stage_key(kind: str, state: Round, *, inputs: Iterable[str], params: Mapping
             "inputs": sorted(set(inputs)),
             "params": dict(params),
             "hardware": state.competition.compute.hardware,
-            "world_size": 1,
+            "world_size": state.competition.compute.processes,
             "determinism": mandated.determinism,
             "salt": state.id,
         }

@@ -111,6 +111,7 @@ def prepare(
         micro_batch=micro_batch,
         # The last resort then, and now.
         recompute=micro_batch == 1,
+        processes=state.competition.compute.processes,
     )
 
 

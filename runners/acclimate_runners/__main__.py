@@ -41,6 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         "--progress", type=int, help="file descriptor for progress lines (default: 3 where it is a pipe)"
     )
     parser.add_argument("--memory", type=int, default=0, help="limit on private memory in bytes (default: none)")
+    parser.add_argument("--rank-of", type=int, help="process id of the job's first process, which this is another of")
     given = parser.parse_args(arguments)
     if given.progress is not None and given.progress != _WORDS:
         os.dup2(given.progress, _WORDS)
@@ -51,6 +52,10 @@ def main(arguments: Sequence[str]) -> int:
         confined = isolation.confine(parent=given.parent, memory=given.memory)
         isolation.tell(words, asdict(confined))
         network = confined.network
+    if given.rank_of is not None:
+        # Already as confined as the first one, in whose group and namespace it is.
+        isolation.die_with(given.rank_of)
+        words = None
     folder = given.folder.resolve()
     job = jobs.from_json((folder / "job.json").read_text("utf-8"))
     try:

@@ -26,17 +26,20 @@ Not contained:
 import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import re
 import resource
 import selectors
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -51,6 +54,7 @@ _KILLED_WITHIN = 5.0
 _HEADROOM = 4 << 30
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 
 NO_MEMORY, NO_SPACE = 71, 74
 """Exit statuses of a child that was refused memory or space on the disk."""
@@ -281,7 +285,7 @@ class Child:
                     self.words += 1
 
     def _over_limit(self) -> Ended | None:
-        used, allowed = resident_bytes(self.pid), self._limits.memory
+        used, allowed = sum(map(resident_bytes, _family(self.pid))), self._limits.memory
         if used > allowed:
             reason = f"used {used / 2**30:.2f} GiB of memory, {allowed / 2**30:.2f} GiB are allowed"
             return Ended(reason, "out_of_memory")
@@ -346,6 +350,19 @@ def resident_bytes(pid: int) -> int:
     except (OSError, IndexError, ValueError):
         return 0
     return pages * resource.getpagesize()
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and all that it started."""
+    yield pid
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            started = path.read_text("ascii").split()
+        except OSError:
+            # The thread has just ended, or this kernel doesn't say.
+            continue
+        for child in started:
+            yield from _family(int(child))
 
 
 class OomKills:
@@ -443,6 +460,7 @@ def _leave_network() -> bool:
     if not hasattr(libc, "unshare"):
         return False
     if libc.unshare(_CLONE_NEWNET) == 0:
+        _loopback_up()
         return True
     user, group = os.geteuid(), os.getegid()
     if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
@@ -451,7 +469,15 @@ def _leave_network() -> bool:
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         with contextlib.suppress(OSError):
             Path(f"/proc/self/{name}").write_text(text, "ascii")
+    _loopback_up()
     return True
+
+
+def _loopback_up() -> None:
+    """Switch on the one interface of a new network namespace, over which the processes of one child talk: it leads nowhere else."""
+    request = struct.pack("16sh14x", b"lo", _IFF_UP)
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
 
 
 def _prctl(option: int, value: int) -> bool:

@@ -104,7 +104,7 @@ class PrepareJob:
         micro_batch: sequences that are read at once, at least 1; None for the recipe's global batch. The last bits of a result depend on it.
         recompute: whether a layer keeps only its inputs for the backward pass and is computed again in it (gradient checkpointing): less
             memory, more time, and the same bytes, so that no record says it.
-        processes: of a node, that share each batch (ranks.py). The last bits of a result depend on it; no round's job has more than one.
+        processes: of a node, that share each batch (ranks.py). The last bits of a result depend on it.
         nodes: 1; a job for more is refused.
         lr: the learning rate, where none is to be chosen; no round's job has one.
         max_steps: after which each fit ends early, for trying; no round's job has it.

@@ -103,7 +103,7 @@ def fit(
             optimizer.zero_grad()
             parts = packing.micro_batches(ranks.share(batch), size=micro_batch)
             loss = learn(model, rows, parts, recipe=recipe, batch=batch)
-            loss = ranks.added(loss, [weight.grad for weight in weights])
+            loss = ranks.added(loss, [weight.grad for weight in weights], rows=len(batch))
             # 3. Clip, and step at the schedule's learning rate.
             torch.nn.utils.clip_grad_norm_(weights, recipe.clip)
             optimizer.param_groups[0]["lr"] = learning_rate(step, total=total, peak=lr, schedule=recipe.schedule)

@@ -1,24 +1,31 @@
-"""Several processes of one node that share each batch of a preparation: `torchrun --standalone --nproc-per-node N -m acclimate_runners FOLDER`.
+"""Several processes of one node that share each batch of a preparation.
 
 Each holds the whole model and does all that the others do, but for the batch: it reads its own share, and the gradients are added up (data
 parallelism). Batch and step stay those of the recipe, so that the losses are those of one process but for the last bits; the bytes
-depend on the number of processes, which is the job's, and are equal again for the same number. The first writes; the others work
-in a folder of their own, which nobody reads. Gloo adds the gradients up, on CPUs. No runner starts more than one process for
-a job yet: a job for more is refused in its child, with the reason.
+depend on the number of processes, which is the job's, and are equal again for the same number. The child of a job is the first, and writes; it
+starts the others inside its own confinement: in its process group and network namespace, with its environment and limits. They work in
+folders of their own, which nobody reads. Gloo adds up what lies in main memory, NCCL what lies on GPUs, of which each process has one.
 """
 
+import contextlib
 import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor, distributed
 
 from acclimate_competitions.errors import Refusal
+from acclimate_runners import isolation
 from acclimate_runners.jobs import PrepareJob
 from acclimate_runners.packing import Integers
+
+_ENDED_WITHIN = 30.0
 
 
 @contextmanager
@@ -26,54 +33,101 @@ def joined(job: PrepareJob, folder: Path) -> Iterator[Path]:
     """The folder that this process works in, once all of the job's processes are there.
 
     Raises:
-        Refusal: request_invalid, where the job is for others than were started.
+        Refusal: request_invalid, where the job is for several nodes; no_space, where one of the processes ended for that reason.
+        MemoryError: one of the processes ended for want of memory.
     """
-    started = int(os.environ.get("WORLD_SIZE", "1"))
     if job.nodes != 1:
         raise Refusal(
             "request_invalid", f"the job is for {job.nodes} nodes: one entry is prepared on one node only, so far"
         )
-    if job.processes != started:
-        raise Refusal(
-            "request_invalid",
-            f"the job is for {job.processes} processes, {started} {'was' if started == 1 else 'were'} started",
-            hint=f"torchrun --standalone --nproc-per-node {job.processes} -m acclimate_runners FOLDER",
-        )
-    if started == 1:
+    if job.processes == 1:
         yield folder
         return
-    distributed.init_process_group("gloo")
-    try:
-        if distributed.get_rank() == 0:
+    with ExitStack() as stack:
+        first = "RANK" not in os.environ
+        meeting = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="acclimate-"))) / "met" if first else None
+        rank = int(os.environ.get("RANK", "0"))
+        if meeting is not None:
+            stack.enter_context(_others(folder, meeting, count=job.processes))
+        # They talk over the loopback interface, whatever other the machine has.
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        backend = "gloo" if job.device == "cpu" else f"cpu:gloo,{job.device}:nccl"
+        method = f"file://{meeting or os.environ['ACCLIMATE_MEETING']}"
+        distributed.init_process_group(backend, init_method=method, rank=rank, world_size=job.processes)
+        stack.callback(distributed.destroy_process_group)
+        if rank == 0:
             yield folder
             return
-        with tempfile.TemporaryDirectory(prefix="acclimate-") as own:
-            for name in ("inputs", "resume"):
-                (Path(own) / name).symlink_to(folder / name)
-            yield Path(own)
+        own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="acclimate-")))
+        for name in ("inputs", "resume"):
+            (own / name).symlink_to(folder / name)
+        yield own
+
+
+@contextmanager
+def _others(folder: Path, meeting: Path, *, count: int) -> Iterator[None]:
+    """All processes but the first: started, and gone afterwards."""
+    command = [sys.executable, "-P", "-m", "acclimate_runners", str(folder), "--rank-of", str(os.getpid())]
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(1, count):
+            environment = {**os.environ, **_named(rank, meeting)}
+            started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, cwd=folder))
+        yield
+        until = time.monotonic() + _ENDED_WITHIN
+        for process in started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+    except RuntimeError as error:
+        # What this one sees of another's end is a connection that closed.
+        _blame(started, error)
+        raise
     finally:
-        distributed.destroy_process_group()
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def _named(rank: int, meeting: Path) -> Mapping[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "ACCLIMATE_MEETING": str(meeting)}
+
+
+def _blame(started: Iterable["subprocess.Popen[bytes]"], error: RuntimeError) -> None:
+    until = time.monotonic() + _ENDED_WITHIN
+    for process in started:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, until - time.monotonic()))
+        if process.returncode == isolation.NO_MEMORY:
+            raise MemoryError(f"one of the processes had not enough memory: {error}") from error
+        if process.returncode == isolation.NO_SPACE:
+            raise Refusal("no_space", f"one of the processes had no space on the disk: {error}") from error
 
 
 def share(batch: Integers) -> Integers:
-    """This process's part of a batch.
-
-    Raises:
-        Refusal: request_invalid, where a process would have none.
-    """
-    if (count := _count()) == 1:
+    """This process's part of a batch; where the batch has fewer rows than there are processes, a row that `added` leaves out."""
+    if _count() == 1:
         return batch
-    if len(batch) < count:
-        raise Refusal("request_invalid", f"a batch of {len(batch)} sequences can't be shared by {count} processes")
-    return batch[distributed.get_rank() :: count]
+    own = batch[distributed.get_rank() :: _count()]
+    return own if len(own) else batch[:1]
 
 
-def added(number: float, gradients: Iterable[Tensor | None] = ()) -> float:
-    """The sum of all processes' numbers; gradients are summed in place."""
+def added(number: float, gradients: Iterable[Tensor | None] = (), *, rows: int | None = None) -> float:
+    """The sum of all processes' numbers; gradients are summed in place.
+
+    Args:
+        number: of this process's share.
+        gradients: of this process's share.
+        rows: of the batch that was shared; None where all have a part.
+    """
     if _count() == 1:
         return number
+    mine = [each for each in gradients if each is not None]
+    if rows is not None and distributed.get_rank() >= rows:
+        number = 0.0
+        for each in mine:
+            each.zero_()
     total = torch.tensor(number, dtype=torch.float64)
-    begun = [distributed.all_reduce(each, async_op=True) for each in gradients if each is not None]
+    begun = [distributed.all_reduce(each, async_op=True) for each in mine]
     distributed.all_reduce(total)
     for work in begun:
         work.wait()

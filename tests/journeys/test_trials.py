@@ -95,6 +95,29 @@ def test_one_seed_at_one_rate_for_some_steps(at_home: Path, tmp_path: Path) -> N
     assert short_fit["prepared"] != long_fit["prepared"]
 
 
+def test_the_processes_of_a_definition_share_each_batch(at_home: Path, tmp_path: Path) -> None:
+    shutil.copytree(at_home / "competition", tmp_path / "competition")
+    path = tmp_path / "competition/competition.toml"
+    path.write_text(path.read_text("utf-8").replace("[compute]\n", "[compute]\nprocesses = 2\ncpus = 2\n"), "utf-8")
+    how = {"task": "size", "lr": 0.01, "seed": 5, "max_steps": 3}
+    (one,), (two,) = (
+        acclimate.prepare(at_home / "model", folder, out=tmp_path / f"out-{name}", **how)["tasks"]["size"][
+            "seeds"
+        ].values()
+        for name, folder in (("one", at_home / "competition"), ("two", tmp_path / "competition"))
+    )
+    assert two["losses"] == pytest.approx(one["losses"], rel=1e-5) and len(two["losses"]) == 3
+
+
+def test_a_device_that_is_not_here_is_refused_before_anything_runs(at_home: Path, tmp_path: Path) -> None:
+    for device, words in (("cuda", "this machine shows no NVIDIA GPU"), ("tpu", "preparations run on cpu or cuda")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CUDA_VISIBLE_DEVICES", "")
+            with pytest.raises(Refusal, match=words) as caught:
+                acclimate.prepare(at_home / "model", at_home / "competition", out=tmp_path / device, device=device)
+        assert caught.value.code == "request_invalid" and not (tmp_path / device).exists()
+
+
 def with_adapters(folder: Path, to: Path) -> Path:
     """The same competition, whose recipe learns adapters."""
     shutil.copytree(folder, to)

@@ -5,8 +5,7 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from acclimate_runners import jobs
+from acclimate_runners import isolation, jobs
 from acclimate_runners.checkpoints import RESUME, STATE, WRITTEN
 
 
@@ -25,27 +24,30 @@ def job_in(tiny: Any, folder: Path, model: Path, **changes: Any) -> Any:
     return tiny.job(folder, model, "prepare", **values)
 
 
-def started(folder: Path, processes: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command = command if processes > 1 else [sys.executable]
-    command += ["-m", "acclimate_runners", str(folder)]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+def started(folder: Path, *, memory: int = 4 << 30) -> isolation.Child:
+    limits = jobs.Limits((), 0, 0, memory=memory, wall_seconds=280.0)
+    return isolation.spawn(folder, limits=limits, threads=1)
 
 
-def ran(folder: Path, processes: int) -> jobs.Outcome:
-    process = started(folder, processes)
-    said, _ = process.communicate(timeout=280)
-    assert process.returncode == 0, said
+def ran(folder: Path) -> jobs.Outcome:
+    ended = started(folder).supervise(threading.Event())
+    assert not ended.reason, (ended, (folder / "child.log").read_text("utf-8")[-3000:])
     outcome = jobs.read_outcome(folder)
-    assert outcome is not None
+    assert outcome is not None and outcome.status == "done"
     return outcome
+
+
+def group(child: isolation.Child) -> set[int]:
+    """Processes of a child's group that still run."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text("utf-8").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == child.pid and fields[0] != "Z":
+            found.add(int(path.parent.name))
+    return found
 
 
 @pytest.mark.slow
@@ -57,7 +59,7 @@ def test_two_processes_have_the_losses_of_one_and_the_same_bytes_again_and_resum
     outcomes = {}
     for name, processes in {"one": 1, "two": 2, "again": 2}.items():
         job_in(tiny, tmp_path / name, model, processes=processes, recipe=recipe)
-        outcomes[name] = ran(tmp_path / name, processes)
+        outcomes[name] = ran(tmp_path / name)
     one, two = (outcomes[name].results["prepared"][0] for name in ("one", "two"))
     near = 2e-2 if changes else 1e-5
     np.testing.assert_allclose(two["losses"], one["losses"], rtol=near)
@@ -67,23 +69,71 @@ def test_two_processes_have_the_losses_of_one_and_the_same_bytes_again_and_resum
     assert outcomes["two"].results["memory"] > 1.5 * outcomes["one"].results["memory"]
     # Killed, and gone on from what its first process left.
     job_in(tiny, tmp_path / "killed", model, processes=2, recipe=recipe)
-    process, whole = started(tmp_path / "killed", 2), tmp_path / "killed" / WRITTEN / "whole"
+    child, whole, stop = started(tmp_path / "killed"), tmp_path / "killed" / WRITTEN / "whole", threading.Event()
+    supervising = threading.Thread(target=child.supervise, args=(stop,))
+    supervising.start()
     until = time.monotonic() + 240
-    while not (whole / STATE).exists() and process.poll() is None and time.monotonic() < until:
+    while not (whole / STATE).exists() and supervising.is_alive() and time.monotonic() < until:
         time.sleep(0.005)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
+    stop.set()
+    supervising.join()
+    assert not group(child)
     shutil.rmtree(tmp_path / "killed" / "out", ignore_errors=True)
     state = json.loads((whole / STATE).read_text("utf-8"))
     if state["done"] == {}:
         whole.rename(tmp_path / "killed" / RESUME)
-    assert ran(tmp_path / "killed", 2).files == outcomes["two"].files
+    assert ran(tmp_path / "killed").files == outcomes["two"].files
+
+
+def test_three_processes_of_a_confined_child_have_the_losses_of_one_and_leave_nothing(
+    tiny: Any, tmp_path: Path
+) -> None:
+    """The last batch of an epoch has two rows, so that one of them has none."""
+    model = tiny.model(tmp_path / "model")
+    losses = {}
+    for processes in (1, 3):
+        folder = tmp_path / str(processes)
+        job_in(tiny, folder, model, processes=processes)
+        child = started(folder)
+        ended = child.supervise(threading.Event())
+        assert not ended.reason, (ended, (folder / "child.log").read_text("utf-8")[-3000:])
+        assert not group(child) and child.isolation is not None
+        outcome = jobs.read_outcome(folder)
+        assert outcome is not None and outcome.network == child.isolation.network
+        losses[processes] = outcome.results["prepared"][0]["losses"]
+        assert not list(folder.glob("acclimate-*"))
+    assert len(losses[3]) == 12
+    np.testing.assert_allclose(losses[3], losses[1], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_all_processes_together(tiny: Any, tmp_path: Path) -> None:
+    job_in(tiny, tmp_path / "one", tiny.model(tmp_path / "model"), processes=1)
+    alone = ran(tmp_path / "one").results["memory"]
+    job_in(tiny, tmp_path / "three", tiny.model(tmp_path / "model"), processes=3)
+    child = started(tmp_path / "three", memory=int(1.6 * alone))
+    ended = child.supervise(threading.Event())
+    assert ended.code == "out_of_memory" and not group(child), ended
+
+
+def test_a_process_that_is_killed_ends_the_others(tiny: Any, tmp_path: Path) -> None:
+    recipe = tiny.recipe(epochs=2000)
+    job_in(tiny, tmp_path / "job", tiny.model(tmp_path / "model"), processes=2, recipe=recipe)
+    child, found = started(tmp_path / "job"), []
+    supervising = threading.Thread(target=lambda: found.append(child.supervise(threading.Event())))
+    supervising.start()
+    until = time.monotonic() + 240
+    while child.progress.step < 3 and supervising.is_alive() and time.monotonic() < until:
+        time.sleep(0.01)
+    (other,) = group(child) - {child.pid}
+    os.kill(other, signal.SIGKILL)
+    supervising.join()
+    assert found[0].code in ("job_failed", "runner_failed") and not group(child), found
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"processes": 2}, "the job is for 2 processes, 1 was started"),
         ({"nodes": 2}, "the job is for 2 nodes: one entry is prepared on one node only"),
     ],
 )
