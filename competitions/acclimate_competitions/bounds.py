@@ -5,6 +5,8 @@ value by a number. So the page headers are read first, which costs nothing, what
 unread; the rest is decoded in batches, each small enough for the longest value that its pages can hold, and given up once too much has come.
 """
 
+import base64
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +33,15 @@ _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"
 _BY_DICTIONARY = frozenset({2, 8})  # PLAIN_DICTIONARY, RLE_DICTIONARY
 _WINDOWS = (256, 65_536, 1 << 24)
 _LENGTH = struct.Struct("<I")
+_MAGIC = b"PAR1"
+_SCHEMA = b"ARROW:schema"
+_WRITER = re.compile(r"parquet-cpp-arrow version [0-9A-Za-z.+-]{1,40}")
+# By Parquet's own numbers: what our writer writes; statistics, indexes, filters, orders and metadata of columns are not among them.
+_FILE_FIELDS = frozenset({1, 2, 3, 4, 5, 6, 7})
+_GROUP_FIELDS = frozenset({1, 2, 3, 5, 6, 7})
+_CHUNK_FIELDS = frozenset({2, 3})
+# The last is how many bytes and nulls there are, by which readers make room and leave out nothing.
+_COLUMN_FIELDS = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 16})
 _BY_PREFIX = 7  # DELTA_BYTE_ARRAY: a value begins with as much of the one before it as it likes
 
 
@@ -71,6 +82,80 @@ def check(size: int, most: int) -> None:
     """
     if size > most:
         raise pa.ArrowInvalid(f"its rows take {size} bytes of memory or more, at most {most} are allowed")
+
+
+def beside(path: Path, like: Path) -> str:
+    """What a file holds that is none of its rows, and that a reader may show or believe; "" where it is nothing.
+
+    1. The pages follow one another from the first bytes to the footer, and the footer ends the file.
+    2. No page and no footer has statistics, an index, a filter, an order: readers leave rows out by them.
+    3. Texts of the footer are those of the other file, but for the version of the library that wrote it.
+
+    Args:
+        path: a file that `read` has read.
+        like: the same rows, as this machine writes them.
+
+    Raises:
+        OSError, ArrowException: as read.
+    """
+    with path.open("rb", buffering=0) as stream:
+        # 1
+        size = stream.seek(0, SEEK_END)
+        (length,) = _LENGTH.unpack(_at(stream, size - 8, 4))
+        if _at(stream, 0, 4) != _MAGIC or _at(stream, size - 4, 4) != _MAGIC:
+            return "it does not begin and end as a Parquet file does"
+        found, end = _struct(_at(stream, size - 8 - length, length), 0, depth=0)
+        if end != length:
+            return f"{length - end} bytes stand behind the footer"
+        at = len(_MAGIC)
+        for group in _parts(found, 4):
+            for chunk in _parts(group, 1):
+                column = _column(chunk)
+                begin = min((place for place in (column.dictionary, column.data) if place > 0), default=0)
+                if begin != at:
+                    return f"bytes that belong to no page stand at byte {at}"
+                # 2
+                if any(page.statistics for page, _ in _headers(stream, column)):
+                    return f"a page that begins behind byte {begin} has statistics of its own"
+                if odd := _odd(chunk, _CHUNK_FIELDS) or _odd(chunk[3 << 4 | _STRUCT], _COLUMN_FIELDS):
+                    return f"the footer says of a column what rows do not need: field {odd}"
+                at += column.size
+            if odd := _odd(group, _GROUP_FIELDS):
+                return f"the footer says of rows what they do not need: field {odd}"
+        if at != size - 8 - length:
+            return f"bytes that belong to no page stand at byte {at}"
+        if odd := _odd(found, _FILE_FIELDS):
+            return f"the footer has a field {odd}, which rows do not need"
+    # 3
+    return _other_texts(found, path, like)
+
+
+def _odd(found: dict[int, Any], known: frozenset[int]) -> int:
+    """The first field of a struct that is none of these; 0 where there is none."""
+    return next((field >> 4 for field in found if field >> 4 not in known), 0)
+
+
+def _other_texts(footer: dict[int, Any], path: Path, like: Path) -> str:
+    with pq.ParquetFile(path) as file, pq.ParquetFile(like) as own:
+        here, there = file.metadata.metadata or {}, own.metadata.metadata or {}
+        if set(here) != set(there) or len(footer.get(5 << 4 | _LIST) or []) != len(there):
+            return f"its metadata has the keys {sorted(here)}, a table of these rows {sorted(there)}"
+        for key in here:
+            same = _schema(here[key]).equals(_schema(there[key]), check_metadata=True) if key == _SCHEMA else False
+            if not same and here[key] != there[key]:
+                return f"its metadata {key.decode(errors='replace')!r} is none of these rows"
+        if not file.schema.equals(own.schema):
+            return "its schema says of the columns what rows do not need"
+        if not _WRITER.fullmatch(file.metadata.created_by or ""):
+            return f"it says that it was created by {(file.metadata.created_by or '')[:100]!r}"
+    return ""
+
+
+def _schema(value: bytes) -> pa.Schema:
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value)))
+    except ValueError as error:
+        raise pa.ArrowInvalid("the metadata ARROW:schema is no schema") from error
 
 
 @dataclass
@@ -214,6 +299,7 @@ class _Page:
     packed: int
     values: int
     encoding: int | None
+    statistics: bool = False
 
 
 def _headers(stream: FileIO, column: _Column) -> Iterator[tuple[_Page, int]]:
@@ -246,7 +332,9 @@ def _page(header: dict[int, Any]) -> _Page:
     values = about.get(1 << 4 | _I32, -1)
     if values < 0:
         raise pa.ArrowInvalid("a page's header does not say how many values it has")
-    return _Page(type_, size, packed, values, about.get(encoding << 4 | _I32))
+    # Field 5 of the one, field 8 of the other again; some writers leave it there empty.
+    has = bool(about.get(field << 4 | _STRUCT))
+    return _Page(type_, size, packed, values, about.get(encoding << 4 | _I32), has)
 
 
 def _header(stream: FileIO, at: int) -> tuple[dict[int, Any], int]:

@@ -182,7 +182,7 @@ _SEAL = (
     Rule(
         "holdout",
         "seal",
-        "the published holdout is what was opened, one file a task and no other",
+        "the published holdout is, byte for byte, what was opened, one file a task and no other",
         ("opening",),
         seal.holdout,
     ),
@@ -232,7 +232,11 @@ _SCORES = (
         submitted.as_submitted,
     ),
     Rule(
-        "scores", "scores", "scoring the predictions again gives the published scores", ("predictions",), scores.scores
+        "scores",
+        "scores",
+        "scoring the predictions again gives the published scores, and their files hold nothing beside them",
+        ("predictions",),
+        scores.scores,
     ),
     Rule(
         "majority",

@@ -31,6 +31,8 @@ PREFIX = "acclimate-verify-"
 _YOUNG = 60.0
 """Seconds within which a temporary folder that nobody holds is left alone: it may have been made just now."""
 _CHUNK = 1 << 20
+_END = 22
+"""Bytes of the end of a ZIP's directory, without a comment."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*){0,7}")
 _ALONE = frozenset(
     "MANIFEST definition.toml keys.json checkpoint entries.jsonl submissions.jsonl holdout.sealed shares.json prepared.json"
@@ -258,6 +260,7 @@ def _copy_out(path: Path, folder: Path, bound: int) -> dict[str, str]:
     damaged: dict[str, str] = {}
     try:
         with zipfile.ZipFile(path) as archive:
+            _require_end(path)
             members = _accepted(archive, bound=bound, where=path.name)
             for name, member in members.items():
                 try:
@@ -268,6 +271,15 @@ def _copy_out(path: Path, folder: Path, bound: int) -> dict[str, str]:
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError) as error:
         raise Failed(path.name, f"the ZIP is damaged: {error}") from error
     return damaged
+
+
+def _require_end(path: Path) -> None:
+    """Refuse what stands behind the ZIP's own end, or as its comment: no check would read it."""
+    with path.open("rb") as stream:
+        stream.seek(-_END, os.SEEK_END)
+        end = stream.read(_END)
+    if not end.startswith(b"PK\5\6") or end[-2:] != b"\0\0":
+        raise Failed(path.name, "bytes stand behind the end of the ZIP, or it has a comment: no check would read them")
 
 
 def _accepted(archive: zipfile.ZipFile, *, bound: int, where: str) -> dict[str, zipfile.ZipInfo]:

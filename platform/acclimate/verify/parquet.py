@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from acclimate.verify.report import Failed
-from acclimate_competitions import bounds
+from acclimate_competitions import bounds, digests, tables
 
 
 def read(path: Path, name: str, schema: pa.Schema | None = None) -> pa.Table:
@@ -30,6 +30,33 @@ def read(path: Path, name: str, schema: pa.Schema | None = None) -> pa.Table:
     except (OSError, ValueError, pa.ArrowException) as error:
         said = str(error).replace(str(path), name).partition("\n")[0]
         raise Failed(name, f"not a Parquet table of its kind: {said}") from error
+
+
+def require_plain(path: Path, name: str, table: pa.Table, aside: Path) -> None:
+    """Refuse a file that holds more than its rows: what readers leave rows out by, and what anybody may have written into it.
+
+    Its bytes are those that this machine writes of the same rows, or, as another version of the library writes other ones, it has nothing
+    beside the rows (`bounds.beside`).
+
+    Args:
+        path: the file.
+        name: the published file.
+        table: its rows, verified.
+        aside: a folder for the same rows, written here.
+
+    Raises:
+        Failed: it holds more.
+        Refusal: no_space.
+    """
+    own = aside / "written.parquet"
+    tables.write(table.combine_chunks(), own)
+    try:
+        if digests.of_file(path) != digests.of_file(own) and (found := bounds.beside(path, own)):
+            raise Failed(name, f"it holds something else than the rows, which are right: {found}")
+    except (OSError, ValueError, IndexError, pa.ArrowException) as error:
+        raise Failed(name, f"not a Parquet table of its kind: {str(error).partition(chr(10))[0]}") from error
+    finally:
+        own.unlink(missing_ok=True)
 
 
 def same(found: pa.Table, expected: pa.Table, name: str, *, was: str) -> None:

@@ -223,6 +223,7 @@ def _compared(audit: Audit, entrant: str, recomputed: pa.Table) -> pa.Table:
     name = f"scores/{entrant}.parquet"
     published = parquet.read(audit.bundle.path(name), name, tables.SCORES)
     parquet.same(published, recomputed, name, was="recomputed")
+    parquet.require_plain(audit.bundle.path(name), name, recomputed.cast(tables.SCORES), audit.work)
     columns = [
         column.dictionary_encode() if pa.types.is_string(column.type) else column for column in recomputed.columns
     ]

@@ -5,7 +5,7 @@
 3. key: the documents recover the secret, and imply all n commitments, so that any k custodians would have opened the same.
 4. opening: the ciphertext decrypts to its last chunk (the cipher commits to its key: no second key opens it), count and root of
    the rows are recomputed, and key and plaintext are those that HoldoutOpened logged.
-5. holdout: the published tables have the rows that were opened, one table a task.
+5. holdout: the published files are, byte for byte, those that were opened, one table a task.
 6. unseen: nobody could have learnt them from the public files.
 """
 
@@ -94,7 +94,7 @@ def opening(audit: Audit) -> str:
 
 
 def holdout(audit: Audit) -> str:
-    """holdout/ has exactly the files that were opened, with the same rows in the same order, and one table for each task."""
+    """holdout/ has exactly the files that were opened, byte for byte, and one table for each task."""
     audit.holdout = {}
     tasks = {f"holdout/{task.name}.parquet": task.name for task in audit.competition.tasks}
     opened = {f"holdout/{name}": path for name, path in audit.opened.items()}
@@ -108,6 +108,7 @@ def holdout(audit: Audit) -> str:
             sealed = parquet.read(opened[name], f"{name} as sealed")
             if not equal:
                 parquet.same(parquet.read(audit.bundle.path(name), name), sealed, name, was="sealed")
+                raise Failed(name, "its rows are those that were sealed, its bytes are not")
             audit.holdout[tasks[name]] = sealed
         elif not equal:
             raise Failed(name, "its bytes are not those that were sealed")
