@@ -91,6 +91,50 @@ def test_the_next_round_takes_over_definition_and_custodians_and_has_a_new_holdo
     refused(ran, "splits_invalid")
 
 
+def test_a_holdout_that_was_published_is_not_sealed_again(
+    acclimate: Run, world: World, played: str, tmp_path: Path
+) -> None:
+    """Also in a round that follows none: the key folder keeps what it sealed."""
+    me = person(acclimate, world, "organizer", "organizer")
+    custodians = [part for name in CUSTODIANS for part in ("--custodian", world.root / "people" / name)]
+
+    def begun(name: str, folder: Path) -> str:
+        command = ("round", "create", folder, "--name", name, "--closes", "+1h", *custodians, "--keys", me)
+        return str(done(acclimate(*command, "--json")).json["round"])
+
+    for public in (False, True):
+        folder = Path(shutil.copytree(world.competition, tmp_path / f"public-{public}"))
+        text = (folder / "competition.toml").read_text("utf-8")
+        lines = [line for line in text.splitlines() if not line.startswith("data_is_public")]
+        lines.insert(1, f"data_is_public = {str(public).lower()}")
+        (folder / "competition.toml").write_text("\n".join(lines), "utf-8")
+        ran = acclimate("round", "seal", begun(f"again-{public}".lower(), folder), folder, "--keys", me, "--json")
+        if public:
+            assert f"warning: {played}: its holdout has" in done(ran).err
+        else:
+            assert played in refused(ran, "splits_invalid")
+
+
+def test_the_newest_round_of_ones_own_is_followed_and_no_strangers(
+    acclimate: Run, world: World, played: str, tmp_path: Path
+) -> None:
+    me = person(acclimate, world, "organizer", "organizer")
+    other = person(acclimate, world, "other-organizer", "organizer")
+    custodians = [part for name in CUSTODIANS for part in ("--custodian", world.root / "people" / name)]
+    world.now += timedelta(seconds=30)
+    strange = ("round", "create", world.competition, "--name", "zz", "--closes", "+1h", *custodians, "--keys", other)
+    stranger = done(acclimate(*strange, "--json")).json["round"]
+    folder = with_new_holdout(world, tmp_path / "third", said="third")
+    command = ("round", "next", "digits", folder, "--name", "third", "--closes", "+1h", "--dry-run", "--json")
+    ran = done(acclimate(*command, "--keys", me))
+    assert ran.json["last"] != stranger and ran.json["last"].startswith("digits-")
+    assert f"note: {stranger} is newer, and another organizer's" in ran.err
+    ran = done(acclimate(*command, "--keys", other))
+    assert ran.json["last"] == stranger and "another organizer" not in ran.err
+    ran = done(acclimate("round", "next", stranger, *command[3:], "--keys", me))
+    assert ran.json["last"] == stranger
+
+
 def test_an_example_or_an_input_that_stood_in_an_earlier_round_is_refused(
     acclimate: Run, world: World, played: str, tmp_path: Path
 ) -> None:

@@ -144,6 +144,51 @@ def _standing(client: Client, round_id: str, phase: str) -> str:
     return "secret" if private or phase not in _RANKED else "known"
 
 
+def require_unknown(
+    client: Client, keys: Keys, competition: Competition, folder: Path, *, of: Record, say: Say = lambda line: None
+) -> None:
+    """Refuse to seal what an earlier round of these keys has made known already, or, in a round that follows another, shares with any.
+
+    1. A round that follows another: as `compare`, all of it.
+    2. Any other: the digests that the key folder keeps, of rounds of the same competition. What stands in a round whose holdout may be known by
+       now is refused, unless the definition says that the data are public; what stands in one that is secret still is said.
+
+    Args:
+        client: a connection for the organizer's account.
+        keys: the organizer's keys.
+        competition: the round's definition.
+        folder: the built competition.
+        of: the round that is to be sealed.
+        say: told what takes its time, and what is no reason to refuse.
+
+    Raises:
+        Refusal: splits_invalid; as compare.
+    """
+    from acclimate_competitions import holdouts
+
+    # 1
+    if "predecessor" in of.fields:
+        require_disjoint(compare(client, keys, competition, folder, but=of.round, say=say))
+        return
+    # 2
+    mine = holdouts.tables_of(folder, competition, "holdout")
+    found = []
+    for round_id, phase in _earlier(client, keys, competition.slug):
+        if round_id == of.round or not _path(keys, round_id).exists():
+            continue
+        overlaps = [o for o in holdouts.shared(_read(_path(keys, round_id)), mine, competition) if o.what != "clusters"]
+        if not overlaps:
+            continue
+        standing = "secret" if phase in _NOTHING else _standing(client, round_id, phase)
+        told = tuple(f"its holdout has {overlap.sentence()}" for overlap in overlaps)
+        if standing == "known" and not competition.data_is_public:
+            found.append(Seen(round_id, phase, "kept digests", "", told))
+        else:
+            why = "the definition says that the data are public" if standing == "known" else f"it is {phase}"
+            say(f"warning: {round_id}: {told[0]}; {why}")
+    require_disjoint(found)
+
+
 def require_disjoint(found: list[Seen]) -> None:
     """Refuse a holdout that shares what it must not.
 

@@ -67,7 +67,7 @@ def look(
 ) -> Following:
     """Look at everything that the next round must have in common with the last one, and must not with any.
 
-    1. The last round: the one named, or the newest of the competition named that is not void.
+    1. The last round: the one named, or the newest of the competition named that is not void, of these keys where they have one.
     2. Where the folder has no definition it gets the last round's, byte for byte.
     3. The recipe is the last round's, or it is said that it is not.
     4. The splits are sound, and the holdout is disjoint from all that earlier rounds have.
@@ -88,7 +88,7 @@ def look(
     from acclimate_runners import prompts
 
     # 1
-    defined, before = definition_of(client, _last(client, last, but=name))
+    defined, before = definition_of(client, _last(client, keys, last, but=name, say=say))
     # 2
     if not (folder / DEFINITION_FILE).exists() and folder.is_dir():
         files.write(folder / DEFINITION_FILE, before.raw, mode=0o644)
@@ -175,8 +175,8 @@ def _dates(competition: Competition, given: Mapping[str, datetime], *, now: date
     return dates
 
 
-def _last(client: Client, given: str, *, but: str) -> str:
-    """The id of the round that is followed, which has another name than the one to be begun.
+def _last(client: Client, keys: Keys, given: str, *, but: str, say: Say) -> str:
+    """The id of the round that is followed, which has another name than the one to be begun; anybody may name a competition as others do.
 
     Raises:
         Refusal: round_unknown.
@@ -184,8 +184,19 @@ def _last(client: Client, given: str, *, but: str) -> str:
     mine = [summary for summary in _rounds(client, given) if summary.get("name") != but]
     if not mine:
         return given
-    standing = [summary for summary in mine if summary["phase"] != "voided"]
-    return str((standing or mine)[0]["round"])
+    standing = [str(summary["round"]) for summary in mine if summary["phase"] != "voided"]
+    found = standing or [str(summary["round"]) for summary in mine]
+    others: list[str] = []
+    for round_id in found:
+        if definition_of(client, round_id)[0].by == keys.public:
+            if others:
+                say(
+                    f"note: {others[0]} is newer, and another organizer's: it is not followed, unless you name it by its id"
+                )
+            return round_id
+        others.append(round_id)
+    say(f"note: {found[0]} is another organizer's, and no round of {given} is of the key in {keys.folder}")
+    return found[0]
 
 
 def _rounds(client: Client, slug: str) -> list[dict[str, Any]]:

@@ -137,8 +137,8 @@ def seal_round(
 ) -> dict[str, Any]:
     """Seal the holdout of a built competition for a round's custodians, and hand in the rehearsal; {seal, index}.
 
-    1. The round is one that these keys defined; the folder's definition is the round's; where the round follows another, its holdout is
-       disjoint from those of earlier rounds.
+    1. The round is one that these keys defined; the folder's definition is the round's; its holdout is none that an earlier round has made
+       known, and, where the round follows another, disjoint from all.
     2. Holdout and dummy rows are sealed with secrets of their own; the secrets are split, wrapped and forgotten. Digests of the rows are kept.
     3. Ciphertext, HoldoutSealed and envelopes are sent; then the same of the rehearsal.
 
@@ -168,9 +168,7 @@ def seal_round(
         )
     splits.check(folder, competition)
     prompts.check(folder, competition)
-    if "predecessor" in defined.fields:
-        seen = holdouts.compare(client, keys, competition, folder, but=defined.round, say=say)
-        holdouts.require_disjoint(seen)
+    holdouts.require_unknown(client, keys, competition, folder, of=defined, say=say)
     # 2
     work = keys.folder / "seals" / defined.round
     work.parent.mkdir(mode=0o700, exist_ok=True)
