@@ -12,6 +12,14 @@ from typing import Any
 from acclimate_competitions import reading
 from acclimate_competitions.errors import Refusal
 
+_IN_THE_WAY = frozenset(
+    {
+        *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG),
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL),
+    }
+)
+"""What the system says where a file or folder can't be made at a place that was named."""
+
 
 def write(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """Write a file whole or not at all, in the place of one that is there; once it is written, it lasts.
@@ -116,6 +124,20 @@ def failed(path: Path, error: OSError) -> Refusal:
     if is_full(error):
         return Refusal("no_space", f"no space to write {path}", hint="free some space and repeat the command")
     return Refusal("file_unreadable", f"{path}: {error.strerror or error}", hint="check the name and who owns it")
+
+
+def of_the_system(error: OSError) -> Refusal | None:
+    """The refusal for an error of the operating system on a file or folder that a command was to read, make or write; None where it is of none."""
+    if error.filename is not None and not isinstance(error.filename, int):
+        path = Path(os.fsdecode(error.filename))
+        refusal = failed(path, error)
+        if refusal.code == "file_unreadable" and error.errno in _IN_THE_WAY:
+            hint = "name another place: a folder that is there, or can be made, and that you may write"
+            return Refusal("file_unreadable", refusal.sentence, hint=hint)
+        return refusal
+    if is_full(error):
+        return Refusal("no_space", "no space to write a file", hint="free some space and repeat the command")
+    return None
 
 
 @contextlib.contextmanager

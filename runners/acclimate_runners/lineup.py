@@ -354,11 +354,15 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("data", type=Path, help="a built competition's folder")
     parser.add_argument("specs", nargs="+", type=_from_json, help="an entrant's Spec as JSON")
     given = parser.parse_args(arguments)
-    given.out.mkdir(parents=True, exist_ok=True)
-    lessons = read_lessons(given.data)
-    for spec in given.specs:
-        make_one(spec, given.out, given.data, lessons)
-        print(_READY + spec.name, flush=True)  # noqa: T201
+    try:
+        given.out.mkdir(parents=True, exist_ok=True)
+        lessons = read_lessons(given.data)
+        for spec in given.specs:
+            make_one(spec, given.out, given.data, lessons)
+            print(_READY + spec.name, flush=True)  # noqa: T201
+    except OSError as error:
+        # Whoever reads it needs no traceback of ours.
+        sys.exit(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
 def _to_json(spec: Spec) -> str:

@@ -106,10 +106,22 @@ app.command("report", short_help="Make one page of plots and numbers from rounds
 app.command("demo", short_help="Play a whole blind round on this machine.")(demo.demo)
 
 
+def _carried_out() -> None:
+    """Carry out the command; what the system refuses of a file or folder that somebody named is a refusal, not a fault of ours."""
+    try:
+        app(prog_name="acclimate")
+    except OSError as error:
+        from acclimate import files
+
+        if isinstance(error, ConnectionError) or (refusal := files.of_the_system(error)) is None:
+            raise
+        raise refusal from error
+
+
 def run() -> None:
     """Run the command line of this process, and end it."""
     try:
-        app(prog_name="acclimate")
+        _carried_out()
     except Refusal as refusal:
         complain(refusal, as_json="--json" in sys.argv and sys.argv[1] != "demo")
         if "--stop-with-stdin" in sys.argv:
