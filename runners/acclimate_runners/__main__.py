@@ -19,6 +19,8 @@ from acclimate_runners.jobs import CheckJob, EvaluateJob, Job, Outcome, PrepareJ
 
 _WORDS = 3
 """File descriptor of the progress lines."""
+_PANIC = "PanicException"
+"""What a library in Rust raises where it meets what it did not expect; it is no Exception. Those here, tokenizers and safetensors, read the entrant's files."""
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
     "CUDA out of memory",
@@ -70,12 +72,15 @@ def main(arguments: Sequence[str]) -> int:
             traceback.print_exc()
             return status
         outcome = _refused(refusal, job.device)
-    except Exception as error:
-        status = _shortage(error)
-        if not status:
+    except BaseException as error:
+        if type(error).__name__ == _PANIC:
+            said = f"tokenizer.json: the library ends over it: {str(error)[:200]}"
+            outcome = _refused(Refusal("model_invalid", said, hint="save it again"), job.device)
+        elif status := _shortage(error):
+            traceback.print_exc()
+            return status
+        else:
             raise
-        traceback.print_exc()
-        return status
     if os.environ.get("RANK", "0") != "0":
         # One of several processes that share the batches (ranks.py): the first one writes.
         return 0

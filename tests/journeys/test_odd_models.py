@@ -161,6 +161,21 @@ def long_added_token(folder: Path) -> None:
     tokenizer(folder, change)
 
 
+def panicking(folder: Path) -> None:
+    """A file over which the library doesn't fail but ends."""
+
+    def change(value: dict[str, Any]) -> None:
+        words = value["model"]["vocab"]
+        value["model"] = {
+            "type": "BPE",
+            "vocab": words,
+            "merges": [[*words][:2]],
+            "continuing_subword_prefix": "#" * 99,
+        }
+
+    tokenizer(folder, change)
+
+
 def growing(folder: Path) -> None:
     """Each replacement doubles a text; together they make a petabyte of a letter."""
 
@@ -234,6 +249,7 @@ REFUSED = [
     (swallowing, "gives no token for the answer 'red' of task tint"),
     (long_token, "a token is 4096 bytes long, at most 2048 are allowed"),
     (long_added_token, "a token is 2050 bytes long, at most 2048 are allowed"),
+    (panicking, "tokenizer.json: the library ends over it: range "),
     (growing, "its decoder's replacements make a text up to 1.13e+15 times longer, allowed are 64"),
     (growing_by_pattern, "its normalizer's replacements make a text up to 101 times longer, allowed are 64"),
     (not_a_number, "'model.norm.weight' holds NaN or infinity"),
