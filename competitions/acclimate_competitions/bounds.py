@@ -7,6 +7,7 @@ unread; the rest is decoded in batches, each small enough for the longest value 
 
 import base64
 import re
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ def read(path: Path, *, most: int | None = None) -> pa.Table:
         OSError: it can't be read.
         ArrowException: it is no Parquet; or ArrowInvalid, where it would take more.
     """
+    if not stat.S_ISREG(path.stat().st_mode):  # a pipe keeps whoever opens it waiting
+        raise pa.ArrowInvalid("it is no regular file")
     most = allowed(path) if most is None else most
     with pq.ParquetFile(path) as file:
         rows = batch_rows(path, file, most=most)

@@ -377,9 +377,9 @@ def _check_tokenizer(path: Path, seen: _Seen) -> str | None:
         return None
     try:
         # As strictly as the library that reads it later, which takes no mark before it and no other encoding.
-        if not isinstance(json.loads(path.read_bytes().decode("utf-8")), dict):
+        if not isinstance(json.loads(reading.regular(path).read_bytes().decode("utf-8")), dict):
             raise ValueError("not a JSON object")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError, Refusal) as error:
         _not_the_machines(error, "tokenizer.json")
         seen.problems.append(f"tokenizer.json: {error}")
         return None

@@ -52,6 +52,7 @@ class Round:
         linked: what ties it to other rounds; None where it is not known.
         revised: whether its ranking is a later version, of which there are no scores by example.
         aggregate: how its ranking makes one score of several tasks.
+        unranked: entrants beside the ranking too, as they declared a conflict of interest.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Round:
     linked: Linked | None = None
     revised: bool = False
     aggregate: str = "mean"
+    unranked: frozenset[str] = frozenset()
 
 
 def opened(source: Source, options: Any, *, rounds_are_sets: bool = False) -> tuple[Source, Any]:
@@ -138,8 +140,18 @@ def of_tracked(found: Any, protocol: str) -> list[Round]:
         tags = found.tracked[name].tags
         own = tracked_rows.metrics_of(tags)
         aggregate = (tracked_rows.policy_of(tags) or {}).get("aggregate", "mean")
-        parts.append(Round(name, table, own, baselines, linked=found.linked(name), aggregate=aggregate))
+        beside = unranked(ranking)
+        parts.append(
+            Round(name, table, own, baselines, linked=found.linked(name), aggregate=aggregate, unranked=beside)
+        )
     return parts
+
+
+def unranked(ranking: Any) -> frozenset[str]:
+    """Entrants whom a round's published ranking, a data frame of `acclimate.load_rounds`, leaves without a rank; none where nothing is ranked yet."""
+    entries = ranking[~ranking["baseline"].astype(bool)]
+    known = entries["rank"].notna()
+    return frozenset(entries[~known]["entrant"]) if known.any() else frozenset()
 
 
 def standing_only(rounds: Sequence[Round], notes: list[str]) -> list[Round]:
@@ -204,6 +216,7 @@ def of_bundle(path: Path) -> Round:
         linked,
         revised,
         competition.ranking.aggregate,
+        frozenset(row["entrant"] for row in ranking["baselines"]) - {*competition.ranking.baselines, MAJORITY},
     )
 
 
@@ -245,7 +258,7 @@ def chosen(
     protocol = left.pop("protocol", PROTOCOL)
     metric, wanted = left.pop("metric", None), left.get("tasks")
     parts: list[pa.Table] = []
-    gone: set[str] = set()
+    gone, beside = set[str](), set[str]()
     for one in rounds:
         if one.scores is None:
             raise Refusal(
@@ -262,11 +275,16 @@ def chosen(
                 f"{name}: the published ranking of {one.name} is by {one.aggregate} over its tasks; means over tasks, and ranks by them, are others"
             )
         gone |= one.baselines & set(_values(table, "entrant"))
-        table = table.filter(pc.invert(pc.is_in(table["entrant"], pa.array(sorted(one.baselines), pa.string()))))
+        beside |= (one.unranked - one.baselines) & set(_values(table, "entrant"))
+        left_out = pa.array(sorted(one.baselines | one.unranked), pa.string())
+        table = table.filter(pc.invert(pc.is_in(table["entrant"], left_out)))
         parts.append(table.add_column(0, "round", pa.repeat(pa.scalar(one.name, pa.string()), len(table))))
     table = pa.concat_tables(parts).drop_columns(["protocol"])
     if gone:
         said.append(f"{name}: left out, as baselines: {listed(sorted(gone), most=40)}")
+    if beside:
+        listing = listed(sorted(beside), most=40)
+        said.append(f"{name}: left out, as they declared a conflict of interest and have no rank: {listing}")
     if not len(table):
         raise Refusal("scores_invalid", f"{name}: no scores of single examples", hint="is the ranking published?")
     if wanted and len(rounds) > 1 and set(wanted) <= set(_values(table, "task")):

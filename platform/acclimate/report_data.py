@@ -220,7 +220,8 @@ def _tracked(found: Any, options: Mapping[str, Any]) -> list[RoundScores]:
                 f"round {name}: MLflow has too little of it for a report",
                 hint="acclimate mlflow sync",
             )
-        one = item_sources.Round(name, scores, own, baselines, document, linked=found.linked(name))
+        beside = item_sources.unranked(frame)
+        one = item_sources.Round(name, scores, own, baselines, document, linked=found.linked(name), unranked=beside)
         made.append(of_round(one, options=options, label="MLflow", notes=found.notes, policy=policy))
     return made
 

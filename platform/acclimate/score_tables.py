@@ -327,7 +327,10 @@ def _file(path: Path, name: str) -> Columns:
 
 def _csv(text: str, name: str) -> Columns:
     head = re.split("[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
-    separator = max(_SEPARATORS, key=lambda one: len(next(csv.reader([head], delimiter=one), [])))
+    try:
+        separator = max(_SEPARATORS, key=lambda one: len(next(csv.reader([head], delimiter=one), [])))
+    except csv.Error as error:
+        raise Refusal("scores_invalid", f"{name}, line 1: {error}", hint="is it a table of scores?") from error
     cells: list[list[str]] = []
     rows, problems = [], []
     # Strict: a quote that never ends would swallow the rest of the table.

@@ -441,3 +441,26 @@ def test_a_number_that_is_none_and_a_name_that_is_a_path_are_told(tmp_path):
     path.write_text(json.dumps(document))
     assert any("arc acc" in note for note in foreign_results.means(tmp_path).notes)
     assert any("../arc" in note for note in foreign_results.items(tmp_path).notes)
+
+
+def test_who_declared_a_conflict_is_ranked_by_no_reading_of_a_round(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As `acclimate ranking` has it: beside the ranking, and said so."""
+    monkeypatch.setitem(rounds_made.CONFLICTS, "bea", ["organizer"])
+    own = rounds_made.make(tmp_path / "made").write(tmp_path / "bundle")
+    code, found, said = command("rank", "--items", own, "--json")
+    assert code == 0, said
+    assert "bea" not in {row["entrant"] for row in found["ranking"]}
+    assert any("declared a conflict of interest" in note and "bea" in note for note in found["notes"])
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    data = made(entrants=SKILL, examples=40, losses=2)
+    assert data.ranking is not None
+    row = next(row for row in data.ranking["ranking"] if row["entrant"] == "cat")
+    beside = {key: value for key, value in row.items() if not key.startswith(("rank", "direct_rank", "tier"))}
+    rest = [{**each} for each in data.ranking["ranking"] if each["entrant"] != "cat"]
+    document = {**data.ranking, "ranking": rest, "baselines": [*data.ranking["baselines"], beside]}
+    tracking.publish_round(uri, tmp_path / "artifacts", replace(data, ranking=document, stages=()))
+    read = acclimate.rank(items=acclimate.load_rounds(uri, "digits"))
+    assert "cat" not in {row["entrant"] for row in read["ranking"]}
+    assert any("declared a conflict of interest" in note and "cat" in note for note in read["notes"])

@@ -197,3 +197,10 @@ def test_whatever_a_file_holds_the_answer_is_a_table_or_a_refusal(rows, separato
             except Refusal as refusal:
                 assert refusal.code in ("scores_invalid", "file_unreadable")
                 assert refusal.sentence
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "model,a\nx," + "1" * 200_000 + "\n"])
+def test_a_cell_that_is_no_cell_is_refused_in_words(text: str, tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="line .*field larger") as caught:
+        score_tables.read(written(tmp_path, text))
+    assert caught.value.code == "scores_invalid"

@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,3 +230,21 @@ def test_texts_of_another_type_are_refused_with_what_mends_them(folder: Path, co
     # The line that is named, on a frame as pandas makes it.
     frame.to_parquet(path, schema=pa.schema([(name, pa.string()) for name in frame.columns]), index=False)
     assert splits.check(folder, competition)["tasks"]["digit"]["validation"]["rows"] == table.num_rows
+
+
+@pytest.mark.parametrize("name", ["splits/parity/holdout.parquet", "tokenizer.json"])
+def test_a_pipe_in_the_place_of_a_file_is_told_and_waited_for_by_nobody(
+    name: str, folder: Path, competition: Competition
+):
+    """In a process of its own, which a test can end."""
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    (folder / "competition.toml").write_bytes(competition.raw)
+    code = (
+        "import sys; from pathlib import Path; from acclimate_competitions import definition, splits\n"
+        "folder = Path(sys.argv[1])\n"
+        "try: splits.check(folder, definition.load(folder))\n"
+        "except Exception as error: print(error.problems)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, timeout=120)
+    assert Path(name).name in done.stdout and "no regular file" in done.stdout, done
