@@ -18,7 +18,7 @@ def errors_page() -> str:
     head = [
         "# Refusals",
         "",
-        "Commands print `error: …` and `hint: …` and exit with 1. The API answers with problem details (RFC 9457)",
+        "Commands print `error: …`, `code: …` and `hint: …` and exit with 1. The API answers with problem details (RFC 9457)",
         "that carry `code`, `hint`, `problems` and `request_id`.",
         "",
         "| code | HTTP status | meaning |",

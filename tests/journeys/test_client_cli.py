@@ -27,7 +27,7 @@ NOW = datetime(2027, 3, 1, 12, tzinfo=UTC)
 
 
 def test_a_problem_that_the_sentence_has_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
-    document = {"v": 1, "metrics": {"digit": "none"}, "targets": 1, "void": 2, "nonce": ""}
+    document = {"v": 1, "metrics": {"digit": "none"}, "targets": 1, "void": 2, "nonce": "A" * 43 + "="}
     for count, wrong in ((3, document), (1, {**document, "targets": {}, "void": {}})):
         with pytest.raises(Refusal) as caught:
             corrections.parse(wrong)
@@ -49,7 +49,8 @@ def test_a_problem_that_the_sentence_only_ends_like_is_said(capsys: pytest.Captu
     for sentence, skipped in (("2 problems: a.parquet is missing", 1), ("there is no task digit", 0)):
         output.complain(Refusal("splits_invalid", sentence, hint="build it", problems=problems), as_json=False)
         lines = capsys.readouterr().err.splitlines()
-        assert lines == [f"error: {sentence}", *(f"  {problem}" for problem in problems[skipped:]), "hint: build it"]
+        listed = [f"  {problem}" for problem in problems[skipped:]]
+        assert lines == [f"error: {sentence}", *listed, "code: splits_invalid", "hint: build it"]
 
 
 def test_a_custodians_keys_are_safe_and_its_document_is_complete(acclimate: Run, tmp_path: Path) -> None:
@@ -382,3 +383,10 @@ def test_an_auditors_second_secret_needs_no_more_words_than_the_pages_give(accli
     assert again.json["draw"] != first.json["draw"]
     assert len(json.loads((lab / "draws.json").read_text())) == 2
     assert acclimate("audit", "keygen", "--again", "--name", "another", "--keys", lab).code == 1
+
+
+@pytest.mark.parametrize(("value", "shown"), [(1800.0, "1800"), (12.34, "12"), (0.4519, "0.45"), (None, "-")])
+def test_seconds_are_numbers_that_people_write(value: float | None, shown: str) -> None:
+    from acclimate.cli.trials import _seconds
+
+    assert _seconds(value) == shown

@@ -59,6 +59,8 @@ def complain(refusal: Refusal, *, as_json: bool) -> None:
         # Of several problems many sentences name the first after a colon; one that just happens to end like a problem has not told it.
         if place > 0 or not f": {refusal.sentence}".endswith(f": {problem}"):
             say(f"  {problem}")
+    # The pages of the roles have their tables of refusals by code.
+    say(f"code: {refusal.code}")
     if refusal.hint:
         say(f"hint: {refusal.hint}")
     if as_json:

@@ -163,13 +163,18 @@ def _checked(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"model {found['model']}"
     if found["base"] is not None:
         yield f"an adapter on the base {found['base']['name']}, {found['base']['digest']}"
-    yield f"the preparation of all tasks and seeds: about {forecast['seconds']:.3g} s here, {allowed['seconds']:.3g} s are allowed"
+    yield f"the preparation of all tasks and seeds: about {_seconds(forecast['seconds'])} s here, {_seconds(allowed['seconds'])} s are allowed"
     yield f"memory: {_size(forecast['memory'])} here, {_size(allowed['memory'])} are allowed"
     yield (
         "ok: the server would accept it"
         if found["fits"]
         else "it may not fit: on a machine like this one the limit would end it"
     )
+
+
+def _seconds(value: float | None) -> str:
+    """Seconds without a power of ten: 1800, 12, 0.45."""
+    return "-" if value is None else f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _number(value: float | None) -> str:

@@ -196,7 +196,11 @@ def register(
             tx.execute(update(accounts).where(accounts.c.id == name).values(token_hash=row["token_hash"], proven=at))
         # 4
         elif known is not None:
-            raise Refusal("name_taken", f"the name {name!r} is taken", hint="choose another name")
+            raise Refusal(
+                "name_taken",
+                f"the name {name!r} is taken",
+                hint="if it is yours, name the folder that has its key: --keys DIR; else choose another name",
+            )
         else:
             if tx.execute(select(accounts.c.id).where(accounts.c.ed25519 == ed25519)).first() is not None:
                 raise Refusal(
@@ -247,7 +251,9 @@ def authenticate(store: Store, token: str) -> Account:
     # Only hashes are looked up and compared, so timing tells nothing about a token.
     if row is None or not hmac.compare_digest(row.token_hash, presented):
         raise Refusal(
-            "token_invalid", "the API token is unknown", hint="register again with the same key for a new one"
+            "token_invalid",
+            "the API token is unknown",
+            hint="with the same key there is a new one: acclimate register with --renew, and the same --name and --keys as before",
         )
     return Account(row.id, row.role, row.ed25519)
 
