@@ -229,3 +229,12 @@ def test_a_round_follows_one_of_its_own_competition(acclimate: Run, world: World
     command = ("round", "next", played, folder, "--name", "foreign", "--closes", "+1h", "--keys", me, "--json")
     assert "is of the competition 'letters'" in refused(acclimate(*command), "definition_invalid")
     refused(acclimate("round", "next", "no-such", *command[3:]), "round_unknown")
+
+
+def test_a_close_that_is_past_is_told_plainly(acclimate: Run, world: World) -> None:
+    me = person(acclimate, world, "organizer", "organizer")
+    people = [part for name in CUSTODIANS for part in ("--custodian", person(acclimate, world, name, "custodian"))]
+    command = ("round", "create", world.competition, "--name", "past", "--closes", "2020-01-01T00:00:00Z", *people)
+    ran = acclimate(*command, "--keys", me, "--json")
+    assert "the round would close 2020-01-01" in refused(ran, "guard_failed")
+    assert "--closes +30d" in ran.json["error"]["hint"]

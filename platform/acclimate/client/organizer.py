@@ -295,10 +295,11 @@ def void(
 
 def _signed(keys: Keys, fields: dict[str, Any], competition: Competition, *, now: datetime) -> dict[str, Any]:
     """RoundDefined, signed, once it has passed the rules by which a round begins."""
+    if records.parse_time(fields["closes"]) <= now:
+        sentence = f"the round would close {fields['closes']}, it is {format_time(now)}"
+        raise Refusal("guard_failed", sentence, hint="name a later close, such as --closes +30d")
     request = records.sign("RoundDefined", "", fields, key=keys.ed25519)
     rounds.begin(Record("RoundDefined", request["round"], now, fields, request["by"], request["sig"]), competition)
-    if records.parse_time(fields["closes"]) <= now:
-        raise Refusal("guard_failed", f"the round would close {fields['closes']}, it is {format_time(now)}")
     return request
 
 
