@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from acclimate import round_links, tracked_rows, tracking
+from acclimate import round_links, tracked_rows, tracked_state, tracking
 from acclimate.round_links import Linked
 from acclimate.score_tables import listed
 from acclimate.tracked_rows import Row, Shape
@@ -101,15 +101,31 @@ def load_rounds(tracking_uri: str, competition: str, rounds: Sequence[str] | Non
         The rounds in the order asked for, else by name; examples are fetched only when they are asked for.
 
     Raises:
-        Refusal: round_unknown, with the rounds that there are; extra_missing, server_unreachable.
+        Refusal: round_unknown, with the rounds that there are; extra_missing, server_unreachable; busy, while one of them is written.
     """
-    there = tracking.tracked(tracking_uri, competition)
+    found: dict[str, tracking.Tracked] = {}
+
+    def find() -> Sequence[tracking.Tracked]:
+        found.clear()
+        found.update(_chosen(tracking.tracked(tracking_uri, competition), competition, rounds))
+        return list(found.values())
+
+    return tracked_state.whole(find, lambda _: _read(competition, dict(found)))
+
+
+def _chosen(
+    there: Sequence[tracking.Tracked], competition: str, rounds: Sequence[str] | None
+) -> dict[str, tracking.Tracked]:
+    """The rounds asked for, by name."""
     names = {one.tags.get("acclimate.round_name", one.tags["acclimate.round"]): one for one in there}
     ids = {one.tags["acclimate.round"]: name for name, one in names.items()}
     if isinstance(rounds, str):
         rounds = [rounds]
     wanted = list(names) if rounds is None else [ids.get(name, name) for name in rounds]
-    found = {name: names[name] for name in _known(list(names), wanted, competition)}
+    return {name: names[name] for name in _known(list(names), wanted, competition)}
+
+
+def _read(competition: str, found: Mapping[str, tracking.Tracked]) -> Rounds:
     pandas = tracking.with_pandas()
     rows: dict[Shape, list[Row]] = {shape: [] for shape in _SHAPES}
     described = []

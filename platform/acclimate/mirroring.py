@@ -51,7 +51,7 @@ def sync(store: Store, settings: Settings, rounds: Sequence[str], *, progress: P
     for data in _gathered(store, settings, rounds):
         differences = tracking.check(settings.tracking, data, progress=_told(progress, data))
         if differences:
-            tracking.remove(settings.tracking, [one.run_id for one in differences if one.run_id])
+            tracking.remove(settings.tracking, data, [one.run_id for one in differences if one.run_id])
             artifacts = None if tracking_places.is_server(settings.tracking) else settings.artifacts
             publish = tracking.publish_preparations if data.ranking is None else tracking.publish_round
             publish(settings.tracking, artifacts, data, progress=_told(progress, data))

@@ -346,13 +346,18 @@ def _private(data: RoundData) -> bool:
 
 
 def _by_version(data: RoundData, groups: list[Evaluation]) -> dict[str, tuple[tuple[str, float, int], ...]]:
-    """Metrics of each parent as (name, value, step): a version's step is one less than its number, and the newest is the highest."""
+    """Metrics of each parent as (name, value, step): a version's step is one less than its number, and the newest is the highest.
+
+    What the newest version does not have (its metric is another, or the score is unknown now) is in no step: it would be the latest value.
+    """
     found: dict[str, tuple[tuple[str, float, int], ...]] = {}
+    newest = _aggregated(data, groups)
     told = [_aggregated(replace(data, **vars(old)), list(evaluations.groups(old.scores))) for old in data.older]
     # Where the older versions are not at hand, the newest has its own step nevertheless.
-    for step, metrics in [*enumerate(told), (data.revision, _aggregated(data, groups))]:
+    for step, metrics in [*enumerate(told), (data.revision, newest)]:
         for entrant, own in metrics.items():
-            found[entrant] = found.get(entrant, ()) + tuple((name, value, step) for name, value in own.items())
+            kept = tuple((name, value, step) for name, value in own.items() if name in newest.get(entrant, {}))
+            found[entrant] = found.get(entrant, ()) + kept
     return found
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from acclimate import plots, report_plots, round_links
+from acclimate import plots, report_plots, round_links, ways_plot
 from acclimate.plots import number, plain
 from acclimate.report_data import PROTOCOLS, RoundScores
-from acclimate_competitions import agreement, paired, rank_draws, stability
+from acclimate_competitions import agreement, paired, rank_draws, stability, ways
 from acclimate_competitions.items import Items
 from acclimate_competitions.scores import Floats
 
@@ -26,6 +26,14 @@ SAMPLES = 2_000
 """Of the bootstrap of examples."""
 SPLITS = 400
 """Of examples into halves, and permutations."""
+WAYS = {
+    "mean": "mean of scores",
+    "mean_rank": "mean of ranks on each example",
+    "win_rate": "share of others beaten",
+    "test_then_rank": "share of others beaten significantly",
+    "bradley_terry": "Bradley-Terry strength",
+}
+"""What each way to rank is called."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,7 @@ def of_round(found: RoundScores, *, seed: int = 1) -> list[Section]:
         _agreement(found, effects),
         _significance(found, found.main, seed=seed),
         _podium(found, found.main, seed=seed),
+        _ways(found, found.main),
         _preparation(found, effects),
     ]
 
@@ -316,6 +325,50 @@ def _podium(found: RoundScores, items: Items, *, seed: int) -> Section:
     picture = report_plots.podium(names[:PLOTTED], [row[:PLOTTED] for row in held[:PLOTTED]])
     numbers = {"samples": SAMPLES, "ranks": dict(zip(names, held, strict=True))}
     return Section("podium", title, sentence, tuple(caveats), picture, (table,), numbers)
+
+
+def _ways(found: RoundScores, items: Items) -> Section:
+    title = "If another way of ranking had been chosen"
+    if not items.entrants or not all(value.shape[2] for value in items.values) or not items.sets:
+        return Section("ways", title, "No entrant has scores.", numbers={"ranks": {}})
+    made = ways.ways(items, lower_is_better=found.lower)
+    order = sorted(range(len(items.entrants)), key=lambda place: (made.ranks["mean"][place], items.entrants[place]))
+    names = [items.entrants[place] for place in order]
+    ranked = {way: [made.ranks[way][place] for place in order] for way in ways.WAYS if way in made.ranks}
+    spans = [(made.low[place], made.high[place]) for place in order]
+    firsts = {way: {name for name, rank in zip(names, row, strict=True) if rank == 1} for way, row in ranked.items()}
+    same = all(one == firsts["mean"] for one in firsts.values())
+    moved, who = max((high - low, name) for (low, high), name in zip(spans, names, strict=True))
+    sentence = (
+        f"{len(ranked)} ways of ranking the same scores {'have the same first' if same else 'differ in who is first'}"
+    )
+    sentence += f"; most by the choice of a way moves {plain(who)}, by {moved}." if moved else "; no rank moves."
+    caveats = [
+        "ranks that move with the way are not to be insisted on; the published ranks are by the way that the definition declares"
+    ]
+    if items.binary and len(items.seeds) == 1:
+        alike = "where each example is right or wrong, means, ranks on examples and Bradley-Terry must give one order"
+        caveats.append(f"{alike}{' in each task' if len(items.sets) > 1 else ''}: that these agree shows nothing")
+    caveats += [
+        f"{WAYS[way]}: undefined, as some entrants never lose to the others" for way in ways.WAYS if way not in ranked
+    ]
+    if len(names) > PLOTTED:
+        caveats.append(f"the plot shows the best {PLOTTED} of {len(names)} entrants; the table has all")
+    cells = tuple(
+        (plain(name), *(str(row[place]) for row in ranked.values()), f"{low}–{high}")
+        for place, (name, (low, high)) in enumerate(zip(names, spans, strict=True))
+    )
+    taus = tuple(
+        (WAYS[one], *("" if one == other else number(made.tau[one][other]) for other in ranked)) for one in ranked
+    )
+    heads = tuple(WAYS[way] for way in ranked)
+    tables = (
+        Table("Rank by way", ("*entrant", *heads, "between"), cells),
+        Table("tau-b between the orders of two ways", ("*way", *heads), taus),
+    )
+    picture = ways_plot.ranks(names[:PLOTTED], {WAYS[way]: row[:PLOTTED] for way, row in ranked.items()})
+    numbers = {"ranks": {way: dict(zip(names, row, strict=True)) for way, row in ranked.items()}, "tau_b": made.tau}
+    return Section("ways", title, sentence, tuple(caveats), picture, tables, numbers)
 
 
 def _span(row: Sequence[float]) -> str:

@@ -9,11 +9,19 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acclimate import projection, tracked_rows, tracking_artifacts, tracking_check, tracking_places, tracking_tables
+from acclimate import (
+    projection,
+    tracked_rows,
+    tracked_state,
+    tracking_artifacts,
+    tracking_check,
+    tracking_places,
+    tracking_runs,
+    tracking_tables,
+)
 from acclimate.projection import Planned
 from acclimate.round_data import EntryData as EntryData
 from acclimate.round_data import RoundData as RoundData
@@ -28,10 +36,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 """Called with (runs seen, runs in all)."""
-
-# MLflow's limits of one batch; no run of ours has that many parameters or tags.
-_METRICS, _PARAMS, _TAGS = 1000, 100, 100
-_CONTENT = "acclimate.content"
 
 
 def publish_preparations(
@@ -68,9 +72,9 @@ def ranking(uri: str | Sequence[str], competition: str, round_name: str) -> "pd.
         entrant, rank, rank_low, rank_high, score, se, direct_rank, direct_score, baseline; ranks are Int64, null for baselines.
 
     Raises:
-        Refusal: round_unknown, extra_missing.
+        Refusal: round_unknown, extra_missing; busy, while the round is written.
     """
-    return _shaped(_find(uri, competition, round_name), tracked_rows.RANKING)
+    return _shaped(uri, competition, round_name, shape=tracked_rows.RANKING)
 
 
 def scores(uri: str | Sequence[str], competition: str, round_name: str) -> "pd.DataFrame":
@@ -78,7 +82,7 @@ def scores(uri: str | Sequence[str], competition: str, round_name: str) -> "pd.D
 
     Arguments and refusals as ranking(). An evaluation without a single scored example has score null and n 0.
     """
-    return _shaped(_find(uri, competition, round_name), tracked_rows.SCORES)
+    return _shaped(uri, competition, round_name, shape=tracked_rows.SCORES)
 
 
 def preparations(uri: str | Sequence[str], competition: str, round_name: str) -> "pd.DataFrame":
@@ -86,7 +90,7 @@ def preparations(uri: str | Sequence[str], competition: str, round_name: str) ->
 
     Arguments and refusals as ranking(). lr is null where the base model was chosen; validation is the NLL in nats.
     """
-    return _shaped(_find(uri, competition, round_name), tracked_rows.PREPARATIONS)
+    return _shaped(uri, competition, round_name, shape=tracked_rows.PREPARATIONS)
 
 
 def examples(
@@ -104,12 +108,16 @@ def examples(
         entrant, task, protocol, seed, example, cluster, metric, target (digest), score (null: unscored), reason.
 
     Raises:
-        Refusal: round_unknown, extra_missing; holdout_private, where the holdout stays private.
+        Refusal: round_unknown, extra_missing, busy; holdout_private, where the holdout stays private.
     """
-    found = _find(uri, competition, round_name)
     wanted = {"entrant": entrant, "task": task, "protocol": protocol}
-    frames = [one.examples(**wanted).to_pandas() for one in found.rounds]
-    return _frame(found, frames, tracked_rows.EXAMPLES, whole=("seed",), by=tracked_rows.EXAMPLES_BY)
+
+    def read(found: Sequence[Tracked]) -> "pd.DataFrame":
+        frames = [one.examples(**wanted).to_pandas() for one in found]
+        columns, by = tracked_rows.EXAMPLES, tracked_rows.EXAMPLES_BY
+        return _frame(found, frames, columns, several=not isinstance(uri, str), whole=("seed",), by=by)
+
+    return tracked_state.whole(lambda: _find(uri, competition, round_name), read)
 
 
 def rounds(uri: str | Sequence[str]) -> "pd.DataFrame":
@@ -150,9 +158,12 @@ def engine(uri: str, data: RoundData) -> str | None:
     return next((run.data.tags.get("acclimate.engine") for run in runs), None)
 
 
-def remove(uri: str, run_ids: Iterable[str]) -> None:
-    """Delete runs, so that publishing writes them anew."""
+def remove(uri: str, data: RoundData, run_ids: Iterable[str]) -> None:
+    """Delete runs of a round, so that publishing writes them anew: until then the round says that it is being written."""
     client = _client(uri)
+    experiment = client.get_experiment_by_name(projection.experiment_name(data.competition.slug, data.name))
+    if experiment is not None:
+        tracking_runs.Writing(client, experiment.experiment_id, experiment.tags).begin()
     for run_id in run_ids:
         client.delete_run(run_id)
 
@@ -166,133 +177,18 @@ def _publish(
     tracking_tables.begin(uri, artifacts)
     tracking_places.journal(uri)
     client = _client(uri)
-    experiment = _claim(client, artifacts, data)
+    writing = tracking_runs.claim(client, artifacts, data)
     with tempfile.TemporaryDirectory() as temporary:
-        existing = _by_key(client, experiment)
+        existing = tracking_runs.by_key(writing)
         ids = {key: run.info.run_id for key, run in existing.items()}
         # Artifacts of a tracking server are found through its address, not through their own.
-        keep = _Artifacts(tracking_places.driver(uri), Path(temporary))
+        keep = tracking_runs.Artifacts(tracking_places.driver(uri), Path(temporary))
         for number, plan in enumerate(planned, start=1):
-            ids[plan.key] = _write(client, experiment, plan, existing.get(plan.key), ids, keep)
+            ids[plan.key] = tracking_runs.write(writing, plan, existing.get(plan.key), ids, keep)
             if progress is not None:
                 progress(number, len(planned))
+    writing.end()
     tracking_places.analyze(uri)
-
-
-def _claim(client: Any, artifacts: Path | str | None, data: RoundData) -> str:
-    """The round's experiment, made where there is none, with its tags."""
-    name = projection.experiment_name(data.competition.slug, data.name)
-    tags = projection.experiment_tags(data)
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        location = None if artifacts is None else f"{tracking_places.location(artifacts)}/{data.round}"
-        created: str = client.create_experiment(name, artifact_location=location, tags=tags)
-        return created
-    if experiment.lifecycle_stage == "deleted":
-        client.restore_experiment(experiment.experiment_id)
-    owner = experiment.tags.get("acclimate.round")
-    if owner != data.round:
-        raise Refusal(
-            "conflict",
-            f"the MLflow experiment {name!r} belongs to round {owner!r}, not {data.round!r}",
-            hint="give each installation a tracking store of its own",
-        )
-    for key, value in tags.items():
-        if experiment.tags.get(key) != value:
-            client.set_experiment_tag(experiment.experiment_id, key, value)
-    found: str = experiment.experiment_id
-    return found
-
-
-def _by_key(client: Any, experiment: str) -> dict[str, Any]:
-    """The runs of an experiment by stage key; where a race made two of one key, all but the first are deleted."""
-    found: dict[str, Any] = {}
-    for run in sorted(tracked_rows.search(client, experiment, ""), key=lambda run: str(run.info.run_id)):
-        key = run.data.tags.get("acclimate.stage_key")
-        if key is None:
-            continue
-        if key in found:
-            client.delete_run(run.info.run_id)
-        else:
-            found[key] = run
-    return found
-
-
-@dataclass(frozen=True)
-class _Artifacts:
-    """How a run's artifacts are kept: by the store at `tracking`, from files in `folder`."""
-
-    tracking: str
-    folder: Path
-
-    def write(self, run: Any, files: Mapping[str, bytes]) -> None:
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-        repository = get_artifact_repository(run.info.artifact_uri, tracking_uri=self.tracking)
-        for name, content in files.items():
-            (self.folder / name).write_bytes(content)
-            repository.log_artifact(str(self.folder / name))
-
-
-def _write(
-    client: Any, experiment: str, plan: Planned, run: Any | None, ids: Mapping[str, str], artifacts: _Artifacts
-) -> str:
-    """Make one run hold what is planned; its id. The content's digest is written last, so that a torn run is written again."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
-
-    status = "FAILED" if plan.failed else "FINISHED"
-    parent = "" if plan.parent is None else ids[plan.parent]
-    if run is not None:
-        held = run.data.tags
-        # Where two published at once, its parent may be the run that was deleted.
-        same = held.get(_CONTENT) == plan.digest and run.info.status == status
-        same = same and held.get("mlflow.parentRunId", "") == parent
-        # A parent that has its scores keeps them when only preparations are published again.
-        richer = plan.parent is None and held.get("acclimate.outcome") == "scored" and not _scored(plan)
-        if same or richer:
-            return str(run.info.run_id)
-    tags = dict(plan.tags) | {"mlflow.user": "acclimate", "mlflow.source.name": "acclimate"}
-    if parent:
-        tags["mlflow.parentRunId"] = parent
-    made = run is None
-    if run is None:
-        run = client.create_run(experiment, start_time=_milliseconds(plan.start), tags=tags, run_name=plan.name)
-    run_id = str(run.info.run_id)
-    at = _milliseconds(plan.end)
-    if plan.inputs:
-        client.log_inputs(
-            run_id,
-            [
-                DatasetInput(
-                    # MLflow takes 36 characters of a digest; the whole one is in the tag.
-                    Dataset(i.name, i.digest.removeprefix("sha256:")[:32], "acclimate", f'{{"digest": "{i.digest}"}}'),
-                    [InputTag("mlflow.data.context", i.context), InputTag("acclimate.digest", i.digest)],
-                )
-                for i in plan.inputs
-            ],
-        )
-    if plan.artifacts:
-        artifacts.write(run, plan.artifacts)
-    metrics = [Metric(name, value, at, step) for name, value, step in plan.metrics]
-    for part in range(_METRICS, len(metrics), _METRICS):
-        client.log_batch(run_id, metrics[part : part + _METRICS])
-    new = {} if made else {name: value for name, value in tags.items() if run.data.tags.get(name) != value}
-    client.log_batch(
-        run_id,
-        metrics[:_METRICS],
-        [Param(name, value) for name, value in plan.params.items()][:_PARAMS],
-        [RunTag(name, value) for name, value in (new | {_CONTENT: plan.digest}).items()][:_TAGS],
-    )
-    client.set_terminated(run_id, status, end_time=at)
-    return run_id
-
-
-def _scored(plan: Planned) -> bool:
-    return plan.tags.get("acclimate.outcome") == "scored"
-
-
-def _milliseconds(moment: Any) -> int:
-    return int(round(moment.timestamp() * 1000))
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
@@ -309,6 +205,11 @@ class Tracked:
         self._client, self._uri, self._experiment = client, uri, experiment
         self.tags: Mapping[str, str] = experiment.tags
 
+    def unchanged(self) -> bool:
+        """Whether the round was not written since this was found."""
+        now = self._client.get_experiment(self._experiment.experiment_id).tags
+        return bool(now.get(tracked_state.WRITTEN) == self.tags.get(tracked_state.WRITTEN))
+
     def runs(self, role: str = "", **tags: str) -> list[Any]:
         """Its runs of a role, or all, with these tags.
 
@@ -323,17 +224,27 @@ class Tracked:
         """Every score of every example of evaluations with these tags, with the columns tracked_rows.EXAMPLES.
 
         Raises:
-            Refusal: holdout_private, where the holdout stays private; name_invalid.
+            Refusal: holdout_private, where the holdout stays private; name_invalid; busy, where the round was written since it was found.
         """
-        import pyarrow as pa
-
         if self.tags.get("acclimate.holdout") == "private":
             raise Refusal(
                 "holdout_private",
                 f"the holdout of round {self.tags['acclimate.round']} stays private: MLflow has no scores of single examples",
                 hint="scores() has the means; the round's organizer and its auditor have more in the whole bundle",
             )
-        wanted = {name: value for name, value in tags.items() if value is not None}
+        try:
+            found = self._examples({name: value for name, value in tags.items() if value is not None})
+        except Refusal:
+            if self.unchanged():
+                raise
+            raise tracked_state.refused([self.tags]) from None
+        if not self.unchanged():
+            raise tracked_state.refused([self.tags])
+        return found
+
+    def _examples(self, wanted: Mapping[str, str]) -> "pa.Table":
+        import pyarrow as pa
+
         names = tracked_rows.EXAMPLES
         types = {"seed": pa.int64(), "score": pa.float64()}
         schema = pa.schema([(name, types.get(name, pa.string())) for name in names])
@@ -376,45 +287,43 @@ def tracked(uri: str, competition: str) -> list[Tracked]:
     return sorted(found, key=lambda one: (one.tags.get("acclimate.round_name", ""), one.tags["acclimate.round"]))
 
 
-def _shaped(found: "_Found", shape: Shape) -> "pd.DataFrame":
-    """The table of this shape, of the rounds found."""
+def _shaped(uri: str | Sequence[str], competition: str, round_name: str, *, shape: Shape) -> "pd.DataFrame":
+    """The table of this shape, of the round in each store that has it."""
     pandas = with_pandas()
-    frames = []
-    for one in found.rounds:
-        runs = [run for role in shape.roles for run in one.runs(role)]
-        frames.append(pandas.DataFrame(list(shape.rows(runs, one.tags)), columns=list(shape.columns)))
-    return _frame(found, frames, shape.columns, whole=shape.whole, by=shape.by)
+
+    def read(found: Sequence[Tracked]) -> "pd.DataFrame":
+        frames = []
+        for one in found:
+            runs = [run for role in shape.roles for run in one.runs(role)]
+            frames.append(pandas.DataFrame(list(shape.rows(runs, one.tags)), columns=list(shape.columns)))
+        several = not isinstance(uri, str)
+        return _frame(found, frames, shape.columns, several=several, whole=shape.whole, by=shape.by)
+
+    return tracked_state.whole(lambda: _find(uri, competition, round_name), read)
 
 
 def _frame(
-    found: "_Found",
+    found: Sequence[Tracked],
     frames: "Sequence[pd.DataFrame]",
     columns: Sequence[str],
     *,
+    several: bool,
     whole: Sequence[str],
     by: Sequence[str],
 ) -> "pd.DataFrame":
     """One table of a frame for each round found, sorted within each installation; columns named in `whole` are Int64."""
     pandas = with_pandas()
     done = []
-    for one, frame in zip(found.rounds, frames, strict=True):
+    for one, frame in zip(found, frames, strict=True):
         frame = frame[list(columns)].astype({name: "Int64" for name in whole})
         frame = frame.sort_values(list(by), ignore_index=True, na_position="last")
-        if found.several:
+        if several:
             frame.insert(0, "installation", one.tags["acclimate.origin"])
         done.append(frame)
     return pandas.concat(done, ignore_index=True)
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A round in the stores that have it; several: whether more than one store was asked for."""
-
-    rounds: list[Tracked]
-    several: bool
-
-
-def _find(uri: str | Sequence[str], competition: str, round_name: str) -> _Found:
+def _find(uri: str | Sequence[str], competition: str, round_name: str) -> list[Tracked]:
     """The round in each store that has it, by its name or its id."""
     found, known = [], []
     for one in [uri] if isinstance(uri, str) else uri:
@@ -431,7 +340,7 @@ def _find(uri: str | Sequence[str], competition: str, round_name: str) -> _Found
             f"MLflow has no round {round_name!r} of competition {competition!r}",
             hint=f"it has: {', '.join(sorted(set(known))) or 'none'}",
         )
-    return _Found(found, not isinstance(uri, str))
+    return found
 
 
 def _client(uri: str) -> Any:

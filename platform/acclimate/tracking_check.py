@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from acclimate import tracked_state
 from acclimate.projection import Planned
 from acclimate_competitions import digests
 
@@ -35,6 +36,8 @@ class Difference:
 def experiment(held: Mapping[str, str], wanted: Mapping[str, str]) -> list[Difference]:
     """In which tags a round's experiment differs."""
     wrong = tuple(sorted(name for name, value in wanted.items() if name != _LAST and held.get(name) != value))
+    if tracked_state.under_way(held):  # or broken off: nobody reads it
+        wrong += (tracked_state.WRITTEN,)
     return [Difference("changed", "experiment", wrong)] if wrong else []
 
 

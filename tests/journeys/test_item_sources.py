@@ -170,7 +170,7 @@ def test_a_report_of_rounds_in_mlflow_shows_their_published_rankings(
         {key: pytest.approx(row[key]) for key in keys} for row in data.ranking["ranking"]
     ]
     assert numbers["interval"] == data.ranking["policy"]["interval"]
-    assert list(shown[0]["sections"]) == ["ranks", "slope", "agreement", "significance", "podium", "preparation"]
+    assert list(shown[0]["sections"]) == ["ranks", "slope", "agreement", "significance", "podium", "ways", "preparation"]
     monkeypatch.chdir(tmp_path)
     out.unlink()
     names: dict[str, Any] = {}

@@ -18,8 +18,9 @@ from waiting import WITHIN
 
 from acclimate import report_data, report_page
 from acclimate.cli.main import app
+from acclimate_competitions import ways
 
-SECTIONS = ["ranks", "slope", "agreement", "significance", "podium", "preparation"]
+SECTIONS = ["ranks", "slope", "agreement", "significance", "podium", "ways", "preparation"]
 HOSTILE = (
     "ann",
     "東京モデル",
@@ -224,6 +225,40 @@ def test_a_source_is_never_written_over_and_nothing_to_write_is_refused(tmp_path
     assert table.read_text("utf-8").startswith("entrant")
 
 
+def test_the_ways_to_rank_stand_beside_each_other_and_what_agrees_by_necessity_is_said():
+    names = ("ann", "bob", "cy", "dee", "eve")
+    table = rows_of(names, tasks=1, protocols=("direct",), examples=40)
+    section = made(table)[1]["rounds"][0]["sections"]["ways"]
+    found = ways.ways(report_data.read(table, options={})[0].main)
+    for way, ranks in section["numbers"]["ranks"].items():
+        assert ranks == dict(zip(names, found.ranks[way], strict=True)), way
+    # Right or wrong, one seed: three of the ways can only agree, whatever the scores are.
+    ranks = section["numbers"]["ranks"]
+    assert ranks["mean"] == ranks["mean_rank"] == ranks["bradley_terry"]
+    assert any("shows nothing" in caveat for caveat in section["caveats"])
+    graded = [{**row, "score": row["score"] + int(row["example"][1:]) / 100} for row in table.to_pylist()]
+    told = made(pa.Table.from_pylist(graded))[1]["rounds"][0]["sections"]["ways"]
+    assert not any("shows nothing" in caveat for caveat in told["caveats"])
+    moved = max(
+        max(row[name] for row in ranks.values()) - min(row[name] for row in ranks.values()) for name in names
+    )
+    assert (f"by {moved}." in section["sentence"]) if moved else section["sentence"].endswith("no rank moves.")
+
+
+def test_a_way_that_is_undefined_is_left_out_and_named():
+    rows = [
+        {"entrant": name, "example": str(place), "score": grade}
+        for name, grade in (("best", 1.0), ("mid", 0.5), ("low", 0.0))
+        for place in range(30)
+    ]
+    page, document = made(pa.Table.from_pylist(rows))
+    section = document["rounds"][0]["sections"]["ways"]
+    assert "bradley_terry" not in section["numbers"]["ranks"]
+    assert any(caveat.startswith("Bradley-Terry strength: undefined") for caveat in section["caveats"])
+    assert section["sentence"].startswith("4 ways of ranking the same scores have the same first")
+    assert "best: rank 1 by mean of scores" in page
+
+
 def chromium(tmp_path, *arguments):
     subprocess.run(
         [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", *arguments],
@@ -259,8 +294,8 @@ def test_on_paper_nothing_is_cut_off_and_no_figure_is_split(tmp_path):
     page.write_text(text, "utf-8")
     chromium(tmp_path, "--no-pdf-header-footer", f"--print-to-pdf={paper}", page.as_uri())
     found = pdfium.PdfDocument(paper)
-    # 2 × (6 figures with their tables, of which 190 pairs need four pages) and one across rounds.
-    assert 18 <= len(found) <= 36
+    # 2 × (7 figures with their tables, of which 190 pairs need four pages) and one across rounds.
+    assert 20 <= len(found) <= 40
     words = []
     for sheet in found:
         assert sheet.get_size() == pytest.approx(A4, abs=1)
