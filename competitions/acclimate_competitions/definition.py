@@ -132,7 +132,7 @@ class Policy:
     """`[ranking]`: everything that turns per-example scores into the ranking."""
 
     aggregate: Literal["mean", "mean_rank", "win_rate"]
-    missing: Literal["worst", "exclude"]
+    missing: Literal["worst", "exclude", "fail"]
     ties: Ties
     interval: Interval
     cluster: str | None
@@ -421,13 +421,8 @@ def _check_lengths(document: Document, competition: Competition) -> None:
 def _ranking(table: Table) -> Policy:
     ties, interval = table.table("ties"), table.table("interval")
     policy = Policy(
-        aggregate=table.word(
-            "aggregate",
-            ("mean", "mean_rank", "win_rate"),
-            default="mean",
-            designed=("casp", "bradley_terry", "test_then_rank"),
-        ),
-        missing=table.word("missing", ("worst", "exclude"), default="worst", designed=("fail",)),
+        aggregate=table.word("aggregate", ("mean", "mean_rank", "win_rate"), default="mean"),
+        missing=table.word("missing", ("worst", "exclude", "fail"), default="worst"),
         ties=Ties(
             method=ties.word("method", ("shared",), default="shared"),
             tolerance=ties.number("tolerance", 0.0),

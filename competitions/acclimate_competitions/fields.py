@@ -105,21 +105,19 @@ class Table:
 
         return self._read(key, default, check, "text", "")
 
-    def word(self, key: str, carried: Sequence[Any], *, default: Any = REQUIRED, designed: Sequence[Any] = ()) -> Any:
-        """One of a few values; `designed` are legal, but not carried by this version."""
+    def word(self, key: str, carried: Sequence[Any], *, default: Any = REQUIRED) -> Any:
+        """One of a few values."""
 
         def check(value: Any) -> Any:
-            return value if self._allowed(key, value, carried, designed) else carried[0]
+            return value if self._allowed(key, value, carried) else carried[0]
 
         return self._read(key, default, check, "", carried[0])
 
-    def words(
-        self, key: str, carried: Sequence[str], *, default: Any = REQUIRED, designed: Sequence[str] = ()
-    ) -> tuple[Any, ...]:
+    def words(self, key: str, carried: Sequence[str], *, default: Any = REQUIRED) -> tuple[Any, ...]:
         """A list of different words, each one of a few; at least one."""
         values = self.list_(key, str, default)
         for index, value in enumerate(values):
-            self._allowed(key, value, carried, designed, index=index)
+            self._allowed(key, value, carried, index=index)
         if not values and self.good(key):
             self.problem(key, "must not be empty")
         return values
@@ -308,21 +306,16 @@ class Table:
             return self._fail(key, f"must be {kind}, not {_said(self._values[key])}", stand_in)
         return value
 
-    def _allowed(
-        self, key: str, value: Any, carried: Sequence[Any], designed: Sequence[Any], *, index: int | None = None
-    ) -> bool:
+    def _allowed(self, key: str, value: Any, carried: Sequence[Any], *, index: int | None = None) -> bool:
         if value in carried and type(value) is type(carried[0]):
             return True
         only = ", ".join(_said(item) for item in carried)
-        if value in designed:
-            self.problem(key, f"= {_said(value)}: this version carries only {only}", index=index)
-        else:
-            near = difflib.get_close_matches(str(value), [str(item) for item in carried], n=1)
-            self.problem(
-                key,
-                f"= {_said(value)} is unknown: {f'did you mean {near[0]!r}? ' if near else ''}allowed is {only}",
-                index=index,
-            )
+        near = difflib.get_close_matches(str(value), [str(item) for item in carried], n=1)
+        self.problem(
+            key,
+            f"= {_said(value)} is unknown: {f'did you mean {near[0]!r}? ' if near else ''}allowed is {only}",
+            index=index,
+        )
         return False
 
     def _local(self, key: str, value: dict[str, Any]) -> datetime:

@@ -8,6 +8,7 @@ Missing scores, by policy:
     worst: an unscored example counts as the metric's worst value (an entrant lacks a score where the metric has none).
     exclude: an unscored example is left out of the entrant's mean, and shows in `n`; a task without any leaves no score. Where
         the model itself is the reason (its numbers are none), the example counts as under `worst`: nobody abstains by NaN.
+    fail: an entrant of whom one example is unscored under any seed has failed in that task: no score. Nobody else is touched by it.
 An entrant without a score has score null and ranks after all others: one whose every preparation failed, under each policy.
 
 Uncertainty (design: cluster covariance of Miller; tasks are fixed, clusters and seeds random): with r_tc an entrant's sum over
@@ -251,6 +252,8 @@ class _Part:
         if worst is None:  # what must count as the worst, and can't, leaves no score
             lost = np.asarray((np.isnan(values) & ~left_out).any(axis=(1, 2))).tolist()
             means = [None if gone else mean for mean, gone in zip(means, lost, strict=True)]
+        if missing == "fail":
+            means = [mean if known else None for mean, known in zip(means, whole.tolist(), strict=True)]
         under_all = scored.all(axis=1) & (scored.shape[1] > 0)
         return _Part(
             means,

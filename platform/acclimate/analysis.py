@@ -27,7 +27,7 @@ def rank(scores: Source = None, *, items: Source = None, **options: Unpack[RankO
 
     Returns:
         {ranking: [{entrant, rank, rank_low, rank_high, score, se}], top_set, top, level, sets, left_out, notes}; the best first, equal
-        scores share a rank. top_set holds all of the best `top` with probability `level`. With ways=True also ways: {ranks: [{entrant, a rank for
+        scores share a rank. Of a round whose tasks are joined by ranks (mean_rank, win_rate) so are these, se is None, and the intervals hold together. top_set holds all of the best `top` with probability `level`. With ways=True also ways: {ranks: [{entrant, a rank for
         each way, rank_low, rank_high}], tau_b, level}, as competitions' ways.py has them.
 
     Raises:
@@ -41,7 +41,7 @@ def rank(scores: Source = None, *, items: Source = None, **options: Unpack[RankO
                 "scores_invalid", "five ways to rank need scores by example", hint="--items, --bundle, --tracking-uri"
             )
         _need_scipy()
-    items, options = item_sources.opened(items, options)
+    items, options = item_sources.opened(items, options, as_published=True)
     item_sources.require_one_scale(items)
     if chosen("method", options.get("method", "sets"), ("sets", "casp")) == "casp":
         return table_analysis.casp_rank(items if scores is None else scores, options)

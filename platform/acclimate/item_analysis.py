@@ -1,6 +1,7 @@
 """Rankings, comparisons and agreement from scores by example, with the joint covariance of the items."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import combinations, permutations
 from typing import Any, cast
 
@@ -16,10 +17,11 @@ from acclimate.analysis_options import (
     StabilityOptions,
     chosen,
     confidence_level,
+    draws,
     number,
 )
-from acclimate.score_tables import Source, listed
-from acclimate_competitions import agreement, confidence, paired, ways
+from acclimate.score_tables import Named, Source, listed
+from acclimate_competitions import agreement, confidence, paired, ranking, task_ranks, ways
 from acclimate_competitions import stability as of_rounds
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.items import Items
@@ -33,8 +35,10 @@ def rank(source: Source, options: RankOptions) -> dict[str, Any]:
     found = example_tables.answered(found, options, notes)
     notes += _described(found)
     beside = {"ways": in_all_ways(found, options, notes)} if options.get("ways") else {}
+    aggregate = source.aggregate if isinstance(source, Named) else "mean"  # a DataFrame has a method of this name
+    made = ranked(found, options) if aggregate == "mean" else _by_ranks(found, options, notes, aggregate=aggregate)
     return {
-        **ranked(found, options),
+        **made,
         **beside,
         "left_out": [name for name in everybody if name not in found.entrants],
         "notes": notes,
@@ -49,6 +53,62 @@ def ranked(found: Items, options: RankOptions) -> dict[str, Any]:
     scores = np.array(found.scores(), dtype=np.float64)
     spread = np.array(confidence.standard_errors(errors))
     return table_analysis.ranked(found.entrants, scores, confidence.covariance(errors), errors=spread, options=options)
+
+
+def _by_ranks(found: Items, options: RankOptions, notes: list[str], *, aggregate: str) -> dict[str, Any]:
+    """The ranking of items by ranks in each set, as competitions' task_ranks.py has it; sets hold together, and there are no errors."""
+    level, count = confidence_level(options.get("level", 0.95)), len(found.sets)
+    lower = cast(dict[str, Any], options).get("lower", ())
+    signs = [-1 if name in lower else 1 for name in found.sets]
+    means = [[sign * Fraction(value or 0.0) for value in row] for sign, row in zip(signs, found.means(), strict=True)]
+    m = len(found.entrants)
+    ordered = [sorted(row) for row in means]
+    ranks = [
+        task_ranks.mean_rank([row[place] for row in means], ordered) - Fraction(1, 2) for place in range(m)
+    ]  # nobody ties with oneself
+    rates = [task_ranks.win_rate(rank, others=m - 1) for rank in ranks]
+    drawn: dict[str, Any] = {"draws": draws(options, m), "seed": options.get("seed", 1)}
+    sets = task_ranks.rank_sets(
+        [
+            confidence.rank_sets(
+                [float(value) for value in row],
+                confidence.covariance([error]),
+                kind="simultaneous",
+                level=task_ranks.task_level(level, count),
+                **drawn,
+            )
+            for row, error in zip(means, found.errors(), strict=True)
+        ]
+    )
+    scores = rates if aggregate == "win_rate" else ranks
+    rows: list[dict[str, Any]] = [
+        {
+            "entrant": name,
+            "rank": place,
+            "rank_low": min(int(low), place),
+            "rank_high": max(int(high), place),
+            "score": float(score),
+            "se": None,
+        }
+        for name, place, low, high, score in zip(
+            found.entrants, ranking.shared_ranks(rates, tolerance=0.0), sets.low, sets.high, scores, strict=True
+        )
+    ]
+    rows.sort(key=lambda row: (row["rank"], row["entrant"]))
+    top = options.get("top", 1)
+    if top < 1:
+        raise Refusal("scores_invalid", f"a top set of {top}", hint="--top 1 or more")
+    if options.get("sets", "simultaneous") != "simultaneous":
+        notes.append("intervals of ranks over tasks hold together: there are no wider or narrower ones")
+    held = [row["entrant"] for row in rows if row["rank_low"] <= top]
+    return {
+        "ranking": rows,
+        "top_set": held,
+        "top": top,
+        "level": level,
+        "sets": "simultaneous",
+        "draws": drawn["draws"],
+    }
 
 
 def in_all_ways(found: Items, options: RankOptions, notes: list[str]) -> dict[str, Any]:

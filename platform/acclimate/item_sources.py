@@ -28,6 +28,11 @@ from acclimate_competitions.errors import Refusal
 
 PROTOCOL = "prepared"
 """The protocol of a round that counts where none is chosen."""
+_AGGREGATES = {
+    "mean": "the mean over its tasks (mean)",
+    "mean_rank": "the mean of ranks in its tasks (mean_rank)",
+    "win_rate": "the share of others beaten in its tasks (win_rate)",
+}
 COLUMNS = ("entrant", "task", "protocol", "seed", "metric", "example", "cluster", "score")
 
 
@@ -67,7 +72,9 @@ class Round:
     unranked: frozenset[str] = frozenset()
 
 
-def opened(source: Source, options: Any, *, rounds_are_sets: bool = False) -> tuple[Source, Any]:
+def opened(
+    source: Source, options: Any, *, rounds_are_sets: bool = False, as_published: bool = False
+) -> tuple[Source, Any]:
     """A source as a table that `--items` takes, and the options that are left to be looked at there.
 
     Args:
@@ -75,6 +82,7 @@ def opened(source: Source, options: Any, *, rounds_are_sets: bool = False) -> tu
             joined; anything else is given back.
         options: protocol, metric and tasks choose what is taken of rounds.
         rounds_are_sets: of several rounds each is a set, not each of their tasks.
+        as_published: a round of several tasks keeps the way that its ranking joins them by; else their mean is taken.
 
     Raises:
         Refusal: bundle_invalid, file_unreadable, holdout_private, scores_invalid.
@@ -84,7 +92,9 @@ def opened(source: Source, options: Any, *, rounds_are_sets: bool = False) -> tu
     if isinstance(source, str | Path) and is_bundle(Path(source)):
         source = Bundle(Path(source))
     if isinstance(source, Bundle):
-        return chosen([of_bundle(source.path)], f"the bundle {source.path.name!r}", (), options)
+        return chosen(
+            [of_bundle(source.path)], f"the bundle {source.path.name!r}", (), options, as_published=as_published
+        )
     if hasattr(source, "example_table"):
         wanted = options.get("protocol", PROTOCOL)
         if wanted not in ("direct", "prepared"):
@@ -92,7 +102,7 @@ def opened(source: Source, options: Any, *, rounds_are_sets: bool = False) -> tu
         rounds, notes = of_tracked(source, wanted), list(source.notes)
         if rounds_are_sets and len(rounds) > 1 and options.get("common"):
             rounds, options = standing_only(rounds, notes), {**options, "common": False}
-        return chosen(rounds, "MLflow", notes, options, sets=rounds_are_sets)
+        return chosen(rounds, "MLflow", notes, options, sets=rounds_are_sets, as_published=as_published)
     if isinstance(source, str | Path) and foreign_results.is_foreign(Path(source)):
         return foreign_results.items(Path(source)), options
     return measured_items.opened(source, options) or (source, options)
@@ -104,7 +114,7 @@ def require_one_scale(items: Source) -> None:
     Raises:
         Refusal: scores_invalid.
     """
-    if getattr(items, "mixed", False):
+    if isinstance(items, Named) and items.mixed and items.aggregate == "mean":
         raise Refusal(
             "scores_invalid",
             f"{items.name}: tasks are scored by metrics of several scales or directions, of which there is no mean",
@@ -233,7 +243,13 @@ def _linked(bundle: Any, name: str, competition: Any, ranking: Mapping[str, Any]
 
 
 def chosen(
-    rounds: Sequence[Round], name: str, notes: Sequence[str], options: Any, *, sets: bool = False
+    rounds: Sequence[Round],
+    name: str,
+    notes: Sequence[str],
+    options: Any,
+    *,
+    sets: bool = False,
+    as_published: bool = False,
 ) -> tuple[Named, dict[str, Any]]:
     """One table of rounds, as `--items` takes it: the rows of one protocol and of each task's metric, without baselines.
 
@@ -243,6 +259,7 @@ def chosen(
         notes: what is known before.
         options: protocol, metric, tasks; those that are left are given back, with the direction of the metric.
         sets: of several rounds each is a set, not each of their tasks.
+        as_published: of one round with several tasks, its ranking's way to join them is told with the table.
 
     Raises:
         Refusal: scores_invalid, holdout_private.
@@ -259,6 +276,7 @@ def chosen(
     metric, wanted = left.pop("metric", None), left.get("tasks")
     parts: list[pa.Table] = []
     gone, beside = set[str](), set[str]()
+    aggregate = "mean"
     for one in rounds:
         if one.scores is None:
             raise Refusal(
@@ -270,7 +288,11 @@ def chosen(
         if wanted and set(wanted) <= set(_values(table, "task")):
             table = table.filter(pc.is_in(table["task"], pa.array(list(wanted), pa.string())))
         table = _of_metrics(table, one, metric, said, name=name)
-        if one.aggregate != "mean" and len(_values(table, "task")) > 1:
+        several = len(_values(table, "task")) > 1
+        if several and as_published and len(rounds) == 1:
+            aggregate = one.aggregate
+            said.append(f"{name}: ranked by {_AGGREGATES[aggregate]}, as the definition of {one.name} declares")
+        elif several and one.aggregate != "mean":
             said.append(
                 f"{name}: the published ranking of {one.name} is by {one.aggregate} over its tasks; means over tasks, and ranks by them, are others"
             )
@@ -298,7 +320,7 @@ def chosen(
     if len(_values(table, "metric")) > 1:
         said.append(f"{name}: each task by its own metric, of {listed(_values(table, 'metric'))}")
         table = table.drop_columns(["metric"])
-    return Named(table, name, tuple(said), mixed=len(scales) > 1, baselines=frozenset(gone)), left
+    return Named(table, name, tuple(said), mixed=len(scales) > 1, baselines=frozenset(gone), aggregate=aggregate), left
 
 
 def _of_metrics(table: pa.Table, one: Round, metric: str | None, notes: list[str], *, name: str) -> pa.Table:

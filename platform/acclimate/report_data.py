@@ -167,6 +167,8 @@ def _of_round(
         found[protocol], said = example_tables.read(table, left)
         told += said
     down = bool(left.get("lower_is_better", False))
+    if rule.get("missing") == "fail" and not options.get("missing"):
+        found, rule = _without_failed(found, told), {}
     rule = {"missing": options.get("missing") or rule.get("missing", "exclude"), "lower_is_better": down}
     rule |= {key: left[key] for key in ("worst_score",) if key in left}
     made = of_items(one.name, found, options={**options, **rule}, notes=told)
@@ -179,6 +181,22 @@ def _of_round(
         for row in one.ranking["ranking"]
     ]
     return dataclasses.replace(made, ranking={**one.ranking, "ranking": rows}, lower=lower, public_data=one.public_data)
+
+
+def _without_failed(found: Mapping[str, Items], notes: list[str]) -> dict[str, Items]:
+    """Without those who have no score where one that is missing fails an entrant."""
+    failed = {
+        name
+        for items in found.values()
+        for name, missing in zip(items.entrants, items.missing().sum(axis=1).tolist(), strict=True)
+        if missing
+    }
+    if failed:
+        notes.append(f"without a score, as one that is missing fails an entrant: {score_tables.listed(sorted(failed))}")
+    return {
+        protocol: items.of([place for place, name in enumerate(items.entrants) if name not in failed])
+        for protocol, items in found.items()
+    }
 
 
 def _uncounted(row: Mapping[str, Any], counted: Mapping[str, Any]) -> bool:

@@ -27,13 +27,13 @@ SAMPLES = 2_000
 SPLITS = 400
 """Of examples into halves, and permutations."""
 WAYS = {
-    "mean": "mean of scores",
-    "mean_rank": "mean of ranks on each example",
-    "win_rate": "share of others beaten",
-    "test_then_rank": "share of others beaten significantly",
-    "bradley_terry": "Bradley-Terry strength",
+    "mean": "mean: of the scores",
+    "mean_rank": "mean of ranks: on each example",
+    "win_rate": "win rate: share of others beaten",
+    "test_then_rank": "tests won: share of others beaten significantly",
+    "bradley_terry": "Bradley-Terry: strength by what is won on examples",
 }
-"""What each way to rank is called."""
+"""What each way to rank is called, and what it is."""
 
 
 @dataclass(frozen=True)
@@ -350,7 +350,9 @@ def _ways(found: RoundScores, items: Items) -> Section:
         alike = "where each example is right or wrong, means, ranks on examples and Bradley-Terry must give one order"
         caveats.append(f"{alike}{' in each task' if len(items.sets) > 1 else ''}: that these agree shows nothing")
     caveats += [
-        f"{WAYS[way]}: undefined, as some entrants never lose to the others" for way in ways.WAYS if way not in ranked
+        f"{_called(way)}: undefined, as some entrants never lose to the others"
+        for way in ways.WAYS
+        if way not in ranked
     ]
     if len(names) > PLOTTED:
         caveats.append(f"the plot shows the best {PLOTTED} of {len(names)} entrants; the table has all")
@@ -359,9 +361,9 @@ def _ways(found: RoundScores, items: Items) -> Section:
         for place, (name, (low, high)) in enumerate(zip(names, spans, strict=True))
     )
     taus = tuple(
-        (WAYS[one], *("" if one == other else number(made.tau[one][other]) for other in ranked)) for one in ranked
+        (_called(one), *("" if one == other else number(made.tau[one][other]) for other in ranked)) for one in ranked
     )
-    heads = tuple(WAYS[way] for way in ranked)
+    heads = tuple(map(_called, ranked))
     tables = (
         Table("Rank by way", ("*entrant", *heads, "between"), cells),
         Table("tau-b between the orders of two ways", ("*way", *heads), taus),
@@ -369,6 +371,10 @@ def _ways(found: RoundScores, items: Items) -> Section:
     picture = ways_plot.ranks(names[:PLOTTED], {WAYS[way]: row[:PLOTTED] for way, row in ranked.items()})
     numbers = {"ranks": {way: dict(zip(names, row, strict=True)) for way, row in ranked.items()}, "tau_b": made.tau}
     return Section("ways", title, sentence, tuple(caveats), picture, tables, numbers)
+
+
+def _called(way: str) -> str:
+    return WAYS[way].split(":")[0]
 
 
 def _span(row: Sequence[float]) -> str:

@@ -129,6 +129,7 @@ class Named:
         notes: what was taken for what.
         mixed: whether its sets are of metrics of several scales, which no mean may join.
         baselines: of a round, who was left out as one.
+        aggregate: how one score is made of several sets: by the mean of scores, or by ranks in each (mean_rank, win_rate).
     """
 
     table: pa.Table
@@ -136,6 +137,7 @@ class Named:
     notes: tuple[str, ...] = ()
     mixed: bool = False
     baselines: frozenset[str] = frozenset()
+    aggregate: str = "mean"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ def ranks(names: Sequence[str], found: Mapping[str, Sequence[int]]) -> str:
 
     Args:
         names: of the entrants.
-        found: what a way is called -> a rank for each name; five ways at most.
+        found: what a way is called, and after a colon what it is -> a rank for each name; five ways at most.
     """
     label = max(70.0, min(220.0, max((extent(plain(name)) for name in names), default=0.0) + 8))
     m = max((rank for row in found.values() for rank in row), default=1)
@@ -38,7 +38,7 @@ def ranks(names: Sequence[str], found: Mapping[str, Sequence[int]]) -> str:
         svg.add("rect", x=low, y=y - 16, width=high - low, height=32, rx=6, fill=BAR, stroke=EDGE)
         for number, (way, rank) in enumerate(own.items()):
             at = (left + cell * (rank - 0.5), y + _APART * (number - (len(own) - 1) / 2))
-            _mark(svg, number, at, told=f"{plain(name)}: rank {rank} by {way}")
+            _mark(svg, number, at, told=f"{plain(name)}: rank {rank} by {way.split(':')[0]}")
     for number, way in enumerate(found):
         y = bottom + 24 + 22 * number
         _mark(svg, number, (20, y - 4), told=way)

@@ -170,7 +170,15 @@ def test_a_report_of_rounds_in_mlflow_shows_their_published_rankings(
         {key: pytest.approx(row[key]) for key in keys} for row in data.ranking["ranking"]
     ]
     assert numbers["interval"] == data.ranking["policy"]["interval"]
-    assert list(shown[0]["sections"]) == ["ranks", "slope", "agreement", "significance", "podium", "ways", "preparation"]
+    assert list(shown[0]["sections"]) == [
+        "ranks",
+        "slope",
+        "agreement",
+        "significance",
+        "podium",
+        "ways",
+        "preparation",
+    ]
     monkeypatch.chdir(tmp_path)
     out.unlink()
     names: dict[str, Any] = {}
@@ -223,7 +231,7 @@ def test_a_bundle_is_called_by_its_quoted_name(bundle: Path) -> None:
     assert "the bundle 'bundle': the protocol is prepared, as none was chosen" in found["notes"]
 
 
-def test_a_round_that_is_ranked_by_ranks_says_that_means_rank_otherwise(tmp_path: Path) -> None:
+def test_a_round_is_ranked_by_its_own_aggregate_and_says_which(tmp_path: Path) -> None:
     plain = made(entrants=SKILL, examples=20, losses=0)
     for aggregate in ("win_rate", "mean_rank", "mean"):
         policy = replace(plain.competition.ranking, aggregate=aggregate)
@@ -237,12 +245,20 @@ def test_a_round_that_is_ranked_by_ranks_says_that_means_rank_otherwise(tmp_path
         tracking.publish_round(uri, tmp_path / "artifacts", data)
         where = ("rank", "--tracking-uri", uri, "--competition", "digits", "--round", aggregate)
         code, found, _ = command(*where, "--json")
-        said = f"the published ranking of {aggregate} is by {aggregate} over its tasks; means over tasks"
+        said = f"({aggregate}), as the definition of {aggregate} declares"
         assert code == 0
-        assert any(said in note for note in found["notes"]) == (aggregate != "mean")  # type: ignore[attr-defined]
-        assert (said in CliRunner().invoke(app, list(where)).output) == (aggregate != "mean")
+        assert any(said in note for note in found["notes"])  # type: ignore[attr-defined]
+        assert said in " ".join(CliRunner().invoke(app, list(where)).output.split())
+        published = {row["entrant"]: (row["rank"], row["score"]) for row in ranked["ranking"]}
+        for row in found["ranking"]:  # type: ignore[attr-defined]
+            assert (row["rank"], pytest.approx(row["score"])) == published[row["entrant"]], aggregate
+            assert row["rank_low"] <= row["rank"] <= row["rank_high"]
+            assert (row["se"] is None) == (aggregate != "mean")
         one = command(*where, "--tasks", "prime", "--json")[1]
-        assert not any("published ranking" in note for note in one["notes"])  # type: ignore[attr-defined]
+        assert not any("declares" in note for note in one["notes"])  # type: ignore[attr-defined]
+        says = f"the published ranking of {aggregate} is by {aggregate} over its tasks; means over tasks"
+        held = command("stability", *where[1:], "--json")[1]
+        assert any(says in note for note in held["notes"]) == (aggregate != "mean")  # type: ignore[attr-defined]
 
 
 def test_two_rounds_of_one_definition_keep_their_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,13 @@ def revised(tmp_path: Path) -> tuple[str, RoundData]:
     return uri, newer
 
 
+def again(data: RoundData) -> RoundData:
+    """One more version, with the ranking of the one before."""
+    assert data.scores is not None and data.ranking is not None
+    before = Version(data.competition, data.scores, data.ranking)
+    return replace(data, revision=data.revision + 1, older=(*data.older, before))
+
+
 def latest(uri: str) -> set[str]:
     with sqlite3.connect(uri.removeprefix("sqlite:///")) as connection:
         query = "SELECT DISTINCT m.key FROM latest_metrics m JOIN runs r USING (run_uuid) WHERE r.lifecycle_stage = 'active'"
@@ -120,7 +127,7 @@ def test_while_a_round_is_written_nobody_reads_two_versions(
         (wrong,) = [one.what for one in tracking.check(uri, data) if one.run == "experiment"]
         assert "acclimate.written" in wrong
 
-    third = replace(data, revision=2, tags={**data.tags, "note": "third"})
+    third = again(data)
     tracking.publish_round(uri, tmp_path / "artifacts", third, progress=look)
     assert set(said) == {"busy"}
     found = acclimate.load_rounds(uri, "digits")
@@ -135,7 +142,7 @@ def test_a_writing_that_was_broken_off_is_refused_until_it_is_completed(
 ) -> None:
     monkeypatch.setattr(tracked_state, "_PAUSE", 0.01)
     uri, data = revised
-    third = replace(data, revision=2)
+    third = again(data)
 
     def die(done: int, total: int) -> None:
         if done == 2:

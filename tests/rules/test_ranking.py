@@ -134,7 +134,7 @@ def test_ranks_are_those_of_scipy(values):
     st.integers(1, 5),
     st.integers(0, 4),
     st.data(),
-    st.sampled_from(["worst", "exclude"]),
+    st.sampled_from(["worst", "exclude", "fail"]),
 )
 def test_any_scores_give_a_total_order_in_which_unscored_never_beat_scored(count, n, data, missing):
     entrants = [f"e{place}" for place in range(count)]
@@ -244,7 +244,22 @@ def test_a_missing_seed_counts_as_the_worst_in_all_its_examples():
     assert (row.score, row.n, row.seeds) == (0.5, 0, 1)
 
 
-@pytest.mark.parametrize("missing", ["worst", "exclude"])
+@pytest.mark.parametrize("reason", [None, *metrics.OWN_FAULTS])
+def test_fail_leaves_whoever_lacks_a_score_without_one_and_touches_nobody_else(reason):
+    whole = [both("bob", [1, 1, 0]), both("cyd", [1, 0, 0])]
+    one = both("ann", [1, 1, 1])
+    lacking = [{**row, "score": None, "reason": reason} if row["example"] == one[0]["example"] else row for row in one]
+    found = rank(lacking, *whole, entrants=["ann", "bob", "cyd"], policy=with_policy(missing="fail"))
+    assert [(row.entrant, row.rank, row.score) for row in found.rows] == [
+        ("bob", 1, 2 / 3), ("cyd", 2, 1 / 3), ("ann", 3, None),
+    ]  # fmt: skip
+    assert by_entrant(found)["ann"].direct_rank == 3
+    nothing_missing = rank(one, *whole, entrants=["ann", "bob", "cyd"], policy=with_policy(missing="fail"))
+    by_worst = rank(one, *whole, entrants=["ann", "bob", "cyd"])
+    assert nothing_missing.rows == by_worst.rows
+
+
+@pytest.mark.parametrize("missing", ["worst", "exclude", "fail"])
 def test_an_entrant_whose_every_preparation_failed_ranks_last_without_a_score(missing):
     result = rank(
         rows("ann", [1, 1], seed=None), both("bob", [0, 0]), both("cyd", [1, 0]),

@@ -123,3 +123,15 @@ def test_strengths_are_found_where_they_exist_however_far_apart_and_else_there_a
     assert ways.bradley_terry(almost) is None
     assert ways.bradley_terry(np.kron(np.eye(2), 1 - np.eye(2))) is None
     assert ways.bradley_terry(np.zeros((1, 1))).tolist() == [0.0]
+
+
+@given(st.integers(2, 6), st.integers(1, 25), st.randoms(use_true_random=False))
+def test_of_whole_tables_bradley_terry_is_the_order_of_ranks_and_of_right_and_wrong_that_of_the_mean(m, n, random):
+    # Why no round ranks by it (docs/decisions/0035): where everybody answers everything it has nothing of its own to say.
+    graded = ways.ways(items([[random.randint(0, 3) for _ in range(n)] for _ in range(m)])).ranks
+    if "bradley_terry" in graded:
+        assert graded["bradley_terry"] == graded["mean_rank"]
+    counted = ways.ways(items([[random.randint(0, 1) for _ in range(n)] for _ in range(m)])).ranks
+    assert counted["mean"] == counted["mean_rank"]
+    if "bradley_terry" in counted:
+        assert counted["bradley_terry"] == counted["mean"]
