@@ -83,7 +83,7 @@ def test_all_problems_of_a_manifest_are_told_at_once(staged, ada):
         "ada",
         files,
         title="right\u202eleft",
-        kind="hf-image-classifier",
+        kind="hf-sequence-classifier",
         parameters=10**9,
         weights_after="sell",
         released="yesterday",
