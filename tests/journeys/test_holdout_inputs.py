@@ -97,7 +97,7 @@ def test_garbage_may_be_collected_in_each_phase_of_a_round_and_the_round_goes_on
         }
         with server.store.snapshot() as tx:
             assert release.holdout_files(tx, staged.round).keys() == files.keys() - made.keys()
-            assert not set(made.values()) & backups._required(tx)
+            assert not set(made.values()) & backups.named(tx)
         collect(server)
         assert all(server.store.blobs.has(digest) for digest in files.values())
         # 4. Lost and spoilt all the same, it is made again, and costs nobody a try.
