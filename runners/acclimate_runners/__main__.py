@@ -74,7 +74,9 @@ def main(arguments: Sequence[str]) -> int:
         outcome = _refused(refusal, job.device)
     except BaseException as error:
         if type(error).__name__ == _PANIC:
-            said = f"tokenizer.json: the library ends over it: {str(error)[:200]}"
+            # Of a holdout's text, which it may repeat, a public reason says nothing.
+            why = "" if isinstance(job, EvaluateJob) else f": {str(error)[:200]}"
+            said = f"tokenizer.json: the library ends over it{why}"
             outcome = _refused(Refusal("model_invalid", said, hint="save it again"), job.device)
         elif status := _shortage(error):
             traceback.print_exc()

@@ -101,7 +101,7 @@ def fit(
             batch = packing.batch_of_step(step - 1, rows=len(rows), global_batch=recipe.global_batch, seed=seed)
             # 2. Loss on the answers' tokens, and its gradient.
             optimizer.zero_grad()
-            parts = packing.micro_batches(ranks.share(batch), size=micro_batch)
+            parts = packing.micro_batches(ranks.share(batch), size=ranks.part(micro_batch))
             loss = learn(model, rows, parts, recipe=recipe, batch=batch)
             loss = ranks.added(loss, [weight.grad for weight in weights], rows=len(batch))
             # 3. Clip, and step at the schedule's learning rate.

@@ -12,8 +12,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -21,11 +22,11 @@ import torch
 from torch import Tensor, distributed
 
 from acclimate_competitions.errors import Refusal
-from acclimate_runners import isolation
 from acclimate_runners.jobs import PrepareJob
 from acclimate_runners.packing import Integers
 
 _ENDED_WITHIN = 30.0
+_LOOK = 0.2
 
 
 @contextmanager
@@ -33,8 +34,7 @@ def joined(job: PrepareJob, folder: Path) -> Iterator[Path]:
     """The folder that this process works in, once all of the job's processes are there.
 
     Raises:
-        Refusal: request_invalid, where the job is for several nodes; no_space, where one of the processes ended for that reason.
-        MemoryError: one of the processes ended for want of memory.
+        Refusal: request_invalid, where the job is for several nodes.
     """
     if job.nodes != 1:
         raise Refusal(
@@ -69,20 +69,26 @@ def _others(folder: Path, meeting: Path, *, count: int) -> Iterator[None]:
     """All processes but the first: started, and gone afterwards."""
     command = [sys.executable, "-P", "-m", "acclimate_runners", str(folder), "--rank-of", str(os.getpid())]
     started: list[subprocess.Popen[bytes]] = []
+    over = threading.Event()
+    watching = threading.Thread(target=_watch, args=(started, over), daemon=True)
     try:
         for rank in range(1, count):
             environment = {**os.environ, **_named(rank, meeting)}
             started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, cwd=folder))
+        watching.start()
         yield
+        over.set()
         until = time.monotonic() + _ENDED_WITHIN
         for process in started:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
-    except RuntimeError as error:
-        # What this one sees of another's end is a connection that closed.
-        _blame(started, error)
+    except RuntimeError:
+        # What this one sees of another's end is a connection that closed; its own end comes by how the other ended.
+        if watching.is_alive():
+            watching.join(_ENDED_WITHIN)
         raise
     finally:
+        over.set()
         for process in started:
             process.kill()
             process.wait()
@@ -92,15 +98,21 @@ def _named(rank: int, meeting: Path) -> Mapping[str, str]:
     return {"RANK": str(rank), "LOCAL_RANK": str(rank), "ACCLIMATE_MEETING": str(meeting)}
 
 
-def _blame(started: Iterable["subprocess.Popen[bytes]"], error: RuntimeError) -> None:
-    until = time.monotonic() + _ENDED_WITHIN
-    for process in started:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, until - time.monotonic()))
-        if process.returncode == isolation.NO_MEMORY:
-            raise MemoryError(f"one of the processes had not enough memory: {error}") from error
-        if process.returncode == isolation.NO_SPACE:
-            raise Refusal("no_space", f"one of the processes had no space on the disk: {error}") from error
+def _watch(started: Sequence["subprocess.Popen[bytes]"], over: threading.Event) -> None:
+    """End this process as one of the others ended, before they had to: whoever supervises it judges by its end alone."""
+    while not over.wait(_LOOK):
+        for process in started:
+            status = process.poll()
+            if status is None or status == 0:
+                continue
+            if status < 0:
+                os.kill(os.getpid(), -status)
+            os._exit(max(1, status))
+
+
+def part(micro_batch: int | None) -> int | None:
+    """How many sequences this process reads at once, where all together read so many; None for all of its share."""
+    return micro_batch if micro_batch is None else max(1, micro_batch // _count())
 
 
 def share(batch: Integers) -> Integers:

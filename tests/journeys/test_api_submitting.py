@@ -355,3 +355,30 @@ def test_a_submission_that_waits_is_not_touched_by_a_second_answer_of_the_check(
     assert submit.accept(served.store, made["submission"])["state"] == "refused"
     with pytest.raises(Refusal):
         submit.accept(served.store, "nothing")
+
+
+def test_a_try_counts_on_the_day_that_its_record_is_dated(served, tmp_path, monkeypatch):
+    """Else an auditor, who has the record alone, would count more of a day than were allowed."""
+    text = tiny.DEFINITION.replace('{ total = 5, per_day = 5, day = "UTC" }', '{ total = 5, per_day = 1, day = "UTC" }')
+    monkeypatch.setattr(tiny, "DEFINITION", text)
+    latest = "2027-03-09T12:00:00.000000Z"
+    staged = live.open_round(served, tmp_path, closes=latest, closes_latest=latest)
+    ada = live.enter(staged, served.actor("ada"))
+
+    def submitted(seed):
+        document = live.manifest(staged, "ada", live.model(staged, seed=1))
+        body = live.submission(staged, ada, document, nonce=bytes([seed]) * 32)
+        return ada.post(f"{staged.path}/submissions", body).status_code
+
+    served.clock.set("2027-03-01T23:59:59.998000Z")
+    assert [submitted(1), submitted(2)] == [201, 429]
+    debit = quota.debit
+
+    def after_midnight(*given, **named):
+        served.clock.set("2027-03-02T00:00:00.000100Z")
+        return debit(*given, **named)
+
+    monkeypatch.setattr(quota, "debit", after_midnight)
+    assert submitted(2) == 429
+    monkeypatch.setattr(quota, "debit", debit)
+    assert submitted(2) == 201

@@ -9,14 +9,15 @@
 """
 
 from datetime import datetime
-from zoneinfo import ZoneInfo
+from typing import Any
 
 from sqlalchemy import insert, select
 
 from acclimate.store import Tx, quota_ledger, timestamp
+from acclimate_competitions import zones
 from acclimate_competitions.definition import Quota
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.records import parse_time
+from acclimate_competitions.records import format_time, parse_time
 
 _FREES_DAY = frozenset({"cancelled", "platform"})
 
@@ -26,19 +27,20 @@ def used(tx: Tx, round_id: str, entrant: str, *, zone: str, at: datetime) -> tup
     rows = tx.execute(
         select(quota_ledger).where(quota_ledger.c.round == round_id, quota_ledger.c.entrant == entrant)
     ).all()
-    today = at.astimezone(ZoneInfo(zone)).date()
-    days = {row.submission: parse_time(row.at).astimezone(ZoneInfo(zone)).date() for row in rows if row.kind == "debit"}
+    today = at.astimezone(zones.zone(zone)).date()
+    days = {
+        row.submission: parse_time(row.at).astimezone(zones.zone(zone)).date() for row in rows if row.kind == "debit"
+    }
     freed = {row.submission for row in rows if row.kind in _FREES_DAY}
     return -sum(row.delta for row in rows), sum(1 for s, day in days.items() if day == today and s not in freed)
 
 
-def debit(tx: Tx, round_id: str, entrant: str, *, submission: str, quota: Quota) -> None:
-    """Take one submission off the entrant's quota.
+def debit(tx: Tx, round_id: str, entrant: str, *, submission: str, quota: Quota, at: datetime) -> None:
+    """Take one submission off the entrant's quota; `at` is the date of its record, by which an auditor counts its day.
 
     Raises:
         Refusal: quota_exceeded.
     """
-    at = tx.now()
     total, today = used(tx, round_id, entrant, zone=quota.day, at=at)
     if total >= quota.total:
         raise Refusal(
@@ -47,13 +49,13 @@ def debit(tx: Tx, round_id: str, entrant: str, *, submission: str, quota: Quota)
             hint="a refused model is refunded; an accepted one is not, even if it is withdrawn",
         )
     if today >= quota.per_day:
-        day = at.astimezone(ZoneInfo(quota.day)).date()
+        day = at.astimezone(zones.zone(quota.day)).date()
         raise Refusal(
             "quota_exceeded",
             f"entrant {entrant!r} has used {today} of {quota.per_day} tries of {day} ({quota.day})",
             hint=f"the next day begins at midnight, {quota.day}",
         )
-    _book(tx, round_id, entrant, submission=submission, kind="debit", reason="submission committed")
+    _book(tx, round_id, entrant, submission=submission, kind="debit", reason="submission committed", at=at)
 
 
 def refund(tx: Tx, submission: str, *, kind: str, reason: str) -> bool:
@@ -66,9 +68,12 @@ def refund(tx: Tx, submission: str, *, kind: str, reason: str) -> bool:
     return True
 
 
-def _book(tx: Tx, round_id: str, entrant: str, *, submission: str, kind: str, reason: str) -> None:
-    row = {"round": round_id, "entrant": entrant, "submission": submission, "kind": kind, "reason": reason}
-    tx.execute(insert(quota_ledger), {**row, "delta": -1 if kind == "debit" else 1, "at": timestamp(tx)})
+def _book(tx: Tx, round_id: str, entrant: str, *, at: datetime | None = None, **named: str) -> None:
+    row: dict[str, Any] = {"round": round_id, "entrant": entrant, **named}
+    tx.execute(
+        insert(quota_ledger),
+        {**row, "delta": -1 if named["kind"] == "debit" else 1, "at": timestamp(tx) if at is None else format_time(at)},
+    )
 
 
 def ledger(tx: Tx, round_id: str, entrant: str) -> list[dict[str, object]]:

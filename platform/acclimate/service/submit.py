@@ -123,7 +123,12 @@ def create(
         }
         tx.execute(insert(submissions), row)
         quota.debit(
-            tx, state.id, fields["entrant"], submission=row["id"], quota=state.competition.submission.per_entrant
+            tx,
+            state.id,
+            fields["entrant"],
+            submission=row["id"],
+            quota=state.competition.submission.per_entrant,
+            at=record.at,
         )
         return {**_created(tx, _row(tx, row["id"])), "new": True}
 

@@ -4,13 +4,13 @@ import base64
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfoNotFoundError
 
 from acclimate import hand_overs
 from acclimate.verify.audit import Audit
 from acclimate.verify.files import Bundle, parse
-from acclimate.verify.report import Failed
-from acclimate_competitions import definition, digests, manifests, records, rounds
+from acclimate.verify.report import Failed, NotChecked
+from acclimate_competitions import definition, digests, manifests, records, rounds, zones
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Submission
 from acclimate_competitions.records import Record
@@ -247,20 +247,22 @@ def _is_allowed(audit: Audit, manifest: Mapping[str, Any], entrant: str, where: 
 def _within_quota(audit: Audit, accepted: Sequence[Submission]) -> None:
     """Fail where an entrant had more submissions accepted than the definition gives: of the round, or committed on one day."""
     quota = audit.competition.submission.per_entrant
-    days = [
-        (one.entrant, audit.records[one.order].at.astimezone(ZoneInfo(quota.day)).date().isoformat())
-        for one in accepted
-    ]
-    for (entrant, day), count in Counter(days).items():
-        if count > quota.per_day:
-            said = f"{count} submissions of {entrant} that were committed on {day} ({quota.day}) were accepted"
-            raise Failed("submissions.jsonl", f"{said}, the definition allows {quota.per_day} a day")
     for entrant, count in Counter(one.entrant for one in accepted).items():
         if count > quota.total:
             raise Failed(
                 "submissions.jsonl",
                 f"{count} submissions of {entrant} were accepted, the definition allows {quota.total}",
             )
+    try:
+        zone = zones.zone(quota.day)
+    except ZoneInfoNotFoundError as error:
+        sentence = f"this machine knows no time zone {quota.day}, by which the definition counts days: install tzdata"
+        raise NotChecked(sentence) from error
+    days = [(one.entrant, audit.records[one.order].at.astimezone(zone).date().isoformat()) for one in accepted]
+    for (entrant, day), count in Counter(days).items():
+        if count > quota.per_day:
+            said = f"{count} submissions of {entrant} that were committed on {day} ({quota.day}) were accepted"
+            raise Failed("submissions.jsonl", f"{said}, the definition allows {quota.per_day} a day")
 
 
 def _without(audit: Audit) -> str:
