@@ -122,14 +122,8 @@ def create(
             "created": format_time(record.at),
         }
         tx.execute(insert(submissions), row)
-        quota.debit(
-            tx,
-            state.id,
-            fields["entrant"],
-            submission=row["id"],
-            quota=state.competition.submission.per_entrant,
-            at=record.at,
-        )
+        allowed = state.competition.submission.per_entrant
+        quota.debit(tx, state.id, fields["entrant"], submission=row["id"], quota=allowed, at=record.at)
         return {**_created(tx, _row(tx, row["id"])), "new": True}
 
 
