@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from acclimate.verify.report import Failed, lacking
 from acclimate_competitions import digests
@@ -259,8 +260,9 @@ def _copy_out(path: Path, folder: Path, bound: int) -> dict[str, str]:
     """Copy a ZIP's members into a folder; of those that are damaged, name -> why."""
     damaged: dict[str, str] = {}
     try:
-        with zipfile.ZipFile(path) as archive:
-            _require_end(path)
+        # Opened once: what is looked at is what is read.
+        with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
+            _require_end(stream, path.name)
             members = _accepted(archive, bound=bound, where=path.name)
             for name, member in members.items():
                 try:
@@ -273,13 +275,12 @@ def _copy_out(path: Path, folder: Path, bound: int) -> dict[str, str]:
     return damaged
 
 
-def _require_end(path: Path) -> None:
+def _require_end(stream: IO[bytes], where: str) -> None:
     """Refuse what stands behind the ZIP's own end, or as its comment: no check would read it."""
-    with path.open("rb") as stream:
-        stream.seek(-_END, os.SEEK_END)
-        end = stream.read(_END)
+    stream.seek(-_END, os.SEEK_END)
+    end = stream.read(_END)
     if not end.startswith(b"PK\5\6") or end[-2:] != b"\0\0":
-        raise Failed(path.name, "bytes stand behind the end of the ZIP, or it has a comment: no check would read them")
+        raise Failed(where, "bytes stand behind the end of the ZIP, or it has a comment: no check would read them")
 
 
 def _accepted(archive: zipfile.ZipFile, *, bound: int, where: str) -> dict[str, zipfile.ZipInfo]:
