@@ -1,14 +1,11 @@
 """`acclimate export`: scores of rounds, bundles, tables or other programs' results, as tables for any tool, or as Every Eval Ever.
 
 As CSV or Parquet a folder gets `examples` (long: a row a score), `scores` (a row an entrant and set, with error and counts) and for each protocol
-`table-PROTOCOL` (entrants × sets): `rank`, `compare` and `stability` read the first and the last. As Every Eval Ever (schema 0.3.0) it gets for
-each entrant one evaluation of one protocol, and beside it the single samples, whose scores are means over seeds.
+`table-PROTOCOL` (entrants × sets): `rank`, `compare` and `stability` read the first and the last. As Every Eval Ever (every_eval_ever.py) it gets
+for each entrant one evaluation of one protocol, and beside it the single samples.
 """
 
-import hashlib
-import json
-import re
-import uuid
+import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -17,17 +14,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from acclimate import __version__, example_tables, item_sources
+from acclimate import __version__, every_eval_ever, example_tables, foreign_results, item_sources
 from acclimate.score_tables import Named, Source
-from acclimate_competitions import confidence, digests, tables
+from acclimate_competitions import confidence, measures, metrics, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.items import Items, arrange
 from acclimate_competitions.tables import PROTOCOLS
 
 FORMATS = ("csv", "parquet", "every-eval-ever")
-SCHEMA = "0.3.0"
-"""Of Every Eval Ever, as written."""
-_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def export(source: Source, out: Path, *, form: str, options: Mapping[str, Any], at: datetime) -> dict[str, Any]:
@@ -37,7 +31,8 @@ def export(source: Source, out: Path, *, form: str, options: Mapping[str, Any], 
         source: as the items of `acclimate.rank`.
         out: the folder.
         form: one of FORMATS.
-        options: protocol, metric, tasks; without protocol tables have both, each named, and Every Eval Ever the prepared one.
+        options: protocol, metric, tasks; without protocol tables have both, each named, and Every Eval Ever the prepared one. lower_is_better says so
+            in Every Eval Ever, where the source doesn't know it.
         at: when, for Every Eval Ever.
 
     Returns:
@@ -51,7 +46,8 @@ def export(source: Source, out: Path, *, form: str, options: Mapping[str, Any], 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise Refusal("file_unreadable", f"{out} is there and not empty", hint="name a folder that is not there yet")
     notes: dict[str, None] = {}
-    parts = _parts(source, {name: value for name, value in options.items() if value is not None}, form=form)
+    given = {name: value for name, value in options.items() if value is not None}
+    parts = _parts(source, given, form=form)
     found: dict[str, Items] = {}
     labels: dict[str, list[str]] = {}
     for protocol, (named, left) in parts.items():
@@ -63,13 +59,15 @@ def export(source: Source, out: Path, *, form: str, options: Mapping[str, Any], 
             labels[one] = sorted(own)
     out.mkdir(parents=True, exist_ok=True)
     if form == "every-eval-ever":
-        ((protocol, (named, _)),) = parts.items()
+        ((protocol, (named, left)),) = parts.items()
         if protocol:
             notes |= {f"of the protocol {protocol}; --protocol chooses": None}
-        if len(found[protocol].seeds) > 1 or found[protocol].clustered:
-            lost = "the form has neither seeds nor clusters: scores are means over seeds, and errors from them are too small"
-            notes |= {lost: None}
-        files = _every_eval_ever(out, found[protocol], labels, about=(protocol, named.name), at=at)
+        sets = found[protocol].sets
+        own_metrics = _metrics(named, given, sets)
+        lower = _lower(own_metrics, named, left, sets)
+        # Of a path the name alone: where a table lay is nobody's affair.
+        about = every_eval_ever.About(Path(named.name).name, protocol, _library(source), own_metrics, lower, at)
+        files = every_eval_ever.write(out, found[protocol], labels, about)
     else:
         files = _tables(out, {protocol: named.table for protocol, (named, _) in parts.items()}, found, form)
     return {"out": str(out), "files": files, "notes": list(notes)}
@@ -95,6 +93,38 @@ def _parts(source: Source, chosen: dict[str, Any], *, form: str) -> dict[str, tu
     return {name: (_of(named, name), left) for name in names}
 
 
+def _library(source: Source) -> tuple[str, str]:
+    """Name and version of the program that evaluated, as far as its form tells."""
+    if item_sources.is_rounds(source):
+        return "acclimate", __version__
+    return (
+        "lm_eval" if isinstance(source, str | Path) and foreign_results.is_harness(Path(source)) else "unknown",
+        "unknown",
+    )
+
+
+def _metrics(named: Named, given: Mapping[str, Any], sets: Sequence[str]) -> dict[str, str]:
+    """The metric of each set, as far as it is known."""
+    if named.metrics:
+        return dict(named.metrics)
+    if given.get("metric") is not None:
+        return dict.fromkeys(sets, str(given["metric"]))
+    columns = {column.lower(): column for column in named.table.column_names}
+    words = {str(word) for word in named.table[columns["metric"]].to_pylist()} if "metric" in columns else set()
+    return dict.fromkeys(sets, words.pop()) if len(words) == 1 else {}
+
+
+def _lower(own: Mapping[str, str], named: Named, left: Mapping[str, Any], sets: Sequence[str]) -> frozenset[str]:
+    """The sets in which lower is better: as asked for, as the source says, or as the metric is known."""
+    if left.get("lower_is_better"):
+        return frozenset(sets)
+    known = {one.name for one in metrics.METRICS.values() if one.direction == "min"}
+    known |= {one.name for one in measures.MEASURES.values() if one.direction == "min"}
+    return frozenset(left.get("lower", ())) | {
+        one for one in sets if own.get(one) in known or (one, own.get(one)) in named.lower
+    }
+
+
 def _as_named(source: Source) -> Named:
     from acclimate import score_tables
 
@@ -109,7 +139,7 @@ def _as_named(source: Source) -> Named:
 def _of(named: Named, protocol: str) -> Named:
     """The rows of one protocol, without the column."""
     kept = named.table.filter(pa.array([name == protocol for name in named.table["protocol"].to_pylist()]))
-    return Named(kept.drop_columns(["protocol"]), named.name, named.notes)
+    return dataclasses.replace(named, table=kept.drop_columns(["protocol"]))
 
 
 def _tables(out: Path, parts: Mapping[str, pa.Table], found: Mapping[str, Items], form: str) -> list[str]:
@@ -161,110 +191,4 @@ def _summaries(items: Items) -> list[dict[str, Any]]:
                     "missing": int(np.isnan(values).sum()),
                 }
             )
-    return rows
-
-
-# ---- Every Eval Ever -----------------------------------------------------------------------------------------------
-
-
-def _every_eval_ever(
-    out: Path, items: Items, labels: Mapping[str, Sequence[str]], *, about: tuple[str, str], at: datetime
-) -> list[str]:
-    """Two files an entrant; about: the protocol, and what the scores come from."""
-    protocol, name = about
-    moment = f"{at.timestamp():.0f}"
-    summaries = {(row["entrant"], row["set"]): row for row in _summaries(items)}
-    files = []
-    for number, entrant in enumerate(items.entrants):
-        identity = f"acclimate/{entrant}/{moment}"
-        samples = [
-            row for place in range(len(items.sets)) for row in _instances(items, (number, place), labels, identity)
-        ]
-        data = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in samples)
-        developer, _, model = entrant.rpartition("/")
-        folder = f"data/acclimate/{_word(developer or 'unknown')}/{_word(model)}"
-        # The schema asks for a random UUID's form; from the content, the same scores have the same name.
-        stem = f"{folder}/{uuid.UUID(bytes=hashlib.sha256(identity.encode() + data).digest()[:16], version=4)}"
-        (out / folder).mkdir(parents=True, exist_ok=True)
-        (out / f"{stem}_samples.jsonl").write_bytes(data)
-        own = [summaries[entrant, one] for one in items.sets]
-        document = {
-            "schema_version": SCHEMA,
-            "evaluation_id": identity,
-            "retrieved_timestamp": moment,
-            "source_metadata": {
-                "source_name": name,
-                "source_type": "evaluation_run",
-                "source_organization_name": "unknown",
-                "evaluator_relationship": "third_party",
-                "additional_details": {"protocol": protocol} if protocol else {},
-            },
-            "eval_library": {"name": "acclimate", "version": __version__},
-            "model_info": {
-                "name": entrant,
-                "id": entrant,
-                "additional_details": {"deployment_type": "unknown", "model_availability": "unknown"},
-            },
-            "evaluation_results": [_result(row, binary=items.binary) for row in own if row["score"] is not None],
-            "detailed_evaluation_results": {
-                "format": "jsonl",
-                "file_path": f"{stem}_samples.jsonl",
-                "hash_algorithm": "sha256",
-                "checksum": digests.of_bytes(data).removeprefix("sha256:"),
-                "total_rows": len(samples),
-            },
-        }
-        (out / f"{stem}.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        files += [f"{stem}.json", f"{stem}_samples.jsonl"]
-    return files
-
-
-def _word(name: str) -> str:
-    """A name as a folder's."""
-    return _PLAIN.sub("-", name).strip(".")[:80] or "unnamed"
-
-
-def _result(row: Mapping[str, Any], *, binary: bool) -> dict[str, Any]:
-    spread: dict[str, Any] = {"num_samples": row["n"]}
-    if row["se"] is not None:
-        spread["standard_error"] = {"value": row["se"], "method": "analytic"}
-    return {
-        "evaluation_result_id": row["set"] or "all",
-        "evaluation_name": row["set"] or "all",
-        "source_data": {"dataset_name": row["set"] or "all", "source_type": "other"},
-        # Whether lower is better no table of scores tells; as everywhere here, higher is.
-        "metric_config": {
-            "lower_is_better": False,
-            "metric_id": "score",
-            **({"score_type": "binary"} if binary else {}),
-        },
-        "score_details": {"score": row["score"], "uncertainty": spread},
-    }
-
-
-def _instances(
-    items: Items, at: tuple[int, int], labels: Mapping[str, Sequence[str]], identity: str
-) -> list[dict[str, Any]]:
-    """The samples of an entrant in a set, whose places `at` has."""
-    entrant, place = at
-    name, values = items.sets[place] or "all", items.values[place][entrant]
-    rows = []
-    for example, label in enumerate(labels[items.sets[place]]):
-        known = values[:, example][~np.isnan(values[:, example])]
-        score = float(known.mean()) if known.size else None
-        row: dict[str, Any] = {
-            "schema_version": f"instance_level_eval_{SCHEMA}",
-            "evaluation_id": identity,
-            "model_id": items.entrants[entrant],
-            "evaluation_name": name,
-            "evaluation_result_id": name,
-            "sample_id": label,
-            "interaction_type": "single_turn",
-            "input": {"raw": "", "reference": []},
-            "output": {"raw": []},
-            "answer_attribution": [],
-            "evaluation": {"score": 0.0 if score is None else score, "is_correct": score == 1.0},
-        }
-        # Unknown is not zero, which the schema can't say: the error says it.
-        rows.append(row if score is not None else {**row, "error": "not scored"})
     return rows

@@ -6,6 +6,7 @@
 What can't be told apart is refused, not guessed: two results of one model and task, or samples of one number that are not the same example.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ class _Found:
     files: dict[tuple[str, ...], str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     hashes: dict[tuple[str, str], str] = field(default_factory=dict)
-    lower: set[str] = field(default_factory=set)
+    lower: set[tuple[str, str]] = field(default_factory=set)
     odd: set[str] = field(default_factory=set)
     lacking: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -62,19 +63,28 @@ class _Found:
             sorted(set(self.problems)),
             hint="take out the older files, or give each run a folder of its own",
         )
-        notes = [*self.notes]
+        notes = list(dict.fromkeys(self.notes))
         if self.odd:
             notes.append(f"{self.name}: not looked at, as no numbers: {listed(sorted(self.odd))}")
         if self.lower:
             notes.append(
-                f"{self.name}: lower is better in {listed(sorted(self.lower))}; say so with --lower-is-better or --lower"
+                f"{self.name}: lower is better in {listed(' '.join(one) for one in sorted(self.lower))}; say so with --lower-is-better or --lower"
             )
         types = {"score": pa.float64(), "se": pa.float64()}
         arrays = {
             column: pa.array([row.get(column) for row in self.rows], types.get(column, pa.string()))
             for column in columns
         }
-        return Named(pa.table(arrays), self.name, tuple(notes))
+        return Named(pa.table(arrays), self.name, tuple(notes), lower=frozenset(self.lower))
+
+
+def is_harness(path: Path) -> bool:
+    """Whether all results at a path are of lm-evaluation-harness.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    return is_foreign(path) and not _forms(path)[1]
 
 
 def is_foreign(path: Path) -> bool:
@@ -83,7 +93,7 @@ def is_foreign(path: Path) -> bool:
 
 
 def items(path: Path) -> Named:
-    """Scores by example: entrant, task, example, cluster, metric, score.
+    """Scores by example: entrant, task, example, cluster, metric, score; protocol where all evaluations tell it, seed where a sample does.
 
     The number of an example means something in its task only. What two tasks share is told by its hash, and by nothing else.
 
@@ -94,14 +104,16 @@ def items(path: Path) -> Named:
     harness, ever = _forms(path)
     for file in harness:
         _samples(found, file)
-    if found.lacking and found.rows:
-        found.notes.append(f"{path}: no scores of single examples of {listed(sorted(found.lacking))}")
     for file, document in ever:
         _instances(found, file, document)
+    if found.lacking and found.rows:
+        found.notes.append(f"{path}: no scores of single examples of {listed(sorted(found.lacking))}")
     if not found.rows and not found.problems:
         hint = "lm_eval --log_samples writes samples_*.jsonl; without, --scores reads the means"
         raise Refusal("file_unreadable", f"{path}: no scores of single examples", hint=hint)
-    return found.named(("entrant", "task", "example", "cluster", "metric", "score"))
+    told = ["protocol"] if all(row.get("protocol") for row in found.rows) else []
+    told += ["seed"] if any(row.get("seed") for row in found.rows) else []
+    return found.named(("entrant", "task", "example", "cluster", *told, "metric", "score"))
 
 
 def scores(path: Path, *, metric: str | None = None) -> Named:
@@ -230,7 +242,7 @@ def _tasks(found: _Found, file: Path) -> tuple[str, list[str], dict[str, Any]]:
     for task in tasks:
         for metric, higher in _object(better.get(task), file, f"`higher_is_better` of {task!r}").items():
             if higher is False:
-                found.lower.add(f"{task} {metric}")
+                found.lower.add((task, metric))
     return str(model), tasks, document
 
 
@@ -316,8 +328,8 @@ def _aggregates(found: _Found, file: Path, document: dict[str, Any]) -> None:
         if not found.claim(file, model, task, metric):
             continue
         if (result.get("metric_config") or {}).get("lower_is_better"):
-            found.lower.add(f"{task} {metric}")
-        if not _numeric(details.get("score")):
+            found.lower.add((task, metric))
+        if not _numeric(details.get("score")) or _unknown(result, details.get("score")):
             found.odd.add(f"{task} {metric}")
             continue
         spread = _object(details.get("uncertainty"), file, "`uncertainty`").get("standard_error")
@@ -327,28 +339,79 @@ def _aggregates(found: _Found, file: Path, document: dict[str, Any]) -> None:
 
 
 def _instances(found: _Found, file: Path, document: dict[str, Any]) -> None:
+    model, protocol = _model(file, document), _protocol(file, document)
+    results = _every(file, document)
     detailed = _object(document.get("detailed_evaluation_results"), file, "`detailed_evaluation_results`")
     if not detailed.get("file_path"):
+        found.lacking |= {f"{model}, {result.get('evaluation_name')}" for result in results}
+        return
+    identity = str(document.get("evaluation_id"))
+    if not found.claim(file, model, identity):
         return
     # Never a path that the file names: the file of that name that lies beside it.
     samples = file.parent / Path(str(detailed["file_path"])).name
-    model = _model(file, document)
-    results = _every(file, document)
-    by_id = {str(result.get("evaluation_result_id")): result for result in results}
-    by_name = {str(result.get("evaluation_name")): result for result in results}
-    if not found.claim(file, model, str(document.get("evaluation_id"))):
-        return
+    _require_whole(samples, detailed)
+    by_id = {str(result["evaluation_result_id"]): [result] for result in results if result.get("evaluation_result_id")}
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        by_name.setdefault(str(result.get("evaluation_name")), []).append(result)
     for row in _lines(samples):
+        if str(row.get("evaluation_id", identity)) != identity:
+            what = f"{samples}: a sample of {row['evaluation_id']!r}, not of {identity!r}"
+            raise Refusal("file_unreadable", what, hint="each evaluation has samples of its own")
         task, example = str(row.get("evaluation_name")), str(row.get("sample_id"))
-        result = by_id.get(str(row.get("evaluation_result_id"))) or by_name.get(task) or {}
+        of = by_id.get(str(row.get("evaluation_result_id"))) or by_name.get(task, [])
+        names = list(dict.fromkeys(map(_metric, of)))
+        if len(names) > 1:
+            found.notes.append(
+                f"{model}, {task}: of which metric the samples are isn't told ({listed(names)}): `score`"
+            )
+        metric = names[0] if len(names) == 1 else "score"
+        if any(result["metric_config"].get("lower_is_better") for result in of):
+            found.lower.add((task, metric))
         if row.get("sample_hash"):
             found.same(task, example, str(row["sample_hash"]))
         value = _object(row.get("evaluation"), samples, "`evaluation`").get("score")
-        cluster = str(row.get("sample_hash") or f"{task}/{example}")
-        one = {"entrant": model, "task": task, "example": example, "cluster": cluster, "metric": _metric(result)}
+        told = _object(row.get("metadata"), samples, "`metadata`")
+        cluster = str(told.get("cluster") or row.get("sample_hash") or f"{task}/{example}")
+        one = {"entrant": model, "task": task, "example": example, "cluster": cluster, "metric": metric}
+        # Repetitions are a seed as written here, an epoch as written of Inspect, which has a first one always.
+        epoch = str(told.get("epoch") or "")
+        one |= {"protocol": protocol, "seed": str(told.get("seed") or ("" if epoch == "1" else epoch))}
         # A sample with an error has a score that stands for nothing.
-        score = None if row.get("error") else value
+        score = None if row.get("error") or any(_unknown(result, value) for result in of) else value
         found.rows.append({**one, "score": _float(score)})
+
+
+def _require_whole(samples: Path, detailed: dict[str, Any]) -> None:
+    """Hold a file of samples against what its evaluation says of it.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    algorithm, told = detailed.get("hash_algorithm"), detailed.get("checksum")
+    if not told or algorithm not in ("sha256", "md5"):
+        return
+    try:
+        with samples.open("rb") as stream:
+            digest = hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+    except OSError as error:
+        raise Refusal(
+            "file_unreadable", f"{samples}: {error.strerror}", hint="the samples lie beside the evaluation"
+        ) from error
+    if digest != str(told).lower():
+        what = f"{samples}: {algorithm} {digest}, but its evaluation says {told}"
+        raise Refusal("file_unreadable", what, hint="is it whole, and of this evaluation?")
+
+
+def _unknown(result: dict[str, Any], value: Any) -> bool:
+    """Whether a score stands for the level that means unknown."""
+    return bool(result["metric_config"].get("has_unknown_level")) and value == -1
+
+
+def _protocol(file: Path, document: dict[str, Any]) -> str:
+    source = _object(document.get("source_metadata"), file, "`source_metadata`")
+    return str(_object(source.get("additional_details"), file, "`additional_details`").get("protocol") or "")
 
 
 def _model(file: Path, document: dict[str, Any]) -> str:

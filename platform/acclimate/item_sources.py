@@ -317,10 +317,16 @@ def chosen(
     elif len(rounds) == 1:
         table = table.drop_columns(["round"])
     left |= _directions(table, said)
+    own = _by_set(table)
     if len(_values(table, "metric")) > 1:
         said.append(f"{name}: each task by its own metric, of {listed(_values(table, 'metric'))}")
         table = table.drop_columns(["metric"])
-    return Named(table, name, tuple(said), mixed=len(scales) > 1, baselines=frozenset(gone), aggregate=aggregate), left
+    return Named(table, name, tuple(said), len(scales) > 1, frozenset(gone), aggregate, own), left
+
+
+def _by_set(table: pa.Table) -> dict[str, str]:
+    """The metric of each set, of which there is one."""
+    return dict(zip(example_tables.sets_of(score_tables.read(table)), table["metric"].to_pylist(), strict=True))
 
 
 def _of_metrics(table: pa.Table, one: Round, metric: str | None, notes: list[str], *, name: str) -> pa.Table:

@@ -59,7 +59,8 @@ def opened(source: Source, options: Mapping[str, Any]) -> tuple[Named, dict[str,
     left["worst_score"] = found.low if found.direction == "max" else found.high
     if found.direction == "min":
         left |= {"lower_is_better": True, "lower": sorted(set(example_tables.sets_of(table)))}
-    return Named(made, table.name, tuple(notes)), left
+    own = dict.fromkeys(example_tables.sets_of(score_tables.read(made)), found.name)
+    return Named(made, table.name, tuple(notes), metrics=own), left
 
 
 _BETTER = {"min": "lower is better", "max": "higher is better"}

@@ -10,7 +10,7 @@ import dataclasses
 import io
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,8 @@ class Named:
         mixed: whether its sets are of metrics of several scales, which no mean may join.
         baselines: of a round, who was left out as one.
         aggregate: how one score is made of several sets: by the mean of scores, or by ranks in each (mean_rank, win_rate).
+        metrics: set -> its metric, where each has its own.
+        lower: sets with the metric in which lower is better, as the source says.
     """
 
     table: pa.Table
@@ -138,6 +140,8 @@ class Named:
     mixed: bool = False
     baselines: frozenset[str] = frozenset()
     aggregate: str = "mean"
+    metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    lower: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -243,12 +243,14 @@ def export(
     tasks: Annotated[str | None, typer.Option("--tasks", help="Only these sets.", metavar="A,B,…")] = None,
     protocol: OneProtocol = None,
     metric: OneMetric = None,
+    lower_is_better: Lower = False,
     as_json: AsJson = False,
 ) -> None:
     """Write scores as tables for any tool, or as Every Eval Ever.
 
     Tables: examples (a row a score), scores (a row an entrant and set), and a table entrants × sets for each protocol. What is read may be
-    rounds in MLflow, a bundle, a table, or results of lm-evaluation-harness or Every Eval Ever: so this converts them, too.
+    rounds in MLflow, a bundle, a table, or results of lm-evaluation-harness or Every Eval Ever: so this converts them, too. --lower-is-better is
+    for Every Eval Ever, of scores whose direction the source doesn't tell.
 
     Example: acclimate export --items lm_eval_results --metric acc --format parquet --out tables
     """
@@ -261,7 +263,7 @@ def export(
     if source is None:
         raise Refusal("scores_invalid", "no scores are given", hint="--items, --bundle or --tracking-uri")
     words = [word.strip() for word in tasks.split(",") if word.strip()] if tasks else None
-    options = {"tasks": words, "protocol": protocol, "metric": metric}
+    options = {"tasks": words, "protocol": protocol, "metric": metric, "lower_is_better": lower_is_better or None}
     found = exporting.export(source, out, form=form, options=options, at=datetime.now(UTC))
     lines = [f"{found['out']}: {', '.join(found['files'][:8])}{' …' if len(found['files']) > 8 else ''}"]
     emit(found, as_json=as_json, text=[*lines, *(f"note: {note}" for note in found["notes"])])
