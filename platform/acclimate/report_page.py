@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from acclimate import report_sections
+from acclimate import report_sections, rounds_section
 from acclimate.plots import plain
 from acclimate.report_data import RoundScores
 from acclimate.report_sections import Section, Table
@@ -49,7 +49,7 @@ def make(
         seed: of all draws.
     """
     parts = [(found, report_sections.of_round(found, seed=seed)) for found in rounds]
-    across = [report_sections.of_rounds(rounds)] if len(rounds) > 1 else []
+    across = [rounds_section.of(rounds)] if len(rounds) > 1 else []
     document = {
         "title": title,
         "rounds": [
