@@ -71,6 +71,14 @@ class _Found:
                 f"{self.name}: lower is better in {listed(' '.join(one) for one in sorted(self.lower))}; say so with --lower-is-better or --lower"
             )
         types = {"score": pa.float64(), "se": pa.float64()}
+        # JSON can hold half of a character, which is no text.
+        halves = {
+            f"{column} {row[column]!r}"
+            for row in self.rows
+            for column in columns
+            if isinstance(row.get(column), str) and not _is_text(row[column])
+        }
+        refuse(f"{self.name}: names with half of a character", sorted(halves), hint="write these names as text")
         arrays = {
             column: pa.array([row.get(column) for row in self.rows], types.get(column, pa.string()))
             for column in columns
@@ -291,6 +299,10 @@ def _samples(found: _Found, file: Path) -> None:
                     continue
                 one = {"entrant": model, "task": task, "example": example, "cluster": cluster, "metric": name}
                 found.rows.append({**one, "score": value})
+
+
+def _is_text(value: str) -> bool:
+    return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _numeric(value: Any) -> bool:

@@ -319,7 +319,8 @@ def _file(path: Path, name: str) -> Columns:
             return _arrow(bounds.read(path), name)
         data = path.read_bytes()
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise Refusal("file_unreadable", f"{name}: {error}") from error
+        hint = "is it whole, and may you read it? Copy it again, or save the table as CSV in UTF-8"
+        raise Refusal("file_unreadable", f"{name}: {error}", hint=hint) from error
     try:
         return _csv(data.decode("utf-8-sig"), name)
     except UnicodeDecodeError as error:

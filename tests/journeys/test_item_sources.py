@@ -448,6 +448,17 @@ def test_results_of_another_form_are_refused(tmp_path, key, value):
         assert caught.value.code == "file_unreadable"
 
 
+def test_half_of_a_character_in_a_name_is_refused_with_the_name(tmp_path):
+    own = foreign.lm_eval(tmp_path, "org/x", {"arc": [1, 0]})
+    samples = next(own.glob("samples_*.jsonl"))
+    samples.write_text(samples.read_text().replace('"doc_hash": "arc-0"', '"doc_hash": "\\ud800"'))
+    for ask in (lambda: acclimate.rank(items=tmp_path, metric="acc"), lambda: foreign_results.items(tmp_path)):
+        with pytest.raises(Refusal) as caught:
+            ask()
+        assert caught.value.code == "scores_invalid"
+        assert caught.value.problems == ("cluster '\\ud800'",)
+
+
 def test_a_number_that_is_none_and_a_name_that_is_a_path_are_told(tmp_path):
     own = foreign.lm_eval(tmp_path, "org/x", {"arc": [1, 0]})
     path = next(own.glob("results_*.json"))

@@ -63,6 +63,15 @@ def test_a_file_with_points_and_commas_is_refused(tmp_path):
     assert refused.value.problems == ("line 2, column 'a': '1,5'",)
 
 
+def test_a_parquet_file_that_is_cut_off_is_refused_with_what_to_do(tmp_path):
+    path = tmp_path / "cut.parquet"
+    path.write_bytes(b"PAR1" + bytes(50))
+    with pytest.raises(Refusal) as caught:
+        score_tables.read(path)
+    assert caught.value.code == "file_unreadable"
+    assert "is it whole" in caught.value.hint
+
+
 def test_parquet_arrow_and_pandas_are_the_same_table(tmp_path):
     table = pa.table({"model": ["x", "y", "z"], "a": [1, 2, 3], "b": [4, 3, 2.5]})
     pq.write_table(table, tmp_path / "table.bin")  # what it is decides, not what it is called
