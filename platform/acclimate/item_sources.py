@@ -208,7 +208,8 @@ def of_bundle(path: Path) -> Round:
             ranking = cast(dict[str, Any], bundle.json("ranking.json"))
             competition = definition.parse(bundle.read("definition.toml"))
             linked = _linked(bundle, called, competition, ranking)
-            names, revised = bundle.under("scores"), bool(bundle.under("versions"))
+            names = bundle.under("scores")
+            revised = any(record.type == "RankingRevised" for _, record in order.own_records(bundle))
             if not names and competition.round.holdout_after != "private":
                 raise Refusal("bundle_invalid", f"the bundle {path} has no scores of single examples")
             parts = [tables.read(bundle.path(name), tables.SCORES).select(COLUMNS) for name in names]
