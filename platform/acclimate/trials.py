@@ -46,6 +46,7 @@ def evaluate(
     split: str = "validation",
     examples: Path | str | None = None,
     entrant: str | None = None,
+    seed: int | None = None,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Evaluate a model as it is on a public split, as a round would on its holdout.
@@ -59,6 +60,7 @@ def evaluate(
             loglikelihoods (natural, in the order of choices, or one of the whole text), text (generated), metric, score, reason (why
             there is no score). It is what `rank`, `compare` and `stability` take as items.
         entrant: whose rows these are, in that file; None for the name of the model's folder.
+        seed: with which the model was prepared, as a column of that file: files of one entrant and several seeds are read together as repetitions.
         progress: called with (steps done, of how many, what is done).
 
     Returns:
@@ -75,6 +77,10 @@ def evaluate(
     out = None if examples is None else Path(examples)
     if entrant is not None and not entrant.strip():
         raise Refusal("request_invalid", "the entrant's name is blank", hint="--entrant NAME")
+    _require_sane(lr=None, seed=seed, max_steps=None, device=None)
+    if seed is not None and entrant is None:
+        # A prepared model's folder is called by its seed: by that name each seed would be an entrant.
+        raise Refusal("request_invalid", "a seed of whom?", hint="--entrant NAME, the same for all of its seeds")
     if out is not None:
         files.require_replaceable(out, b"par1")
     with _shop(None, progress, what="the evaluation") as shop:
@@ -91,7 +97,7 @@ def evaluate(
                 predictions = tables.read(path, tables.PREDICTIONS)
             found[entry["task"]] = given.scored(entry["task"], rows[entry["task"]], predictions, shown)
     if out is not None:
-        _write_examples(shown, out, entrant=entrant or Path(model).resolve().name)
+        _write_examples(shown, out, entrant=entrant or Path(model).resolve().name, seed=seed)
     return {**given.named(submitted), "split": split, "tasks": found, **_ran(outcome, began)}
 
 
@@ -465,15 +471,18 @@ def _place(
         raise files.failed(out, error) from error
 
 
-def _write_examples(rows: list[dict[str, Any]], path: Path, *, entrant: str) -> None:
+def _write_examples(rows: list[dict[str, Any]], path: Path, *, entrant: str, seed: int | None) -> None:
     import pyarrow as pa
 
     text, numbers = pa.string(), pa.list_(pa.float64())
     columns = {"entrant": text, "task": text, "example": text, "cluster": text, "target": text}
     columns |= {"choices": pa.list_(text), "loglikelihoods": numbers, "text": text}
     columns |= {"metric": text, "score": pa.float64(), "reason": text}
+    columns |= {"seed": pa.int64()} if seed is not None else {}
     schema = pa.schema(list(columns.items()))
     with tempfile.TemporaryDirectory(prefix="acclimate-") as folder:
         draft = Path(folder) / "examples.parquet"
-        tables.write(pa.Table.from_pylist([{"entrant": entrant, **row} for row in rows], schema=schema), draft)
+        tables.write(
+            pa.Table.from_pylist([{"entrant": entrant, "seed": seed, **row} for row in rows], schema=schema), draft
+        )
         files.write(path, draft.read_bytes(), mode=0o644)

@@ -104,6 +104,15 @@ def test_an_adapter_is_checked_prepared_and_evaluated_at_home(built: Path, tmp_p
     assert before["tasks"]["tint"]["n"] == on_it["tasks"]["tint"]["n"] == 8
     assert (tmp_path / "base.parquet").read_bytes() != (tmp_path / "adapter.parquet").read_bytes()
     assert acclimate.evaluate(whole, built, task="tint")["tasks"]["tint"]["n"] == 8
+    # Files of several seeds are one entrant's repetitions.
+    repeated = [tmp_path / f"{seed}.parquet" for seed in (11, 12)]
+    for path in repeated:
+        acclimate.evaluate(whole, built, examples=path, seed=int(path.stem), **told)
+    ranked = acclimate.rank(items=repeated)
+    assert [row["entrant"] for row in ranked["ranking"]] == ["ada"]
+    assert any("means over 2 seeds" in note for note in ranked["notes"])
+    with pytest.raises(Refusal, match="a seed of whom"):
+        acclimate.evaluate(whole, built, seed=11)
 
 
 def test_what_is_no_adapter_on_a_base_is_refused_at_home(built: Path, tmp_path: Path) -> None:

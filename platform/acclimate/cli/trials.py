@@ -101,6 +101,10 @@ def evaluate(
         str | None,
         typer.Option("--entrant", help="Whose scores these are, in that file; else the folder's name.", metavar="NAME"),
     ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="Of which seed the model is, in that file: one entrant's seeds are repetitions."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on this machine on a public split, by the code that evaluates on the holdout.
@@ -114,7 +118,7 @@ def evaluate(
 
     with named_bar("evaluating") as progress:
         found = trials.evaluate(
-            model, competition, task=task, split=split, examples=examples, entrant=entrant, progress=progress
+            model, competition, task=task, split=split, examples=examples, entrant=entrant, seed=seed, progress=progress
         )
     emit(found, as_json=as_json, text=_evaluated(found))
 
