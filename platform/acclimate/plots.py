@@ -135,7 +135,7 @@ def _score_cells(svg: Svg, row: Mapping[str, Any], y: float, right: float) -> No
     error = "" if row["se"] is None else f" ± {row['se']:.3f}"
     svg.text((right + 96, y + 4.5), number(row["score"]) + error if row["score"] is not None else "none", anchor="end")
     svg.text((right + 158, y + 4.5), number(row["direct_score"]), anchor="end", fill=GREY)
-    svg.text((right + 216, y + 4.5), str(row["n"]), anchor="end", fill=GREY)
+    svg.text((right + 216, y + 4.5), "–" if row["n"] is None else str(row["n"]), anchor="end", fill=GREY)
 
 
 def _legend(svg: Svg, left: float, y: float) -> None:
@@ -203,7 +203,7 @@ def agreement(stability: Mapping[str, Any]) -> str:
     cell = max(16.0, min(64.0, 330 / max(1, len(tasks))))
     label = max(84.0, min(150.0, max((extent(plain(task)) for task in tasks), default=0.0)) + 18)
     side, top = cell * len(tasks), 58.0 + (0 if cell > 40 else 70)
-    width = max(560.0, label + 2 * side + 64 + (20 if cell > 40 else 70))
+    width = max(560.0, label + 520, label + 2 * side + 64 + (20 if cell > 40 else 70))
     svg = Svg(width, top + side + 186, title="Agreement between tasks (Kendall tau-b), direct and prepared")
     for panel, protocol in enumerate(name for name in ("direct", "prepared") if name in stability["effects"]):
         left = label + panel * (side + 64)

@@ -202,6 +202,24 @@ def test_pictures_are_valid_xml_with_whole_names_on_hovering(documents):
     assert not any("a" * 60 in text for text in re.findall(r"</title>([^<]*)</text>", report.ranking_svg(documents[0])))
 
 
+def test_no_words_leave_the_picture_of_agreement(documents):
+    found = copy.deepcopy(documents[1]) | {"tasks": ["a", "b"]}
+    for effect in found["effects"].values():
+        effect |= {"pairs": [row[:2] for row in effect["pairs"][:2]], "ceilings": effect["ceilings"][:2]}
+    root = ET.fromstring(plots.agreement(found))
+    words = [one for one in root.iter("{http://www.w3.org/2000/svg}text") if one.get("text-anchor", "start") == "start"]
+    assert any("ceiling from halves" in "".join(one.itertext()) for one in words)
+    for one in words:
+        end = float(one.get("x", 0)) + plots.extent("".join(one.itertext()), size=float(one.get("font-size", 13)))
+        assert end <= float(root.get("viewBox", "").split()[2]), "".join(one.itertext())
+
+
+def test_a_count_that_is_not_known_is_no_word_of_python(documents):
+    ranking = copy.deepcopy(documents[0])
+    ranking["baselines"] = [{**ranking["ranking"][0], "entrant": "majority", "n": None}]
+    assert ">None<" not in plots.rank_intervals(ranking)
+
+
 def test_the_picture_places_ranks_and_sets(documents):
     picture = report.ranking_svg(documents[0])
     space = "{http://www.w3.org/2000/svg}"

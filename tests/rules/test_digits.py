@@ -136,3 +136,21 @@ def test_the_readme_says_that_the_data_are_public():
     readme = (definition.shipped("digits") / "README.md").read_text("utf-8")
     assert "The data are public. A round on them shows the protocol, not blindness" in readme
     assert "CC BY 4.0" in readme
+
+
+def test_the_page_draws_two_rounds_whose_holdouts_share_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    repository = Path(__file__).parents[2]
+    page = (repository / "competitions" / "digits" / "README.md").read_text("utf-8")
+    found = re.search(r"## A next round\n.*?```python\n(.*?)```", page, re.DOTALL)
+    assert found is not None
+    (tmp_path / "competitions").symlink_to(repository / "competitions")
+    monkeypatch.chdir(tmp_path)
+    exec(found[1], {})
+    images: list[set[str]] = []
+    for number in (1, 2):
+        folder = tmp_path / f"digits-{number}"
+        loaded = definition.load(folder)
+        assert splits.check(folder, loaded)["tasks"]["digit"]["holdout"]["rows"] == 400
+        images.append({row["input"] for row in rows(folder / "splits" / "digit" / "holdout.parquet")})
+    assert [len(one) for one in images] == [400, 400]
+    assert not images[0] & images[1]
