@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from acclimate import assignments, schedule, stages, stale_checks
+from acclimate import assignments, commits, schedule, stages, stale_checks
 from acclimate.assignments import Assignment, Held
 from acclimate.console import say
 from acclimate.hosting import NO_MACHINES
@@ -20,7 +20,7 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_runners import failpoints, placement
 from acclimate_runners.placement import Outstanding
-from acclimate_runners.runner import Machine, Runner
+from acclimate_runners.runner import Absent, Machine, Runner
 
 _WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
 _ADOPTIONS = 3
@@ -114,6 +114,8 @@ class Admission:
         return [((*schedule.place(one.work, checkpoint=drawn or ""), name), one) for one in left]
 
     def _admit(self, ready: list[Assignment]) -> None:
+        self._give_up([one for one in ready if one.attempt in self._settled.given_up])
+        ready = [one for one in ready if one.attempt not in self._settled.given_up]
         host, now = self._lead.host, self._lead.moments.monotonic()
         machines, runner = host.machines, host.runner
         if host.problem:
@@ -148,6 +150,15 @@ class Admission:
             self._start(runner, self._claim([one for one in group if self._settled.inputs.there(one)]))
             if now < self._lead.paused:
                 return
+
+    def _give_up(self, wanted: list[Assignment]) -> None:
+        """Have what organizers gave up end as its entrant's outcome, which needs no machine: the next step commits it."""
+        for one in wanted:
+            with self._lead.store.snapshot() as tx:
+                state, tries = tx.round(one.round), stages.newest_fence(tx, one)
+            status = commits.given_up(self._lead.store, state, tries=tries, reason=self._settled.given_up[one.attempt])
+            for held in self._claim([one]):
+                self._lead.running[one.attempt] = Running(held, Absent(), None, ended=status, begun=True)
 
     def _keeping_off(self, assignment: Assignment) -> Assignment:
         """An assignment that stays away from the machines on which it failed."""

@@ -82,12 +82,25 @@ def outlasted(store: Store, state: Round, held: Held, status: Status, *, tries: 
     return replace(status, state="done", outcome=outcome, log=status.log or store.blobs.put_bytes(b""))
 
 
+def given_up(store: Store, state: Round, *, tries: int, reason: str) -> Status:
+    """What an attempt came to that failed time and again, and that the round's organizer has tried no more; none runs for it.
+
+    Raises:
+        Refusal: no_space, blobs_unreachable.
+    """
+    words = f"given up by the round's organizer after {tries} tries: {reason}"
+    outcome = Outcome("refused", words, {}, {}, hardware=state.competition.compute.hardware, versions={})
+    return Status("done", outcome=outcome, code=stages.GIVEN_UP, log=store.blobs.put_bytes(b""))
+
+
 def _check(store: Store, identity: Identity, held: Held, status: Status) -> None:
     outcome, assignment = outcome_of(status), held.assignment
     if outcome.status == "done":
         submit.accept(store, assignment.submission)
     else:
-        submit.refuse(store, assignment.submission, outcome.reason, identity=identity)
+        # Who is to blame for what was given up nobody knows, so it is no try of its day either.
+        ours = status.code == stages.GIVEN_UP
+        submit.refuse(store, assignment.submission, outcome.reason, identity=identity, ours=ours)
     failpoints.reach("settled")
     # A crash in between is mended by the next plan, which sees that the submission is no longer being checked.
     with store.transaction() as tx:

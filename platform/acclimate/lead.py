@@ -62,6 +62,7 @@ class Running:
 
     Attributes:
         held: what it does, and the fence under which it was claimed.
+        runner: whose it is; None of one that ended without any.
         ended: once it has, until that is written down.
         said: whether its end was told.
         beat: when its progress was last written down, by the monotonic clock; told: what was written.
@@ -72,7 +73,7 @@ class Running:
 
     held: Held
     handle: Handle
-    runner: Runner
+    runner: Runner | None
     ended: Status | None = None
     said: bool = False
     beat: float = 0.0

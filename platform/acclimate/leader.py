@@ -5,7 +5,7 @@ pending, an attempt that still runs or has finished is adopted by its name, and 
 transaction that requires the stage to be this attempt's, and the lease to be this leader's.
 """
 
-from acclimate import stages
+from acclimate import granting, stages
 from acclimate.admission import Admission
 from acclimate.aside import Aside
 from acclimate.assignments import Held
@@ -110,9 +110,10 @@ class Leader:
         for line in made:
             self._lead.vitals.transitions[line.rpartition(": ")[2]] += 1
             say("transition", made=line)
-        granted = stages.grant(self._lead.store, epoch=self._lead.watch.epoch)
+        granted = granting.grant(self._lead.store, epoch=self._lead.watch.epoch)
         for wish in granted:
-            say("retried", round=wish.round, stage=wish.stage, account=wish.account)
+            event = "given up" if wish.wish == "give_up" else "retried"
+            say(event, round=wish.round, stage=wish.stage, account=wish.account, reason=wish.reason or "")
         if granted:
             self._settling.recall()
         settled = self._settling.settle()

@@ -214,10 +214,11 @@ wishes = Table(  # what people ask of the leading dispatcher
     Column("id", _whole, primary_key=True),
     Column("round", _text(120), ForeignKey("rounds.id"), nullable=False),
     Column("stage", _text(71), ForeignKey("stages.key"), nullable=False),
-    Column("wish", _text(16), nullable=False),  # retry
+    Column("wish", _text(16), nullable=False),  # retry | give_up
     Column("account", _text(64), ForeignKey("accounts.id"), nullable=False),
     Column("at", _text(27), nullable=False),
     Column("done", _text(27)),
+    Column("reason", _text(2000)),  # of give_up: the organizer's public words
 )
 results = Table(
     "results",

@@ -29,6 +29,7 @@ class Settling:
     Attributes:
         not_before: attempt -> before when it isn't started again, by the monotonic clock.
         avoid: attempt -> machines that it should stay away from.
+        given_up: attempt -> why its organizer has it tried no more.
         inputs: of opened holdouts.
         scorer: scores evaluations while their leader goes on.
     """
@@ -37,6 +38,7 @@ class Settling:
         self._lead = lead
         self.not_before: dict[str, float] = {}
         self.avoid: dict[str, frozenset[str]] = {}
+        self.given_up: dict[str, str] = {}
         self.inputs = HoldoutInputs(lead)
         # How often in a row everything was held up.
         self._held_up = 0
@@ -49,7 +51,7 @@ class Settling:
             Refusal: busy, database_unreachable.
         """
         with self._lead.store.snapshot() as tx:
-            found = stages.waiting(tx)
+            found, self.given_up = stages.waiting(tx), stages.given_up(tx)
         now = self._lead.moments.monotonic()
         # A clock that was put back must not keep anything for longer than the longest wait.
         waits = {attempt: min(wait, retries.LONG_BACKOFF[1]) for attempt, (wait, _) in found.items() if wait > 0}

@@ -18,13 +18,15 @@ from acclimate import retries
 from acclimate.assignments import Assignment, Held
 from acclimate.retries import Ended
 from acclimate.schedule import PINNED, UNMET
-from acclimate.store import Store, Tx, attempts, events, stages, timestamp, wishes
+from acclimate.store import Store, Tx, attempts, events, stages, timestamp
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import format_time, parse_time
 
 STATES = ("pending", "starting", "running", "verifying", "committed", "failed", "blocked", "cancelled")
 UNDER_WAY = ("starting", "running", "verifying")
 """A stage or a try of an attempt that somebody is at."""
+GIVEN_UP = "given_up"
+"""Code of the release of what is not tried again: its next try ends at once, as its entrant's outcome."""
 _PART = 500
 _LONGEST_REASON = 2000
 _NEWEST = 20
@@ -342,8 +344,16 @@ def block(tx: Tx, held: Held, *, code: str, reason: str, machine: str = "") -> N
         )
 
 
-def release(tx: Tx, key: str, *, epoch: int) -> bool:
-    """Let a blocked stage, and all that are blocked with it, be tried again, with no try counted; whether it was blocked."""
+def release(tx: Tx, key: str, *, epoch: int, code: str = "", reason: str = "") -> bool:
+    """Let a blocked stage, and all that are blocked with it, go on, with no try counted; whether it was blocked.
+
+    Args:
+        tx: of the leader.
+        key: of the stage.
+        epoch: of its lease.
+        code: GIVEN_UP, where it is not to be tried again but to come to its end; empty otherwise.
+        reason: the organizer's.
+    """
     row = tx.execute(select(stages).where(stages.c.key == key, stages.c.state == "blocked")).one_or_none()
     if row is None:
         return False
@@ -353,26 +363,16 @@ def release(tx: Tx, key: str, *, epoch: int) -> bool:
         update(stages).where(together).values(state="pending", attempts=0, code=None, reason="", not_before=None)
     )
     if row.attempt is not None:
-        _note(tx, row, "released", epoch=epoch)
+        _note(tx, row, "released", epoch=epoch, code=code, reason=reason)
     return True
 
 
-def grant(store: Store, *, epoch: int) -> list[Any]:
-    """Do what people asked for (service/attempts.py): the wishes that were granted.
-
-    Raises:
-        Refusal: busy, no_space, lease_lost, database_unreachable.
-    """
-    open_ones = select(wishes).where(wishes.c.done.is_(None)).order_by(wishes.c.id)
-    with store.snapshot() as tx:
-        if not tx.execute(open_ones.limit(1)).all():
-            return []
-    with store.transaction() as tx:
-        rows = list(tx.execute(open_ones).all())
-        for row in rows:
-            release(tx, row.stage, epoch=epoch)
-            tx.execute(update(wishes).where(wishes.c.id == row.id).values(done=timestamp(tx)))
-    return rows
+def given_up(tx: Tx) -> dict[str, str]:
+    """Attempt -> why its organizer gave it up; of those that nobody let be tried again since."""
+    released = events.c.event == "released"
+    newest = select(func.max(events.c.id)).where(released).group_by(events.c.attempt)
+    query = select(events.c.attempt, events.c.reason).where(events.c.id.in_(newest), events.c.code == GIVEN_UP)
+    return {row.attempt: row.reason for row in tx.execute(query)}
 
 
 def cancel(tx: Tx, held: Held, *, reason: str) -> None:

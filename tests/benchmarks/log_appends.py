@@ -59,7 +59,7 @@ def appends(store, made, *, threads: int = THREADS, seconds: float = SECONDS) ->
     took = time.perf_counter() - began
     sequencer.close()
     with store.snapshot() as tx:
-        assert tx.size() == sum(done) + there
+        assert tx.size() == sum(done) + there > there
     return sum(done) / took
 
 
@@ -106,7 +106,9 @@ def measure(folder: Path) -> list[tuple[str, float]]:
     rows = [("syncs of 4 KiB", syncs(folder))]
     with postgresql() as url:
         for name, given in (("SQLite", {}), ("PostgreSQL", {"database": url})):
-            store = Store.open(config.load(folder / name, environ={}, given=given))
+            # The made round lies in the future.
+            settings = config.load(folder / name, environ={}, given={"clock_behind": 10**9, **given})
+            store = Store.open(settings)
             rows.append((f"log appends, {name}, {THREADS} threads", appends(store, made)))
             store.close()
     return rows

@@ -16,16 +16,18 @@ from typing import Any
 
 import live as staging
 import tiny
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from forked import Forked
 from live import Actor, Live, Staged
 from sqlalchemy import select
 from waiting import WITHIN
 from waiting import until as wait
 
-from acclimate import config
+from acclimate import config, files
 from acclimate.dispatch import Dispatcher
+from acclimate.event_history import Event
 from acclimate.service import publish
-from acclimate.store import stages, submissions
+from acclimate.store import events, stages, submissions
 from acclimate_competitions import digests
 from acclimate_runners.jobs import Job
 from acclimate_runners.local import LocalRunner
@@ -194,7 +196,7 @@ def beside(live: Live, folder: Path, **given: Any) -> config.Settings:
 QUICK = """
 import signal, sys, threading
 from pathlib import Path
-from acclimate import config
+from acclimate import config, files
 from acclimate.dispatch import Dispatcher
 from acclimate.hosting import runner_of
 from acclimate.store import Store
@@ -285,3 +287,19 @@ def outcome(live: Live, round_: str) -> dict[str, Any]:
         "evaluated": {key: record["predictions"] for key, record in state.evaluated.items()},
         "ranking": publish.ranking(live.store, round_).digest,
     }
+
+
+def folder_of(actor: Actor, server: Live, folder: Path) -> Path:
+    """The key folder of somebody who has an account."""
+    folder.mkdir(mode=0o700)
+    data = actor.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    files.write(folder / "ed25519.pem", data)
+    account = {"server": server.url, "id": actor.name, "role": actor.role, "token": actor.token}
+    files.write(folder / "account.json", json.dumps(account).encode())
+    return folder
+
+
+def history(server: Live) -> list[Event]:
+    with server.store.snapshot() as tx:
+        found = tx.execute(select(events).order_by(events.c.id)).all()
+    return [Event(row.attempt, row.fence, row.epoch, row.event) for row in found]

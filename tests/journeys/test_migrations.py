@@ -211,6 +211,7 @@ def test_postgresql_at_the_first_revision_is_upgraded_in_place(on_postgresql):
         "0004: Challenges of registrations",
         "0005: Attempts, their fences and their history",
         "0006: Stages are found by their attempt",
+        "0007: An organizer gives up blocked work, with a reason",
     ]
     assert migrations.upgrade(engine) == migrations.problems(engine, metadata) == []
     Store.open(on_postgresql).close()

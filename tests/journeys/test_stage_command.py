@@ -1,20 +1,15 @@
 """`acclimate stage` and the routes beneath it: what people see of a round's work, and how an organizer has blocked work tried again."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import live as staging
 import pytest
 from commands import Run, acclimate, done, refused
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from dispatching import dispatcher, rows, send, state_of, states, step_until, troubled
-from live import Actor, Live
-from sqlalchemy import select
+from dispatching import dispatcher, folder_of, history, rows, send, state_of, states, step_until, troubled
+from live import Live
 
-from acclimate import event_history, files, retries
-from acclimate.event_history import Event
-from acclimate.store import events
+from acclimate import event_history, retries
 from acclimate_runners.runner import Status
 
 __all__ = ["acclimate"]
@@ -25,22 +20,6 @@ OURS = Status("failed", reason="exited with status 1: KeyError: 'tint'", code="j
 def server(tmp_path: Path) -> Iterator[Live]:
     with staging.serve(tmp_path) as running:
         yield running
-
-
-def folder_of(actor: Actor, server: Live, folder: Path) -> Path:
-    """The key folder of somebody who has an account."""
-    folder.mkdir(mode=0o700)
-    data = actor.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    files.write(folder / "ed25519.pem", data)
-    account = {"server": server.url, "id": actor.name, "role": actor.role, "token": actor.token}
-    files.write(folder / "account.json", json.dumps(account).encode())
-    return folder
-
-
-def history(server: Live) -> list[Event]:
-    with server.store.snapshot() as tx:
-        found = tx.execute(select(events).order_by(events.c.id)).all()
-    return [Event(row.attempt, row.fence, row.epoch, row.event) for row in found]
 
 
 def test_blocked_work_is_explained_and_tried_again_by_its_organizer_alone(

@@ -27,6 +27,7 @@ OBJECTS: dict[str, tuple[Callable[[Client], object], dict[str, Any]]] = {
     "define": (lambda c: c.define({}), answers.DEFINED),
     "round": (lambda c: c.round(ROUND), answers.ROUND),
     "retry": (lambda c: c.retry(ROUND, []), answers.RETRIED),
+    "give_up": (lambda c: c.give_up(ROUND, ["sha256:" + "7" * 64], reason="it crashes"), answers.RETRIED),
     "stage": (lambda c: c.stage(ROUND, "key"), answers.STORY),
     "forecast": (lambda c: c.forecast(ROUND), answers.FORECAST),
     "seal": (lambda c: c.seal(ROUND, {}, envelopes=[]), answers.INDEXED),

@@ -82,6 +82,7 @@ ACCESS: dict[tuple[str, str], Access] = {
         "before the close only the round's organizer reads how long entries take"
     ),
     ("POST", "/v1/rounds/{round_id}/retries"): _only("organizer", note=_OWN_ROUND),
+    ("POST", "/v1/rounds/{round_id}/given-up"): _only("organizer", note=_OWN_ROUND),
     ("POST", "/v1/rounds/{round_id}/seal"): _only("organizer", note=_OWN_ROUND, blobs=True),
     ("POST", "/v1/rounds/{round_id}/rehearsal"): _only("organizer", note=_OWN_ROUND, blobs=True),
     ("GET", "/v1/rounds/{round_id}/envelopes"): _only(

@@ -411,3 +411,12 @@ class Retries(Strict):
     """Which blocked stages to try again; none named: all of the round."""
 
     stages: Annotated[list[DigestText], Field(max_length=10_000)] = []
+
+
+class GivenUp(Strict):
+    """Which blocked stages to try no more, and why: everybody will read it."""
+
+    stages: Annotated[list[DigestText], Field(min_length=1, max_length=10_000)]
+    reason: Annotated[
+        str, Field(max_length=1000, examples=["its tokenizer crashes on the holdout's texts, on two machines"])
+    ]

@@ -1,4 +1,4 @@
-"""Routes about a round's work: what became of its stages, and trying again what is blocked."""
+"""Routes about a round's work: what became of its stages, and what becomes of blocked ones."""
 
 from typing import Annotated, Any
 
@@ -69,3 +69,14 @@ def why(round_id: RoundId, key: Annotated[str, Path(max_length=71)], here: Here,
 def retry(round_id: RoundId, body: bodies.Retries, here: Here, account: Caller) -> dict[str, Any]:
     """Those of these keys, or all that are blocked where there is none; the leading dispatcher then counts no try of theirs."""
     return attempts.retry(here.store, account, round_id, body.stages)
+
+
+@router.post(
+    "/v1/rounds/{round_id}/given-up",
+    summary="Give up blocked stages",
+    tags=["organizer"],
+    responses=answers({"round": "digits-2027-1-0123456789ab", "stages": [_KEY]}),
+)
+def give_up(round_id: RoundId, body: bodies.GivenUp, here: Here, account: Caller) -> dict[str, Any]:
+    """The leading dispatcher records them as failed, with this reason, and all that are blocked with them; the round then goes on."""
+    return attempts.give_up(here.store, account, round_id, body.stages, reason=body.reason)

@@ -1,4 +1,4 @@
-"""`acclimate stage`: a round's work, stage by stage: what it waits for, what became of it, and trying again what is blocked."""
+"""`acclimate stage`: a round's work, stage by stage: what it waits for, what became of it, and what becomes of what is blocked."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ SHORT = 12
 
 All = Annotated[bool, typer.Option("--all", help="Also what is done.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A stage's key, or any unique beginning of it.")]
+GivenUp = Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys of blocked stages, or unique beginnings.")]
 Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Keys of blocked stages; none for all.")]
 
 
@@ -59,6 +60,31 @@ def retry(round_id: RoundId, keys: KeysFolder, key: Keys = None, as_json: AsJson
         {"stages": found},
         as_json=as_json,
         text=[f"asked for: {short(one)}" for one in found] + ["the leading dispatcher tries them again within seconds"],
+    )
+
+
+@app.command("give-up")
+def give_up(
+    round_id: RoundId,
+    key: GivenUp,
+    keys: KeysFolder,
+    reason: Annotated[str, typer.Option("--reason", help="Why; everybody will read it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Record blocked stages as failed, where nothing helps any more, so that the round goes on; for the round's organizer.
+
+    Its entry counts as one that could not be prepared or evaluated; a submission whose check it is is refused, and costs no quota.
+    What is blocked together ends together. The reason and the fact that you gave it up are public, and in the log for good.
+
+    Example: acclimate stage give-up digits-2027-1 3f2a --reason "its tokenizer crashes, on two machines" --keys organizer/
+    """
+    client, _ = connect(keys)
+    with client:
+        wanted = [str(client.stage(round_id, beginning)["stage"]["key"]) for beginning in key]
+        found = client.give_up(round_id, wanted, reason=reason)["stages"]
+    text = [f"given up: {short(one)}" for one in found]
+    emit(
+        {"stages": found}, as_json=as_json, text=[*text, "the leading dispatcher records them as failed within seconds"]
     )
 
 
@@ -131,7 +157,7 @@ def _story(found: dict[str, Any]) -> Iterator[str]:
     if note := _note(stage):
         yield f"{'why':<10}{note}"
     if stage["state"] == "blocked":
-        yield "it waits for the organizer: put right what blocks it, then `acclimate stage retry`"
+        yield "it waits for the organizer: put right what blocks it, then `acclimate stage retry`; what nothing helps: `give-up`"
     for event in found["history"]:
         words = "; ".join(str(event[name]) for name in ("machine", "code", "reason") if event.get(name))
         yield f"  {event['at'][:19]}Z  try {event['fence']}  {event['event']}{': ' + words if words else ''}"

@@ -182,6 +182,11 @@ class Client:
             "POST", f"{round_path(round_id)}/retries", body={"stages": list(keys)}, form=answers.RETRIED
         )
 
+    def give_up(self, round_id: str, keys: Sequence[str], *, reason: str) -> dict[str, Any]:
+        """{round, stages} of the blocked stages that will be recorded as failed: those named, and what is blocked with them."""
+        body = {"stages": list(keys), "reason": reason}
+        return self._object("POST", f"{round_path(round_id)}/given-up", body=body, form=answers.RETRIED)
+
     def seal(self, round_id: str, request: Request, *, envelopes: Json) -> dict[str, Any]:
         """{index, record} of a signed HoldoutSealed, whose ciphertext is a blob already."""
         body = {"record": request, "envelopes": envelopes}

@@ -22,7 +22,7 @@ from acclimate.migrations import guards
 from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 HEAD = REVISIONS[-1]
 _VERSIONS = "alembic_version"
 _NUMBER = re.compile(r"[0-9]{4}")

@@ -1,6 +1,7 @@
 """What everybody may know of a round's stages and of the tries at them, and what its organizer asks of the dispatcher about them."""
 
 import statistics
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -228,29 +229,75 @@ def retry(store: Store, account: Account, given: str, keys: Sequence[str]) -> di
         Refusal: role_missing; not_found, for a key that the round lacks; phase_wrong, for a stage that isn't blocked, or none.
     """
     with store.transaction() as tx:
-        state = finding.find(tx, given)
-        finding.require_owner(tx, state.id, account)
-        rows = {row.key: row for row in tx.execute(select(stages).where(stages.c.round == state.id)).all()}
-        if missing := [key for key in keys if key not in rows]:
-            raise Refusal(
-                "not_found", f"round {state.id} has no stage {missing[0]}", hint="acclimate stage list shows them"
-            )
+        state, rows = _own_stages(tx, account, given)
         wanted = list(keys) or [key for key, row in rows.items() if row.state == "blocked"]
         if not wanted:
+            sentence = f"no stage of round {state.id} is blocked"
+            raise Refusal("phase_wrong", sentence, hint="all else is tried again by itself")
+        _require_blocked(state, rows, wanted)
+        return _ask(tx, state, wanted, wish="retry", account=account)
+
+
+def give_up(store: Store, account: Account, given: str, keys: Sequence[str], *, reason: str) -> dict[str, Any]:
+    """Ask the leading dispatcher to record blocked stages as failed, so that their round goes on without them.
+
+    All stages that are done together end together: those that are blocked with the ones named.
+
+    Args:
+        store: the store.
+        account: the round's organizer.
+        given: the round.
+        keys: of stages.
+        reason: in words; it goes into the log, for everybody.
+
+    Returns:
+        {"round", "stages": keys of those that will end}.
+
+    Raises:
+        Refusal: role_missing; not_found, for a key that the round lacks; phase_wrong, for a stage that isn't blocked, or that
+            only waits for another version; request_invalid, for a blank reason, or one with control characters.
+    """
+    if not reason.strip() or any(unicodedata.category(character) == "Cc" for character in reason):
+        hint = "everybody will read it: say in a line why this work is given up"
+        raise Refusal("request_invalid", "the reason must be a line of text that is not blank", hint=hint)
+    with store.transaction() as tx:
+        state, rows = _own_stages(tx, account, given)
+        _require_blocked(state, rows, keys)
+        for key in keys:
+            if rows[key].code == "code_pinned":
+                sentence = f"stage {key} waits for another version of Acclimate; nothing is wrong with it"
+                hint = "start the version with which the round was made: it takes the work up by itself"
+                raise Refusal("phase_wrong", sentence, hint=hint)
+        ending = {rows[key].attempt for key in keys} - {None}
+        wanted = [key for key, row in rows.items() if row.state == "blocked" and (key in keys or row.attempt in ending)]
+        return _ask(tx, state, wanted, wish="give_up", account=account, reason=reason.strip())
+
+
+def _own_stages(tx: Tx, account: Account, given: str) -> tuple[Round, dict[str, Any]]:
+    """An organizer's round, and key -> row of its stages."""
+    state = finding.find(tx, given)
+    finding.require_owner(tx, state.id, account)
+    return state, {row.key: row for row in tx.execute(select(stages).where(stages.c.round == state.id)).all()}
+
+
+def _require_blocked(state: Round, rows: Mapping[str, Any], keys: Sequence[str]) -> None:
+    for key in keys:
+        if key not in rows:
+            raise Refusal("not_found", f"round {state.id} has no stage {key}", hint="acclimate stage list shows them")
+        if rows[key].state != "blocked":
+            sentence = f"stage {key} is {rows[key].state}; only what is blocked waits for you"
             raise Refusal(
-                "phase_wrong", f"no stage of round {state.id} is blocked", hint="all else is tried again by itself"
+                "phase_wrong", sentence, hint=f"acclimate stage why {state.id} {key[:19]} tells what it waits for"
             )
-        for key in wanted:
-            if rows[key].state != "blocked":
-                sentence = f"stage {key} is {rows[key].state}; only what is blocked waits for you"
-                raise Refusal(
-                    "phase_wrong", sentence, hint=f"acclimate stage why {state.id} {key[:19]} tells what it waits for"
-                )
-        asked = set(
-            tx.execute(select(wishes.c.stage).where(wishes.c.round == state.id, wishes.c.done.is_(None))).scalars()
-        )
-        new = [key for key in wanted if key not in asked]
-        if new:
-            row = {"round": state.id, "wish": "retry", "account": account.id, "at": timestamp(tx)}
-            tx.execute(insert(wishes), [row | {"stage": key} for key in new])
-        return {"round": state.id, "stages": sorted(wanted)}
+
+
+def _ask(
+    tx: Tx, state: Round, keys: Sequence[str], *, wish: str, account: Account, reason: str | None = None
+) -> dict[str, Any]:
+    """Write down what is asked for, where the same isn't asked for already."""
+    open_ones = select(wishes.c.stage).where(wishes.c.round == state.id, wishes.c.wish == wish, wishes.c.done.is_(None))
+    asked = set(tx.execute(open_ones).scalars())
+    if new := [key for key in keys if key not in asked]:
+        row = {"round": state.id, "wish": wish, "account": account.id, "at": timestamp(tx), "reason": reason}
+        tx.execute(insert(wishes), [row | {"stage": key} for key in new])
+    return {"round": state.id, "stages": sorted(keys)}

@@ -362,15 +362,16 @@ def accept(store: Store, submission: str) -> dict[str, Any]:
         return {"submission": row.id, "state": row.state, "accepted_index": row.accepted_index}
 
 
-def refuse(store: Store, submission: str, reason: str, *, identity: Identity) -> None:
+def refuse(store: Store, submission: str, reason: str, *, identity: Identity, ours: bool = False) -> None:
     """For the dispatcher: the check has refused the model, so log SubmissionRefused with the reason; the debit is refunded.
 
-    Where close or voiding came first the log takes it no more, and only the entrant reads the reason.
+    Where close or voiding came first the log takes it no more, and only the entrant reads the reason. With `ours` it doesn't count as a try
+    of its day either.
     """
     with store.transaction() as tx:
         row = _row(tx, submission)
         if row.state == "checking":
-            _refuse(tx, row, reason, identity=identity)
+            _refuse(tx, row, reason, identity=identity, kind="platform" if ours else "refused")
 
 
 def forfeit(tx: Tx, row: Row[Any], *, reason: str, ours: bool = False) -> None:
@@ -387,7 +388,7 @@ def forfeit(tx: Tx, row: Row[Any], *, reason: str, ours: bool = False) -> None:
     _set(tx, row.id, state="forfeited", reason=reason)
 
 
-def _refuse(tx: Tx, row: Row[Any], reason: str, *, identity: Identity) -> None:
+def _refuse(tx: Tx, row: Row[Any], reason: str, *, identity: Identity, kind: str = "refused") -> None:
     # A reason holds what a model's file says, which may be no Unicode text, nothing, or without end.
     reason = reason.encode("utf-8", "replace").decode().strip()[: records.LONGEST_REASON] or "the check gave no reason"
     if tx.round(row.round).phase is Phase.OPEN:
@@ -397,7 +398,7 @@ def _refuse(tx: Tx, row: Row[Any], reason: str, *, identity: Identity) -> None:
         except Refusal as refusal:
             if refusal.code != "round_closed":
                 raise
-    quota.refund(tx, row.id, kind="refused", reason=reason)
+    quota.refund(tx, row.id, kind=kind, reason=reason)
     _set(tx, row.id, state="refused", reason=reason)
 
 

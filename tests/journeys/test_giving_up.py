@@ -1,0 +1,221 @@
+"""`acclimate stage give-up`: what fails for ever, whoever is to blame, ends as its entrant's outcome by its organizer's word; its round goes on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import live as staging
+import pytest
+from commands import Ran, Run, acclimate, done, refused
+from dispatching import (
+    Said,
+    Troubled,
+    dispatcher,
+    folder_of,
+    give_shares,
+    history,
+    rows,
+    send,
+    state_of,
+    states,
+    step_until,
+)
+from live import Live
+from sqlalchemy import select, update
+
+from acclimate import event_history, granting, retries
+from acclimate.dispatch import Dispatcher
+from acclimate.service import publish, quota
+from acclimate.store import stages, wishes
+from acclimate_competitions import tables
+from acclimate_runners import failpoints
+from acclimate_runners.jobs import CheckJob, EvaluateJob, Job, PrepareJob
+from acclimate_runners.local import LocalRunner
+from acclimate_runners.runner import BlobAccess, Demand, Handle, Status
+
+__all__ = ["acclimate"]
+CRASHED = Status("failed", reason="killed by SIGSEGV", code="job_failed")
+KINDS = {"check": CheckJob, "prepare": PrepareJob, "evaluate": EvaluateJob}
+WHY = "its tokenizer crashes: Ünïcode 🙃"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
+    monkeypatch.setattr(retries, "BACKOFF", 0.01)
+    with staging.serve(tmp_path) as running:
+        yield running
+
+
+class Crashing(Troubled):
+    """A runner on which the first attempt of a kind crashes whenever it is tried."""
+
+    def __init__(self, runner: LocalRunner, kind: type[Job]) -> None:
+        super().__init__(runner, [])
+        self._kind, self.doomed = kind, ""
+
+    def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand) -> Handle:
+        attempt = name.partition("/")[0]
+        if isinstance(job, self._kind):
+            self.doomed = self.doomed or attempt
+            if attempt == self.doomed:
+                return Said(CRASHED)
+        return super().start(name, job, blobs, demand=demand)
+
+
+def crashing(live: Live, kind: str) -> Dispatcher:
+    runner = lambda: Crashing(LocalRunner(live.settings.work, slots=1), KINDS[kind])  # noqa: E731
+    return Dispatcher(live.store, live.store.blobs, live.settings, runner)
+
+
+def blocked(live: Live) -> list:
+    with live.store.snapshot() as tx:
+        return list(tx.execute(select(stages).where(stages.c.state == "blocked").order_by(stages.c.key)).all())
+
+
+def test_a_check_that_is_given_up_refuses_its_submission_which_costs_nothing(
+    server: Live, tmp_path: Path, acclimate: Run
+) -> None:
+    staged = staging.open_round(server, tmp_path)
+    _, submission = send(staged, "ada", seed=1)
+    boss = folder_of(server.organizer(), server, tmp_path / "boss")
+    with crashing(server, "check") as running:
+        step_until(running, lambda: states(server, "check") == {"blocked"})
+        (row,) = blocked(server)
+        short = row.key.removeprefix("sha256:")[:12]
+        told = done(acclimate("stage", "give-up", staged.round, short, "--reason", WHY, "--keys", boss, "--json")).json
+        assert told == {"stages": [row.key]}
+        # Asked twice is asked once.
+        done(acclimate("stage", "give-up", staged.round, short, "--reason", WHY, "--keys", boss))
+        step_until(running, lambda: state_of(server, submission)[0] == "refused")
+        assert states(server, "check") == {"failed"}
+        # Its entrant is told, and has as many tries as before.
+        assert state_of(server, submission)[1] == f"given up by the round's organizer after 3 tries: {WHY}"
+        with server.store.snapshot() as tx:
+            assert quota.used(tx, staged.round, "ada", zone="UTC", at=tx.now()) == (0, 0)
+    assert event_history.problems(history(server)) == []
+    assert [event.event for event in history(server)][6:9] == ["released", "claimed", "committed"]
+
+
+@pytest.mark.parametrize("kind", ["prepare", "evaluate"])
+def test_a_round_whose_work_is_given_up_comes_to_its_ranking(
+    server: Live, tmp_path: Path, acclimate: Run, kind: str
+) -> None:
+    staged = staging.open_round(server, tmp_path)
+    for seed, name in enumerate(("ada", "bea"), start=1):
+        staging.submit_model(staged, staging.enter(staged, server.actor(name)), seed=seed)
+    server.clock.set(staged.fields["closes"], seconds=61)
+    boss = folder_of(server.organizer(), server, tmp_path / "boss")
+
+    def give_up() -> str:
+        (one, *others) = blocked(server)
+        # What is blocked together ends together, whichever is named.
+        shown = acclimate("stage", "give-up", staged.round, one.key, "--reason", WHY, "--keys", boss, "--json")
+        assert done(shown).json["stages"] == sorted([one.key, *(other.key for other in others)])
+        return one.submission
+
+    with crashing(server, kind) as running:
+        if kind == "prepare":
+            step_until(running, lambda: bool(blocked(server)))
+            submission = give_up()
+        step_until(running, lambda: server.phase(staged.round) == "prepared")
+        give_shares(staged)
+        if kind == "evaluate":
+            step_until(running, lambda: bool(blocked(server)))
+            submission = give_up()
+        step_until(running, lambda: server.phase(staged.round) == "evaluated")
+    with server.store.snapshot() as tx:
+        state = tx.round(staged.round)
+    ranking = publish.ranking(server.store, staged.round)
+    given_up = {row.key for row in rows(server, kind) if row.submission == submission}
+    assert {row.reason for row in rows(server, kind) if row.key in given_up} == {
+        f"given up by the round's organizer after 3 tries: {WHY}"
+    }
+    failed = [record["failed"] for record in state.prepared.values() if "failed" in record.fields]
+    tried = [tables.read(server.store.blobs.path(record["predictions"])) for record in state.evaluated.values()]
+    unscored = [table for table in tried if table.column("loglikelihoods").null_count]
+    # What could not be prepared is not evaluated; what could not be evaluated has no predictions, and unknown is not zero.
+    assert (len(failed), len(unscored)) == ((len(given_up), 0) if kind == "prepare" else (0, len(given_up)))
+    assert all(WHY in one["reason"] and server.store.blobs.has(one["log"]) for one in failed)
+    assert all(table.column("loglikelihoods").null_count == 12 for table in unscored)
+    assert len(unscored) < len(tried) and ranking.digest
+    assert event_history.problems(history(server)) == []
+
+
+def test_whoever_leads_next_brings_to_its_end_what_was_given_up(
+    server: Live, tmp_path: Path, acclimate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = staging.open_round(server, tmp_path)
+    _, submission = send(staged, "ada", seed=1)
+    organizer = server.organizer()
+
+    def ask(wish: str, **more: str) -> None:
+        body = {"stages": [row.key for row in rows(server, "check")], **more}
+        assert organizer.post(f"{staged.path}/{wish}", body).status_code == 200
+
+    class Killed(BaseException):
+        pass
+
+    def reach(point: str) -> None:
+        if point == "settled":
+            raise Killed
+
+    with pytest.raises(Killed), crashing(server, "check") as running:
+        step_until(running, lambda: bool(blocked(server)))
+        ask("given-up", reason=WHY)
+        monkeypatch.setattr(failpoints, "reach", reach)
+        step_until(running, lambda: False)
+    monkeypatch.undo()
+    with dispatcher(server) as again:
+        step_until(again, lambda: not states(server, "check") & {"pending", "starting", "blocked"})
+    assert state_of(server, submission) == (
+        "refused",
+        f"given up by the round's organizer after 3 tries: {WHY}",
+    )
+    assert event_history.problems(history(server)) == []
+
+
+def test_what_was_tried_again_since_is_not_given_up(server: Live, tmp_path: Path) -> None:
+    staged = staging.open_round(server, tmp_path)
+    _, submission = send(staged, "ada", seed=1)
+    organizer = server.organizer()
+    with crashing(server, "check") as running:
+        step_until(running, lambda: bool(blocked(server)))
+    (row,) = blocked(server)
+    assert organizer.post(f"{staged.path}/retries", {"stages": [row.key]}).status_code == 200
+    assert organizer.post(f"{staged.path}/given-up", {"stages": [row.key], "reason": WHY}).status_code == 200
+    with dispatcher(server) as again:
+        step_until(again, lambda: state_of(server, submission)[0] != "checking")
+    # The first that was asked for is done; by then nothing is blocked, and a good model is not refused.
+    assert state_of(server, submission)[0] == "accepted"
+    with server.store.snapshot() as tx:
+        assert all(wish.done for wish in tx.execute(select(wishes)).all())
+    assert granting.grant(server.store, epoch=9) == []
+
+
+def test_who_may_give_up_what(server: Live, tmp_path: Path, acclimate: Run) -> None:
+    staged = staging.open_round(server, tmp_path)
+    ada, _ = send(staged, "ada", seed=1)
+    boss = folder_of(server.organizer(), server, tmp_path / "boss")
+    entrant = folder_of(ada, server, tmp_path / "ada")
+
+    def give_up(key: str, *, keys: Path = boss, reason: str = WHY) -> Ran:
+        return acclimate("stage", "give-up", staged.round, key, "--reason", reason, "--keys", keys, "--json")
+
+    with dispatcher(server) as running:
+        running.step()
+        (row,) = rows(server, "check")
+        refused(give_up(row.key), "phase_wrong")
+    with server.store.transaction() as tx:
+        tx.execute(update(stages).values(state="blocked", code="job_failed"))
+    refused(give_up(row.key, keys=entrant), "role_missing")
+    for reason in ("  ", "one\ntwo", "a\0b"):
+        body = {"stages": [row.key], "reason": reason}
+        assert server.organizer().post(f"{staged.path}/given-up", body).json()["code"] == "request_invalid"
+    refused(give_up(row.key, reason="x" * 1001), "request_invalid")
+    refused(give_up("ffff"), "not_found")
+    # "All" is never meant by naming none.
+    assert acclimate("stage", "give-up", staged.round, "--reason", WHY, "--keys", boss).code == 2
+    with server.store.transaction() as tx:
+        tx.execute(update(stages).values(code="code_pinned"))
+    assert "another version" in refused(give_up(row.key), "phase_wrong")
+    with server.store.snapshot() as tx:
+        assert not tx.execute(select(wishes)).all()
