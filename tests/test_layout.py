@@ -72,6 +72,12 @@ def test_what_tests_share_is_in_modules_that_hold_no_tests(path: Path) -> None:
     assert [name for name in imported if name.rpartition(".")[2].startswith("test_")] == []
 
 
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_memory_is_measured_by_what_a_child_has_from_its_parent(path: Path) -> None:
+    """A process begins with its parent's maxrss, so that a child of a large test grows by nothing; VmHWM is its own."""
+    assert "ru_" + "maxrss" not in path.read_text("utf-8")
+
+
 @pytest.mark.parametrize(
     "module",
     [

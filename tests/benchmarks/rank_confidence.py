@@ -18,7 +18,8 @@ from acclimate_competitions import confidence
 
 ENTRANTS, ITEMS, DRAWS, TURNS, PART = 100, 10_000, 10_000, 3, 50
 _BOOTSTRAP = """
-import json, resource, sys, time
+import json, sys, time
+from pathlib import Path
 import numpy as np
 from acclimate_competitions import rank_draws
 from acclimate_competitions.items import Items
@@ -27,9 +28,11 @@ names = tuple(f"e{place:03}" for place in range(m))
 values = (np.random.default_rng(1).random((m, 1, n)) < 0.7).astype(float)
 clusters = np.arange(n)
 items = Items(names, ("s",), ("",), tuple(map(str, range(n))), (values,), (clusters,))
-before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+def peak():
+    return int(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])
+before, began = peak(), time.perf_counter()
 rank_draws.bootstrap_ranks(items, draws=draws, seed=1)
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+after = peak()
 print(json.dumps([time.perf_counter() - began, after / 1024, (after - before) / 1024]))
 """
 

@@ -181,7 +181,7 @@ def test_a_clock_that_is_wrong_is_told(s3_place: Place, s3: Blobs, monkeypatch: 
 
 
 MEASURE = """
-import resource, sys
+import sys
 from pathlib import Path
 from acclimate_runners.blobs import blobs_at
 blobs, folder = blobs_at(sys.argv[1], endpoint=sys.argv[2], scratch=Path(sys.argv[3])), Path(sys.argv[3])
@@ -190,14 +190,14 @@ blobs.get(digest, folder / "copy")
 with blobs.open(digest) as stream:
     while stream.read(1 << 20):
         pass
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(int(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0]))
 """
 
 
 @pytest.mark.slow
-def test_200_mb_take_no_more_memory_than_40(s3_place: Place, tmp_path: Path) -> None:
+def test_400_mb_take_little_more_memory_than_40(s3_place: Place, tmp_path: Path) -> None:
     peaks = []
-    for size in (40, 200):
+    for size in (40, 400):
         source = tmp_path / "source"
         with source.open("wb") as stream:
             for number in range(size):
@@ -206,7 +206,8 @@ def test_200_mb_take_no_more_memory_than_40(s3_place: Place, tmp_path: Path) -> 
         done = subprocess.run(command, capture_output=True, text=True, timeout=250)
         assert done.returncode == 0, done.stderr
         peaks.append(int(done.stdout))
-    assert peaks[1] < 1.25 * peaks[0]
+    # KiB: a few parts in flight, however many there are.
+    assert peaks[1] - peaks[0] < 100 << 10
 
 
 def test_a_download_is_of_one_object(s3_place: Place, s3: Blobs) -> None:

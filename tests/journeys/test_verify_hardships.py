@@ -146,7 +146,6 @@ def test_a_small_zip_of_a_billion_short_lines_is_no_billion_objects(line: bytes,
     code = (
         "import sys; from pathlib import Path; from acclimate import verify\n"
         "report = verify.verify(Path(sys.argv[1])); print([c.meaning for c in report.failed])\n"
-        # Not ru_maxrss: a child begins with its parent's.
         "status = Path('/proc/self/status').read_text()\n"
         "print(int(status.partition('VmHWM:')[2].split()[0]) >> 10)"
     )
