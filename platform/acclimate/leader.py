@@ -5,6 +5,8 @@ pending, an attempt that still runs or has finished is adopted by its name, and 
 transaction that requires the stage to be this attempt's, and the lease to be this leader's.
 """
 
+from typing import Any
+
 from acclimate import granting, stages
 from acclimate.admission import Admission
 from acclimate.aside import Aside
@@ -44,6 +46,8 @@ class Leader:
         self._pool = PoolRow(lead.store, name="dispatch", runner=lead.settings.runner)
         # When the last plan was made, by the monotonic clock.
         self._planned = 0.0
+        # Whether something may have been granted of which the parts have not heard.
+        self._unheard = False
 
     @property
     def busy(self) -> bool:
@@ -110,12 +114,10 @@ class Leader:
         for line in made:
             self._lead.vitals.transitions[line.rpartition(": ")[2]] += 1
             say("transition", made=line)
-        granted = granting.grant(self._lead.store, epoch=self._lead.watch.epoch)
+        granted = self._grant()
         for wish in granted:
             event = "given up" if wish.wish == "give_up" else "retried"
             say(event, round=wish.round, stage=wish.stage, account=wish.account, reason=wish.reason or "")
-        if granted:
-            self._settling.recall()
         settled = self._settling.settle()
         if made or settled or self._lead.moments.monotonic() - self._planned > _PLAN_EVERY:
             self._planned = self._lead.moments.monotonic()
@@ -127,6 +129,23 @@ class Leader:
         if self._finisher is not None:
             self._finisher.step()
         self._lead.vitals.running = len(self._lead.running)
+
+    def _grant(self) -> list[Any]:
+        """Do what organizers asked for, and see anew what waits; also where the answer was lost that it was done.
+
+        Raises:
+            Refusal: busy, no_space, lease_lost, database_unreachable.
+        """
+        try:
+            granted = granting.grant(self._lead.store, epoch=self._lead.watch.epoch)
+        except Exception:
+            self._unheard = True
+            raise
+        self._unheard |= bool(granted)
+        if self._unheard:
+            self._settling.recall()
+            self._unheard = False
+        return granted
 
     def _beat(self) -> None:
         """Write down progress, for those that made some, and now and then for all; at most every half second."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import live as staging
 import pytest
@@ -27,6 +28,7 @@ from acclimate.dispatch import Dispatcher
 from acclimate.service import publish, quota
 from acclimate.store import stages, wishes
 from acclimate_competitions import tables
+from acclimate_competitions.errors import Refusal
 from acclimate_runners import failpoints
 from acclimate_runners.jobs import CheckJob, EvaluateJob, Job, PrepareJob
 from acclimate_runners.local import LocalRunner
@@ -171,6 +173,30 @@ def test_whoever_leads_next_brings_to_its_end_what_was_given_up(
         f"given up by the round's organizer after 3 tries: {WHY}",
     )
     assert event_history.problems(history(server)) == []
+
+
+def test_what_was_granted_is_heard_of_although_the_answer_was_lost(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = staging.open_round(server, tmp_path)
+    _, submission = send(staged, "ada", seed=1)
+    grant = granting.grant
+
+    def lost(*given: Any, **named: Any) -> list[Any]:
+        if grant(*given, **named):
+            raise Refusal("busy", "the answer was lost")
+        return []
+
+    with crashing(server, "check") as running:
+        step_until(running, lambda: bool(blocked(server)))
+        body = {"stages": [row.key for row in blocked(server)], "reason": WHY}
+        assert server.organizer().post(f"{staged.path}/given-up", body).status_code == 200
+        monkeypatch.setattr(granting, "grant", lost)
+        with pytest.raises(Refusal, match="the answer was lost"):
+            running.step()
+        step_until(running, lambda: state_of(server, submission)[0] == "refused")
+    # It was not tried a fourth time.
+    assert [event.event for event in history(server)][6:] == ["released", "claimed", "committed"]
 
 
 def test_what_was_tried_again_since_is_not_given_up(server: Live, tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ def give_up(
     """Record blocked stages as failed, where nothing helps any more, so that the round goes on; for the round's organizer.
 
     Its entry counts as one that could not be prepared or evaluated; a submission whose check it is is refused, and costs no quota.
-    What is blocked together ends together. The reason and the fact that you gave it up are public, and in the log for good.
+    What is blocked together ends together. That you gave it up, and why, is public: of a check and a preparation in the log for good, of an
+    evaluation in the list of stages, as its record has no room for a reason.
 
     Example: acclimate stage give-up digits-2027-1 3f2a --reason "its tokenizer crashes, on two machines" --keys organizer/
     """
@@ -82,9 +83,11 @@ def give_up(
     with client:
         wanted = [str(client.stage(round_id, beginning)["stage"]["key"]) for beginning in key]
         found = client.give_up(round_id, wanted, reason=reason)["stages"]
-    text = [f"given up: {short(one)}" for one in found]
+    text = [f"asked for: {short(one)}" for one in found]
     emit(
-        {"stages": found}, as_json=as_json, text=[*text, "the leading dispatcher records them as failed within seconds"]
+        {"stages": found},
+        as_json=as_json,
+        text=[*text, "the leading dispatcher records them as failed within seconds, if they are still blocked by then"],
     )
 
 
