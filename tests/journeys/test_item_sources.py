@@ -16,7 +16,7 @@ from projected import made
 from typer.testing import CliRunner
 
 import acclimate
-from acclimate import foreign_results, item_sources, report_data, report_page, tracking
+from acclimate import item_sources, report_data, report_page, tracking
 from acclimate.cli.main import app
 from acclimate.tracking import RoundData
 from acclimate_competitions import ranking, tables
@@ -459,28 +459,6 @@ def test_results_of_another_form_are_refused(tmp_path, key, value):
         with pytest.raises(Refusal) as caught:
             ask()
         assert caught.value.code == "file_unreadable"
-
-
-def test_half_of_a_character_in_a_name_is_refused_with_the_name(tmp_path):
-    own = foreign.lm_eval(tmp_path, "org/x", {"arc": [1, 0]})
-    samples = next(own.glob("samples_*.jsonl"))
-    samples.write_text(samples.read_text().replace('"doc_hash": "arc-0"', '"doc_hash": "\\ud800"'))
-    for ask in (lambda: acclimate.rank(items=tmp_path, metric="acc"), lambda: foreign_results.items(tmp_path)):
-        with pytest.raises(Refusal) as caught:
-            ask()
-        assert caught.value.code == "scores_invalid"
-        assert caught.value.problems == ("cluster '\\ud800'",)
-
-
-def test_a_number_that_is_none_and_a_name_that_is_a_path_are_told(tmp_path):
-    own = foreign.lm_eval(tmp_path, "org/x", {"arc": [1, 0]})
-    path = next(own.glob("results_*.json"))
-    document = json.loads(path.read_text())
-    document["results"]["arc"]["acc,none"] = 10**400
-    document["results"]["../arc"] = document["n-samples"]["../arc"] = {"acc,none": 0.5}
-    path.write_text(json.dumps(document))
-    assert any("arc acc" in note for note in foreign_results.means(tmp_path).notes)
-    assert any("../arc" in note for note in foreign_results.items(tmp_path).notes)
 
 
 def test_who_declared_a_conflict_is_ranked_by_no_reading_of_a_round(

@@ -248,7 +248,7 @@ def give_up(store: Store, account: Account, given: str, keys: Sequence[str], *, 
         account: the round's organizer.
         given: the round.
         keys: of stages.
-        reason: in words; it goes into the log, for everybody.
+        reason: in words, for everybody to read.
 
     Returns:
         {"round", "stages": keys of those that will end}.
