@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from acclimate import assignments, commits, schedule, stages, stale_checks
+from acclimate import assignments, commits, granting, schedule, stages, stale_checks
 from acclimate.assignments import Assignment, Held
 from acclimate.console import say
 from acclimate.hosting import NO_MACHINES
@@ -20,7 +20,7 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_runners import failpoints, placement
 from acclimate_runners.placement import Outstanding
-from acclimate_runners.runner import Absent, Machine, Runner
+from acclimate_runners.runner import Absent, Machine, Runner, Status
 
 _WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
 _ADOPTIONS = 3
@@ -153,12 +153,22 @@ class Admission:
 
     def _give_up(self, wanted: list[Assignment]) -> None:
         """Have what organizers gave up end as its entrant's outcome, which needs no machine: the next step commits it."""
-        for one in wanted:
+        for start in range(0, len(wanted), TOGETHER):
+            self._lead.watch.alive()
+            group = wanted[start : start + TOGETHER]
             with self._lead.store.snapshot() as tx:
-                state, tries = tx.round(one.round), stages.newest_fence(tx, one)
-            status = commits.given_up(self._lead.store, state, tries=tries, reason=self._settled.given_up[one.attempt])
-            for held in self._claim([one]):
-                self._lead.running[one.attempt] = Running(held, Absent(), None, ended=status, begun=True)
+                found = [(one, tx.round(one.round), granting.failed_tries(tx, one.attempt)) for one in group]
+            ended: dict[str, Status] = {}
+            for one, state, tries in found:
+                reason = self._settled.given_up[one.attempt]
+                try:
+                    ended[one.attempt] = commits.given_up(self._lead.store, state, tries=tries, reason=reason)
+                except Refusal as refusal:
+                    # It waits for the store, as it is; what needs no store goes on.
+                    self._lead.say_once("not given up yet", round=one.round, code=refusal.code, reason=refusal.sentence)
+            for held in self._claim([one for one in group if one.attempt in ended]):
+                attempt = held.assignment.attempt
+                self._lead.running[attempt] = Running(held, Absent(), None, ended=ended[attempt], begun=True)
 
     def _keeping_off(self, assignment: Assignment) -> Assignment:
         """An assignment that stays away from the machines on which it failed."""

@@ -76,10 +76,7 @@ def outlasted(store: Store, state: Round, held: Held, status: Status, *, tries: 
     size = (
         f" with micro-batch {held.assignment.micro_batch}" if status.code in SHORT and held.assignment.halvings else ""
     )
-    reason = f"{status.reason}, at each of {tries} tries{size}"
-    # No manifest says what it ran on.
-    outcome = Outcome("refused", reason, {}, {}, hardware=state.competition.compute.hardware, versions={})
-    return replace(status, state="done", outcome=outcome, log=status.log or store.blobs.put_bytes(b""))
+    return _refused(store, state, status, reason=f"{status.reason}, at each of {tries} tries{size}")
 
 
 def given_up(store: Store, state: Round, *, tries: int, reason: str) -> Status:
@@ -88,9 +85,15 @@ def given_up(store: Store, state: Round, *, tries: int, reason: str) -> Status:
     Raises:
         Refusal: no_space, blobs_unreachable.
     """
-    words = f"given up by the round's organizer after {tries} tries: {reason}"
-    outcome = Outcome("refused", words, {}, {}, hardware=state.competition.compute.hardware, versions={})
-    return Status("done", outcome=outcome, code=stages.GIVEN_UP, log=store.blobs.put_bytes(b""))
+    words = f"given up by the round's organizer after {tries} {'try' if tries == 1 else 'tries'}: {reason}"
+    return _refused(store, state, Status("done", code=stages.GIVEN_UP), reason=words)
+
+
+def _refused(store: Store, state: Round, status: Status, *, reason: str) -> Status:
+    """The status of an attempt that came to no outcome of its own: refused, as a bad model is."""
+    # No manifest says what it ran on.
+    outcome = Outcome("refused", reason, {}, {}, hardware=state.competition.compute.hardware, versions={})
+    return replace(status, state="done", outcome=outcome, log=status.log or store.blobs.put_bytes(b""))
 
 
 def _check(store: Store, identity: Identity, held: Held, status: Status) -> None:

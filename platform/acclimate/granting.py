@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import func, or_, select, update
 
 from acclimate import stages
-from acclimate.store import Store, timestamp, wishes
+from acclimate.store import Store, Tx, attempts, events, timestamp, wishes
 
 
 def grant(store: Store, *, epoch: int) -> list[Any]:
@@ -32,3 +32,17 @@ def grant(store: Store, *, epoch: int) -> list[Any]:
                 changed.append(row)
             tx.execute(update(wishes).where(wishes.c.id == row.id).values(done=timestamp(tx)))
     return changed
+
+
+def given_up(tx: Tx) -> dict[str, str]:
+    """Attempt -> why its organizer gave it up; of those that nobody let be tried again since."""
+    released = events.c.event == "released"
+    newest = select(func.max(events.c.id)).where(released).group_by(events.c.attempt)
+    query = select(events.c.attempt, events.c.reason).where(events.c.id.in_(newest), events.c.code == stages.GIVEN_UP)
+    return {row.attempt: row.reason for row in tx.execute(query)}
+
+
+def failed_tries(tx: Tx, attempt: str) -> int:
+    """How many tries of an attempt failed, or found no room, however often an operator let it go; none that was merely lost."""
+    mine = (attempts.c.attempt == attempt) & or_(attempts.c.state == "failed", attempts.c.code == "no_space")
+    return int(tx.execute(select(func.count()).where(mine)).scalar_one())

@@ -4,7 +4,7 @@ import contextlib
 import traceback
 from collections.abc import Iterator
 
-from acclimate import commits, retries, stages
+from acclimate import commits, granting, retries, stages
 from acclimate.assignments import Held
 from acclimate.commits import Done
 from acclimate.console import say
@@ -51,7 +51,7 @@ class Settling:
             Refusal: busy, database_unreachable.
         """
         with self._lead.store.snapshot() as tx:
-            found, self.given_up = stages.waiting(tx), stages.given_up(tx)
+            found, self.given_up = stages.waiting(tx), granting.given_up(tx)
         now = self._lead.moments.monotonic()
         # A clock that was put back must not keep anything for longer than the longest wait.
         waits = {attempt: min(wait, retries.LONG_BACKOFF[1]) for attempt, (wait, _) in found.items() if wait > 0}

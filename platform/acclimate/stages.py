@@ -355,7 +355,8 @@ def release(tx: Tx, key: str, *, epoch: int, code: str = "", reason: str = "") -
         reason: the organizer's.
     """
     row = tx.execute(select(stages).where(stages.c.key == key, stages.c.state == "blocked")).one_or_none()
-    if row is None:
+    if row is None or (code == GIVEN_UP and row.attempt is None):
+        # What no attempt is known of, no event can say to be given up: let go, it would be tried again.
         return False
     together = stages.c.state == "blocked"
     together &= stages.c.attempt == row.attempt if row.attempt is not None else stages.c.key == key
@@ -365,14 +366,6 @@ def release(tx: Tx, key: str, *, epoch: int, code: str = "", reason: str = "") -
     if row.attempt is not None:
         _note(tx, row, "released", epoch=epoch, code=code, reason=reason)
     return True
-
-
-def given_up(tx: Tx) -> dict[str, str]:
-    """Attempt -> why its organizer gave it up; of those that nobody let be tried again since."""
-    released = events.c.event == "released"
-    newest = select(func.max(events.c.id)).where(released).group_by(events.c.attempt)
-    query = select(events.c.attempt, events.c.reason).where(events.c.id.in_(newest), events.c.code == GIVEN_UP)
-    return {row.attempt: row.reason for row in tx.execute(query)}
 
 
 def cancel(tx: Tx, held: Held, *, reason: str) -> None:

@@ -1,9 +1,10 @@
 """`acclimate stage give-up`: what fails for ever, whoever is to blame, ends as its entrant's outcome by its organizer's word; its round goes on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import live as staging
 import pytest
 from commands import Ran, Run, acclimate, done, refused
@@ -21,12 +22,14 @@ from dispatching import (
     step_until,
 )
 from live import Live
-from sqlalchemy import select, update
+from sqlalchemy import delete, insert, select, update
 
-from acclimate import event_history, granting, retries
+from acclimate import admission, event_history, granting, retries
+from acclimate import stages as stage_life
+from acclimate.assignments import Assignment, Held
 from acclimate.dispatch import Dispatcher
 from acclimate.service import publish, quota
-from acclimate.store import stages, wishes
+from acclimate.store import Tx, attempts, stages, timestamp, wishes
 from acclimate_competitions import tables
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import failpoints
@@ -48,23 +51,34 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
 
 
 class Crashing(Troubled):
-    """A runner on which the first attempt of a kind crashes whenever it is tried."""
+    """A runner on which the first attempts of a kind crash whenever they are tried."""
 
-    def __init__(self, runner: LocalRunner, kind: type[Job]) -> None:
+    def __init__(self, runner: LocalRunner, kind: type[Job], *, most: int, before: list[Status]) -> None:
         super().__init__(runner, [])
-        self._kind, self.doomed = kind, ""
+        self._kind, self._most, self._before = kind, most, before
+        self.doomed = set[str]()
 
     def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand) -> Handle:
         attempt = name.partition("/")[0]
         if isinstance(job, self._kind):
-            self.doomed = self.doomed or attempt
-            if attempt == self.doomed:
-                return Said(CRASHED)
+            if len(self.doomed) < self._most:
+                self.doomed.add(attempt)
+            if attempt in self.doomed:
+                return Said(self._before.pop(0) if self._before else CRASHED)
         return super().start(name, job, blobs, demand=demand)
 
 
-def crashing(live: Live, kind: str) -> Dispatcher:
-    runner = lambda: Crashing(LocalRunner(live.settings.work, slots=1), KINDS[kind])  # noqa: E731
+def crashing(live: Live, kind: str, *, most: int = 1, before: Sequence[Status] = ()) -> Dispatcher:
+    """A dispatcher over such a runner.
+
+    Args:
+        live: the installation.
+        kind: of the attempts.
+        most: how many of them crash.
+        before: what the first of their tries come to instead.
+    """
+    local = lambda: LocalRunner(live.settings.work, slots=1)  # noqa: E731
+    runner = lambda: Crashing(local(), KINDS[kind], most=most, before=list(before))  # noqa: E731
     return Dispatcher(live.store, live.store.blobs, live.settings, runner)
 
 
@@ -233,9 +247,10 @@ def test_who_may_give_up_what(server: Live, tmp_path: Path, acclimate: Run) -> N
     with server.store.transaction() as tx:
         tx.execute(update(stages).values(state="blocked", code="job_failed"))
     refused(give_up(row.key, keys=entrant), "role_missing")
-    for reason in ("  ", "one\ntwo", "a\0b"):
+    # As the reason of a round that is voided, it is for everybody to read, for good.
+    for reason in ("  ", "one\ntwo", "a\0b", "seen \u202ebackwards", "un\u200bseen", "u\u0308 in two parts", "\ue000"):
         body = {"stages": [row.key], "reason": reason}
-        assert server.organizer().post(f"{staged.path}/given-up", body).json()["code"] == "request_invalid"
+        assert server.organizer().post(f"{staged.path}/given-up", body).json()["code"] == "name_invalid", reason
     refused(give_up(row.key, reason="x" * 1001), "request_invalid")
     refused(give_up("ffff"), "not_found")
     # "All" is never meant by naming none.
@@ -245,3 +260,113 @@ def test_who_may_give_up_what(server: Live, tmp_path: Path, acclimate: Run) -> N
     assert "another version" in refused(give_up(row.key), "phase_wrong")
     with server.store.snapshot() as tx:
         assert not tx.execute(select(wishes)).all()
+
+
+def test_the_reason_counts_the_tries_that_failed_and_no_other(server: Live, tmp_path: Path) -> None:
+    staged = staging.open_round(server, tmp_path)
+    _, submission = send(staged, "ada", seed=1)
+    gone = Status("failed", reason="its machine was taken away", code="preempted")
+    with crashing(server, "check", before=[gone, gone]) as running:
+        step_until(running, lambda: bool(blocked(server)))
+        (row,) = blocked(server)
+        assert row.fence == 5
+        body = {"stages": [row.key], "reason": WHY}
+        assert server.organizer().post(f"{staged.path}/given-up", body).status_code == 200
+        step_until(running, lambda: state_of(server, submission)[0] == "refused")
+    assert state_of(server, submission)[1] == f"given up by the round's organizer after 3 tries: {WHY}"
+
+
+def test_what_was_tried_again_in_between_failed_as_often_as_both_times_together(server: Live, tmp_path: Path) -> None:
+    staged = staging.open_round(server, tmp_path)
+    _, submission = send(staged, "ada", seed=1)
+    organizer = server.organizer()
+    with crashing(server, "check") as running:
+        step_until(running, lambda: bool(blocked(server)))
+        body = {"stages": [row.key for row in blocked(server)]}
+        assert organizer.post(f"{staged.path}/retries", body).status_code == 200
+        step_until(running, lambda: not blocked(server))
+        step_until(running, lambda: bool(blocked(server)))
+        assert organizer.post(f"{staged.path}/given-up", body | {"reason": WHY}).status_code == 200
+        step_until(running, lambda: state_of(server, submission)[0] == "refused")
+    assert state_of(server, submission)[1] == f"given up by the round's organizer after 6 tries: {WHY}"
+
+
+def test_what_an_older_release_blocked_without_a_try_is_tried_again_before_it_can_be_given_up(
+    server: Live, tmp_path: Path, acclimate: Run
+) -> None:
+    staged = staging.open_round(server, tmp_path)
+    send(staged, "ada", seed=1)
+    boss = folder_of(server.organizer(), server, tmp_path / "boss")
+    with dispatcher(server) as running:
+        running.step()
+    (row,) = rows(server, "check")
+    with server.store.transaction() as tx:
+        tx.execute(delete(attempts))
+        tx.execute(update(stages).values(state="blocked", code="job_failed", attempt=None))
+    ran = acclimate("stage", "give-up", staged.round, row.key, "--reason", WHY, "--keys", boss, "--json")
+    assert "no try" in refused(ran, "phase_wrong") and "acclimate stage retry" in ran.json["error"]["hint"]
+    # Nor is it begun again by a wish that stands there already.
+    with server.store.transaction() as tx:
+        wish = {"round": staged.round, "stage": row.key, "wish": "give_up", "account": "organizer", "reason": WHY}
+        tx.execute(insert(wishes).values(**wish, at=timestamp(tx)))
+    assert granting.grant(server.store, epoch=9) == [] and states(server, "check") == {"blocked"}
+    done(acclimate("stage", "retry", staged.round, row.key, "--keys", boss))
+    assert len(granting.grant(server.store, epoch=9)) == 1 and states(server, "check") == {"pending"}
+
+
+def test_what_is_given_up_together_is_asked_for_and_ended_together(
+    server: Live, tmp_path: Path, acclimate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = staging.open_round(server, tmp_path)
+    sent = [send(staged, name, seed=seed)[1] for seed, name in enumerate(("ada", "bea", "cal"), start=1)]
+    boss = folder_of(server.organizer(), server, tmp_path / "boss")
+    claim, groups, asked = stage_life.claim, list[int](), list[str]()
+    send_ = httpx.Client.send
+
+    def claiming(tx: Tx, wanted: Sequence[Assignment], *, epoch: int) -> list[Held | None]:
+        groups.append(len(wanted))
+        return claim(tx, wanted, epoch=epoch)
+
+    def sending(client: httpx.Client, request: httpx.Request, **options: Any) -> httpx.Response:
+        asked.append(f"{request.method} {request.url.path}")
+        return send_(client, request, **options)
+
+    with crashing(server, "check", most=3) as running:
+        step_until(running, lambda: len(blocked(server)) == 3)
+        keys = [row.key for row in blocked(server)]
+        monkeypatch.setattr(httpx.Client, "send", sending)
+        given = [keys[0], keys[1].removeprefix("sha256:")[:20], keys[2].removeprefix("sha256:")[:20], keys[0]]
+        told = done(acclimate("stage", "give-up", staged.round, *given, "--reason", WHY, "--keys", boss, "--json")).json
+        assert told["stages"] == keys
+        looked = [one for one in asked if "/stages" in one or one.startswith("POST")]
+        assert looked == [f"GET {staged.path}/stages", f"POST {staged.path}/given-up"]
+        monkeypatch.setattr(admission, "TOGETHER", 2)
+        monkeypatch.setattr(stage_life, "claim", claiming)
+        step_until(running, lambda: {state_of(server, one)[0] for one in sent} == {"refused"})
+    assert groups == [2, 1]
+    assert event_history.problems(history(server)) == []
+
+
+def test_a_full_disk_holds_up_what_is_given_up_and_nothing_else(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = staging.open_round(server, tmp_path)
+    _, doomed = send(staged, "ada", seed=1)
+    put, full = type(server.store.blobs).put_bytes, Refusal("no_space", "the disk is full")
+
+    def putting(blobs: BlobAccess, data: bytes) -> str:
+        if not data:
+            raise full
+        return put(blobs, data)
+
+    with crashing(server, "check") as running:
+        step_until(running, lambda: bool(blocked(server)))
+        body = {"stages": [row.key for row in blocked(server)], "reason": WHY}
+        _, other = send(staged, "bea", seed=2)
+        monkeypatch.setattr(type(server.store.blobs), "put_bytes", putting)
+        assert server.organizer().post(f"{staged.path}/given-up", body).status_code == 200
+        step_until(running, lambda: state_of(server, other)[0] == "accepted")
+        assert state_of(server, doomed)[0] == "checking"
+        monkeypatch.undo()
+        step_until(running, lambda: state_of(server, doomed)[0] == "refused")
+    assert event_history.problems(history(server)) == []

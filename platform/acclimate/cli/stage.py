@@ -1,13 +1,16 @@
 """`acclimate stage`: a round's work, stage by stage: what it waits for, what became of it, and what becomes of what is blocked."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from acclimate.cli import moments
 from acclimate.cli.options import AsJson, KeysFolder, ReaderKeys, RoundId, Server, connect, reader
 from acclimate.cli.output import emit
+
+if TYPE_CHECKING:
+    from acclimate.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="A round's work, stage by stage.")
 ENDED = ("committed", "cancelled")
@@ -54,8 +57,7 @@ def retry(round_id: RoundId, keys: KeysFolder, key: Keys = None, as_json: AsJson
     """
     client, _ = connect(keys)
     with client:
-        wanted = [str(client.stage(round_id, beginning)["stage"]["key"]) for beginning in key or ()]
-        found = client.retry(round_id, wanted)["stages"]
+        found = client.retry(round_id, _keys(client, round_id, key or ()))["stages"]
     emit(
         {"stages": found},
         as_json=as_json,
@@ -81,14 +83,30 @@ def give_up(
     """
     client, _ = connect(keys)
     with client:
-        wanted = [str(client.stage(round_id, beginning)["stage"]["key"]) for beginning in key]
-        found = client.give_up(round_id, wanted, reason=reason)["stages"]
+        found = client.give_up(round_id, _keys(client, round_id, key), reason=reason)["stages"]
     text = [f"asked for: {short(one)}" for one in found]
     emit(
         {"stages": found},
         as_json=as_json,
         text=[*text, "the leading dispatcher records them as failed within seconds, if they are still blocked by then"],
     )
+
+
+def _keys(client: "Client", round_id: str, beginnings: Sequence[str]) -> list[str]:
+    """The keys of stages that each of these beginnings is the only one's of, by one request for all."""
+    if not beginnings:
+        return []
+    from acclimate_competitions.errors import Refusal
+
+    listed, found = [str(stage["key"]) for stage in client.stages(round_id)], dict[str, None]()
+    for given in beginnings:
+        beginning = given if given.startswith("sha256:") else f"sha256:{given}"
+        mine = [key for key in listed if key.startswith(beginning)]
+        if len(mine) != 1:
+            sentence = f"{len(mine) or 'no'} stages of the round begin with {beginning!r}"
+            raise Refusal("not_found", sentence, hint="acclimate stage list shows their keys")
+        found[mine[0]] = None
+    return list(found)
 
 
 def short(key: str) -> str:

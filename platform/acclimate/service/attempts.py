@@ -1,7 +1,6 @@
 """What everybody may know of a round's stages and of the tries at them, and what its organizer asks of the dispatcher about them."""
 
 import statistics
-import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -11,7 +10,7 @@ from sqlalchemy import func, insert, select
 
 from acclimate import retries
 from acclimate.retries import Ended
-from acclimate.service import finding, reading
+from acclimate.service import finding, names, reading
 from acclimate.service import pools as machines
 from acclimate.service.accounts import Account
 from acclimate.store import Store, Tx, attempts, events, pools, stages, submissions, timestamp, wishes
@@ -22,6 +21,8 @@ from acclimate_competitions.records import format_time, parse_time
 
 HISTORY = 500
 """Events of a stage that are told at most: a store that can't be reached for days makes thousands."""
+LONGEST_REASON = 1000
+"""Characters of the reason why work is given up: with who gave it up before them, they fit into a record."""
 _UNDER_WAY = frozenset({"starting", "running", "verifying"})
 _DONE = frozenset({"committed", "failed"})
 
@@ -230,7 +231,7 @@ def retry(store: Store, account: Account, given: str, keys: Sequence[str]) -> di
     """
     with store.transaction() as tx:
         state, rows = _own_stages(tx, account, given)
-        wanted = list(keys) or [key for key, row in rows.items() if row.state == "blocked"]
+        wanted = list(dict.fromkeys(keys)) or [key for key, row in rows.items() if row.state == "blocked"]
         if not wanted:
             sentence = f"no stage of round {state.id} is blocked"
             raise Refusal("phase_wrong", sentence, hint="all else is tried again by itself")
@@ -255,22 +256,17 @@ def give_up(store: Store, account: Account, given: str, keys: Sequence[str], *, 
 
     Raises:
         Refusal: role_missing; not_found, for a key that the round lacks; phase_wrong, for a stage that isn't blocked, or that
-            only waits for another version; request_invalid, for a blank reason, or one with control characters.
+            only waits for another version, or was never tried by this one; name_invalid, for a reason that names.check refuses.
     """
-    if not reason.strip() or any(unicodedata.category(character) == "Cc" for character in reason):
-        hint = "everybody will read it: say in a line why this work is given up"
-        raise Refusal("request_invalid", "the reason must be a line of text that is not blank", hint=hint)
+    reason = names.check(reason.strip(), what="the reason", longest=LONGEST_REASON)
     with store.transaction() as tx:
         state, rows = _own_stages(tx, account, given)
         _require_blocked(state, rows, keys)
         for key in keys:
-            if rows[key].code == "code_pinned":
-                sentence = f"stage {key} waits for another version of Acclimate; nothing is wrong with it"
-                hint = "start the version with which the round was made: it takes the work up by itself"
-                raise Refusal("phase_wrong", sentence, hint=hint)
-        ending = {rows[key].attempt for key in keys} - {None}
-        wanted = [key for key, row in rows.items() if row.state == "blocked" and (key in keys or row.attempt in ending)]
-        return _ask(tx, state, wanted, wish="give_up", account=account, reason=reason.strip())
+            _require_tried(state, rows[key])
+        ending = {rows[key].attempt for key in keys}
+        wanted = [key for key, row in rows.items() if row.state == "blocked" and row.attempt in ending]
+        return _ask(tx, state, wanted, wish="give_up", account=account, reason=reason)
 
 
 def _own_stages(tx: Tx, account: Account, given: str) -> tuple[Round, dict[str, Any]]:
@@ -289,6 +285,18 @@ def _require_blocked(state: Round, rows: Mapping[str, Any], keys: Sequence[str])
             raise Refusal(
                 "phase_wrong", sentence, hint=f"acclimate stage why {state.id} {key[:19]} tells what it waits for"
             )
+
+
+def _require_tried(state: Round, row: Any) -> None:
+    """Refuse to give up what nothing is wrong with, or what no try is known of."""
+    if row.code == "code_pinned":
+        sentence = f"stage {row.key} waits for another version of Acclimate; nothing is wrong with it"
+        hint = "start the version with which the round was made: it takes the work up by itself"
+        raise Refusal("phase_wrong", sentence, hint=hint)
+    if row.attempt is None:
+        sentence = f"stage {row.key} was blocked by an older version, of which no try is written down"
+        hint = f"acclimate stage retry {state.id} {row.key[:19]}; what is blocked again then can be given up"
+        raise Refusal("phase_wrong", sentence, hint=hint)
 
 
 def _ask(
