@@ -173,6 +173,16 @@ def number(value: Any) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
+def require_left(left: Sequence[object], whole: Sequence[object], sentence: str, *, hint: str) -> None:
+    """Refuse to compute anything where nobody, or no task, of a table is left: a result of nothing looks like one.
+
+    Raises:
+        Refusal: scores_invalid.
+    """
+    if whole and not left:
+        raise Refusal("scores_invalid", sentence, hint=hint)
+
+
 def left_out(names: Sequence[str], why: str) -> list[str]:
     """The note on names that were left out, if any."""
     return [f"left out, as {why}: {listed(names, most=100)}"] if names else []

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from acclimate import score_tables
-from acclimate.analysis_options import chosen, left_out
+from acclimate.analysis_options import chosen, left_out, require_left
 from acclimate.score_tables import Columns, Source, listed
 from acclimate_competitions import items
 from acclimate_competitions.errors import Refusal
@@ -63,6 +63,12 @@ def rows(source: Source, options: Mapping[str, Any]) -> tuple[items.Rows, list[s
         kept &= np.isin(sets, list(options["tasks"]))
     elif options.get("tasks"):
         raise Refusal("scores_invalid", f"{table.name}: no column of sets", hint=f"one of {listed(ROLES['set'])}")
+    if len(kept) and not kept.any():
+        asked = [f"--{name} {options[name]}" for name in ("protocol", "metric") if options.get(name)]
+        asked += [f"--tasks {','.join(options['tasks'])}"] if options.get("tasks") else []
+        raise Refusal(
+            "scores_invalid", f"{table.name}: no row is of {' and '.join(asked)}", hint="leave one of them out"
+        )
     if not kept.all():
         notes.append(f"{table.name}: {int(kept.sum())} of {len(kept)} rows are of what was chosen")
     looked_at = [*roles.values(), *_set_columns(table)]
@@ -100,6 +106,13 @@ def answered(found: Items, options: Mapping[str, Any], notes: list[str]) -> Item
         notes.append(f"left out of means, as missing: {total} scores ({listed(lacks, quoted=False)})")
         empty = [i for i in range(len(found.entrants)) if found.of([i]).scores()[0] is None]
         notes += left_out([found.entrants[i] for i in empty], "no score in a whole set")
+        lone = [name for place, name in enumerate(found.entrants) if place not in empty]
+        require_left(
+            lone,
+            found.entrants,
+            "nobody has a score in every set",
+            hint="--tasks chooses sets in which they have; --missing worst",
+        )
         return found.of([i for i in range(len(found.entrants)) if i not in empty])
     worst = _worst(found, options)
     notes.append(f"counted as {worst:g}, the worst score, as missing: {total} ({listed(lacks, quoted=False)})")

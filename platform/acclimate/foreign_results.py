@@ -44,13 +44,13 @@ class _Found:
         """Whether a key comes first from this file; else it is a problem."""
         first = self.files.setdefault(key, str(file))
         if first != str(file):
-            self.problems.append(f"{' / '.join(key)}: {first} and {file}")
+            self.problems.append(f"{' / '.join(map(repr, key))}: {first} and {file}")
         return first == str(file)
 
     def same(self, task: str, example: str, digest: str) -> None:
         """Note what an example is; another one of its name is a problem."""
         if self.hashes.setdefault((task, example), digest) != digest:
-            self.problems.append(f"{task}, example {example}: not the same for all models")
+            self.problems.append(f"{task!r}, example {example!r}: not the same for all models")
 
     def named(self, columns: tuple[str, ...]) -> Named:
         """The table.
@@ -361,7 +361,11 @@ def _instances(found: _Found, file: Path, document: dict[str, Any]) -> None:
     if not found.claim(file, model, identity):
         return
     # Never a path that the file names: the file of that name that lies beside it.
-    samples = file.parent / Path(str(detailed["file_path"])).name
+    name = Path(str(detailed["file_path"])).name
+    samples = file.parent / name
+    if not samples.is_file():  # which no file can be that holds NUL or half of a character
+        what = f"{file}: its samples {name!r} are not there"
+        raise Refusal("file_unreadable", what, hint="the samples lie beside the evaluation")
     _require_whole(samples, detailed)
     by_id = {str(result["evaluation_result_id"]): [result] for result in results if result.get("evaluation_result_id")}
     by_name: dict[str, list[dict[str, Any]]] = {}
@@ -376,7 +380,7 @@ def _instances(found: _Found, file: Path, document: dict[str, Any]) -> None:
         names = list(dict.fromkeys(map(_metric, of)))
         if len(names) > 1:
             found.notes.append(
-                f"{model}, {task}: of which metric the samples are isn't told ({listed(names)}): `score`"
+                f"{model!r}, {task!r}: of which metric the samples are isn't told ({listed(names)}): `score`"
             )
         metric = names[0] if len(names) == 1 else "score"
         if any(result["metric_config"].get("lower_is_better") for result in of):
@@ -412,7 +416,7 @@ def _require_whole(samples: Path, detailed: dict[str, Any]) -> None:
             "file_unreadable", f"{samples}: {error.strerror}", hint="the samples lie beside the evaluation"
         ) from error
     if digest != str(told).lower():
-        what = f"{samples}: {algorithm} {digest}, but its evaluation says {told}"
+        what = f"{samples}: {algorithm} {digest}, but its evaluation says {told!r}"
         raise Refusal("file_unreadable", what, hint="is it whole, and of this evaluation?")
 
 

@@ -40,6 +40,7 @@ _LONG = (
     ("task", "benchmark", "dataset", "target", "set"),
     ("score", "value"),
 )
+_NO_ROWS = "was it written to its end? A table has a header and below it a row for each entrant or score"
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 
@@ -167,8 +168,16 @@ def read(source: Source, *, name: str | None = None) -> Columns:
     """Read a table of whatever form.
 
     Raises:
-        Refusal: file_unreadable, where it can't be read; scores_invalid, where it is no table.
+        Refusal: file_unreadable, where it can't be read; scores_invalid, where it is no table, or a file without a row below its header.
     """
+    found = _read(source, name)
+    # A table that a program made may be of nobody; a file of nobody is one that was not written to its end.
+    if not found.rows and isinstance(source, str | Path):
+        raise Refusal("scores_invalid", f"{found.name} has no rows: nobody stands in it", hint=_NO_ROWS)
+    return found
+
+
+def _read(source: Source, name: str | None) -> Columns:
     if isinstance(source, str | Path):
         path = Path(source)
         return _file(path, name or str(path))

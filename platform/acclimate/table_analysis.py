@@ -18,6 +18,7 @@ from acclimate.analysis_options import (
     draws,
     left_out,
     number,
+    require_left,
 )
 from acclimate.score_tables import Source, Wide, listed
 from acclimate_competitions import agreement, casp, confidence, ranking
@@ -52,6 +53,12 @@ def rank(scores: Source, options: RankOptions) -> dict[str, Any]:
         )
     kept = [place for place in range(len(entrants)) if place not in set(lacking)]
     names, errors = [entrants[place] for place in kept], numbers[kept, 1]
+    require_left(
+        names,
+        entrants,
+        f"{table.name}: nobody has both a score and a se",
+        hint="are --score and --se the right columns?",
+    )
     return {
         **ranked(names, numbers[kept, 0], np.diag(errors**2), errors=errors, options=options),
         "left_out": gone,
@@ -268,6 +275,8 @@ def _matrix(name: str, source: Source, options: StabilityOptions) -> Wide:
         for place, entrant in enumerate(table.entrants)
         if any(fnmatchcase(entrant.lower(), one) for one in patterns)
     ]
+    hint = f"they are {listed(table.entrants)}; * stands for any letters"
+    require_left(kept, table.entrants, f"{name}: no model matches {listed(options['models'])}", hint=hint)
     note = f"{name}: {len(kept)} of {len(table.entrants)} models match {listed(options['models'])}"
     return _rows(table, kept, notes=[note])
 
@@ -289,6 +298,9 @@ def _alike(tables: Mapping[str, Wide], notes: list[str], *, common: bool) -> dic
         notes += [f"left out: {problem}" for problem in problems]
     shared = [task for task in first.tasks if task in second.tasks]
     names = [entrant for entrant in first.entrants if entrant in second.entrants]
+    hint = "are models and tasks called alike in both?"
+    require_left(names, (*first.entrants, *second.entrants), f"{one} and {other} have no model in common", hint=hint)
+    require_left(shared, (*first.tasks, *second.tasks), f"{one} and {other} have no task in common", hint=hint)
     return {
         name: Wide(
             name,
@@ -318,6 +330,10 @@ def _complete(tables: Mapping[str, Wide], notes: list[str], *, missing: str) -> 
             hint="--missing exclude leaves them out; --tasks chooses tasks that all have",
         )
     notes += left_out(sorted(lacking), "a score is missing")
+    left = [entrant for table in tables.values() for entrant in table.entrants if entrant not in lacking]
+    require_left(
+        left, sorted(lacking), "no model has a score in every task", hint="--tasks chooses tasks that models have"
+    )
     return {
         name: _rows(table, [place for place, entrant in enumerate(table.entrants) if entrant not in lacking])
         for name, table in tables.items()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from acclimate import score_tables
-from acclimate.analysis_options import CompareOptions, chosen, confidence_level, left_out, number
+from acclimate.analysis_options import CompareOptions, chosen, confidence_level, left_out, number, require_left
 from acclimate.score_tables import Source, listed
 from acclimate_competitions import casp, several_tasks
 from acclimate_competitions import stability as of_rounds
@@ -33,6 +33,9 @@ def compare(source: Source, options: CompareOptions) -> dict[str, Any]:
         )
     notes += left_out(gone, "a score is missing")
     names = [name for name in table.entrants if name not in gone]
+    require_left(
+        names, table.entrants, "no entrant has a score in every task", hint="--tasks chooses tasks that entrants have"
+    )
     sign = np.array([-1.0 if task in lower or options.get("lower_is_better") else 1.0 for task in table.tasks])
     scores = table.scores[~lacking] * sign
     ranks = several_tasks.average_ranks(scores)

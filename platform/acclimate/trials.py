@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acclimate import evaluations, files, round_jobs
+from acclimate import evaluations, files, round_jobs, tried_examples
 from acclimate.extras import need
 from acclimate.rerun import SILENT, Progress, RerunFolder
 from acclimate_competitions import bases, compute, definition, digests, measures, metrics, recipe, splits, tables
@@ -28,9 +28,6 @@ from acclimate_runners.jobs import CheckJob, Job, ModelFiles, Outcome, PrepareJo
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-SUMMARY = "preparation.json"
-"""Written last into the folder of a preparation: what `prepare` gives back."""
 
 _PREPARED_FROM = ("preparation", "validation")
 _MODULES = ("torch", "transformers", "tokenizers", "jinja2")
@@ -59,7 +56,7 @@ def evaluate(
         examples: where to write a Parquet file with one row an example: entrant, task, example, cluster, target, choices,
             loglikelihoods (natural, in the order of choices, or one of the whole text), text (generated), metric, score, reason (why
             there is no score). It is what `rank`, `compare` and `stability` take as items.
-        entrant: whose rows these are, in that file; None for the name of the model's folder.
+        entrant: whose rows these are, in that file; None for the name of the model's folder, or of a folder <out>/<task>/<seed> that `prepare` made that of <out>.
         seed: with which the model was prepared, as a column of that file: files of one entrant and several seeds are read together as repetitions.
         progress: called with (steps done, of how many, what is done).
 
@@ -75,12 +72,9 @@ def evaluate(
     began = time.monotonic()
     given = _Folder.opened(Path(competition), task, splits_=(_public(split),))
     out = None if examples is None else Path(examples)
-    if entrant is not None and not entrant.strip():
-        raise Refusal("request_invalid", "the entrant's name is blank", hint="--entrant NAME")
     _require_sane(lr=None, seed=seed, max_steps=None, device=None)
-    if seed is not None and entrant is None:
-        # A prepared model's folder is called by its seed: by that name each seed would be an entrant.
-        raise Refusal("request_invalid", "a seed of whom?", hint="--entrant NAME, the same for all of its seeds")
+    asked = (out, entrant, seed) != (None, None, None)
+    whose = tried_examples.named(entrant, Path(model)) if asked else ""
     if out is not None:
         files.require_replaceable(out, b"par1")
     with _shop(None, progress, what="the evaluation") as shop:
@@ -97,7 +91,7 @@ def evaluate(
                 predictions = tables.read(path, tables.PREDICTIONS)
             found[entry["task"]] = given.scored(entry["task"], rows[entry["task"]], predictions, shown)
     if out is not None:
-        _write_examples(shown, out, entrant=entrant or Path(model).resolve().name, seed=seed)
+        tried_examples.write(shown, out, entrant=whose, seed=seed)
     return {**given.named(submitted), "split": split, "tasks": found, **_ran(outcome, began)}
 
 
@@ -461,7 +455,7 @@ def _place(
                 # A classifier's head was made for the task's labels.
                 config.write_text(json.dumps(architectures.with_labels(told, task.choices)), "utf-8")
     text = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
-    files.write(made / SUMMARY, text.encode(), mode=0o644)
+    files.write(made / tried_examples.SUMMARY, text.encode(), mode=0o644)
     try:
         # A folder may be there, if it is empty.
         if out.is_dir():
@@ -469,20 +463,3 @@ def _place(
         shutil.move(made, out)
     except OSError as error:
         raise files.failed(out, error) from error
-
-
-def _write_examples(rows: list[dict[str, Any]], path: Path, *, entrant: str, seed: int | None) -> None:
-    import pyarrow as pa
-
-    text, numbers = pa.string(), pa.list_(pa.float64())
-    columns = {"entrant": text, "task": text, "example": text, "cluster": text, "target": text}
-    columns |= {"choices": pa.list_(text), "loglikelihoods": numbers, "text": text}
-    columns |= {"metric": text, "score": pa.float64(), "reason": text}
-    columns |= {"seed": pa.int64()} if seed is not None else {}
-    schema = pa.schema(list(columns.items()))
-    with tempfile.TemporaryDirectory(prefix="acclimate-") as folder:
-        draft = Path(folder) / "examples.parquet"
-        tables.write(
-            pa.Table.from_pylist([{"entrant": entrant, "seed": seed, **row} for row in rows], schema=schema), draft
-        )
-        files.write(path, draft.read_bytes(), mode=0o644)

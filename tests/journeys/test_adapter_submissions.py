@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import adapted
+import pyarrow.parquet as pq
 import pytest
 import tiny
 from players import Players, invitations
@@ -111,8 +112,15 @@ def test_an_adapter_is_checked_prepared_and_evaluated_at_home(built: Path, tmp_p
     ranked = acclimate.rank(items=repeated)
     assert [row["entrant"] for row in ranked["ranking"]] == ["ada"]
     assert any("means over 2 seeds" in note for note in ranked["notes"])
-    with pytest.raises(Refusal, match="a seed of whom"):
-        acclimate.evaluate(whole, built, seed=11)
+    # A prepared model's folder is called by its seed: it is named for the folder of its preparation.
+    acclimate.evaluate(whole, built, task="tint", examples=tmp_path / "named.parquet", seed=11)
+    assert set(pq.read_table(tmp_path / "named.parquet")["entrant"].to_pylist()) == {"out"}
+    # Of one that lies elsewhere nobody knows whose it is.
+    shutil.copytree(whole, tmp_path / "11")
+    with pytest.raises(Refusal, match="called by a number alone") as caught:
+        acclimate.evaluate(tmp_path / "11", built, task="tint", examples=tmp_path / "lost.parquet")
+    assert (caught.value.code, caught.value.hint) == ("request_invalid", "--entrant NAME")
+    assert not (tmp_path / "lost.parquet").exists()
 
 
 def test_what_is_no_adapter_on_a_base_is_refused_at_home(built: Path, tmp_path: Path) -> None:

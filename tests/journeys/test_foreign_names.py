@@ -30,3 +30,31 @@ def test_a_number_that_is_none_and_a_name_that_is_a_path_are_told(tmp_path):
     path.write_text(json.dumps(document))
     assert any("arc acc" in note for note in foreign_results.means(tmp_path).notes)
     assert any("../arc" in note for note in foreign_results.items(tmp_path).notes)
+
+
+ODD = ["\\ud800", "a\\u0000b", "\\u202eback", "\\u001b[31mred"]
+"""In JSON: half of a character, NUL, a direction mark, a terminal's escape."""
+EVER = """{"schema_version": "0.3.0", "evaluation_id": "IDENTITY", "model_info": {"id": "MODEL"}, "evaluation_results": [
+ {"evaluation_name": "TASK", "metric_config": {"metric_id": "METRIC", "lower_is_better": true}, "score_details": {"score": 0.5}},
+ {"evaluation_name": "TASK", "metric_config": {"metric_id": "other"}, "score_details": {"score": "NONE"}}],
+ "detailed_evaluation_results": {"file_path": "FILE.jsonl", "hash_algorithm": "sha256", "checksum": "CHECKSUM"}}"""
+SAMPLE = """{"evaluation_id": "IDENTITY", "evaluation_name": "TASK", "sample_id": "SAMPLE", "sample_hash": "HASH", "evaluation": {"score": 1},
+ "metadata": {"seed": "SEED", "cluster": "CLUSTER"}}""".replace("\n", "")
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("word", "IDENTITY MODEL TASK METRIC FILE CHECKSUM SAMPLE HASH SEED CLUSTER".split())
+def test_no_name_from_a_file_is_shown_but_quoted_nor_ends_in_a_traceback(word, odd, tmp_path):
+    whole = word == "CHECKSUM"
+    (tmp_path / "one.json").write_text((EVER if whole else EVER.replace("sha256", "none")).replace(word, odd))
+    # Of one number not the same example, once, so that what can't be told apart is told.
+    other = SAMPLE.replace("HASH", "ANOTHER")
+    (tmp_path / "FILE.jsonl").write_text(f"{SAMPLE}\n{other}\n".replace(word, odd))
+    (tmp_path / "two.json").write_text((EVER if whole else EVER.replace("sha256", "none")).replace(word, odd))
+    for read in (foreign_results.items, foreign_results.means):
+        try:
+            said = "\n".join(read(tmp_path).notes)
+        except Refusal as refused:
+            said = "\n".join([refused.sentence, *refused.problems, refused.hint or ""])
+        assert said
+        assert not set("\ud800\0\u202e\x1b") & set(said), said

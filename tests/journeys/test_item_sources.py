@@ -345,7 +345,7 @@ def test_what_can_not_be_told_apart_in_a_folder_of_lm_eval_is_refused(tmp_path: 
     samples.write_text(samples.read_text().replace('"arc-1"', '"other"'))
     with pytest.raises(Refusal) as caught:
         acclimate.rank(items=tmp_path / "b", metric="acc")
-    assert caught.value.problems == ("arc, example 1: not the same for all models",)
+    assert caught.value.problems == ("'arc', example '1': not the same for all models",)
     samples.write_text('{"doc_id": 0')
     with pytest.raises(Refusal, match="line 1") as caught:
         acclimate.rank(items=tmp_path / "b", metric="acc")

@@ -9,13 +9,20 @@ from acclimate import verify
 from acclimate_competitions import digests, records
 
 NAME = "earlier rounds"
+ENDS = {
+    "RankingPublished": {name: digests.of_bytes(b"ranking") for name in ("ranking", "policy")} | {"reason": "first"},
+    "RoundVoided": {"reason": "labels leaked", "approvals": []},
+}
 honest_defined, honest_seal = rounds_made.defined_fields, rounds_made.seal_holdout
 
 
 def said(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *, predecessor: str = "", opened: bool = False
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *, predecessor: str = "", opened: bool = False, end: str = ""
 ) -> tuple[str, str, str] | None:
-    """The line of a round; the other round of its competition in the log is `its own` predecessor where that is asked for."""
+    """The line of a round; the other round of its competition in the log is `its own` predecessor where that is asked for.
+
+    The other one may be opened before this one is sealed, and have a record that ends it.
+    """
 
     def defined(made: rounds_made.Made) -> dict:
         fields = honest_defined(made)
@@ -29,6 +36,8 @@ def said(
             fields = dict.fromkeys(("key", "plaintext", "row_root"), digests.of_bytes(b"of the other round"))
             other = records.parse(made.entries[0]).round
             made.append({"type": "HoldoutOpened", "round": other, "fields": fields})
+            if end:
+                made.append(records.sign(end, other, ENDS[end], key=rounds_made.key("organizer")))
         honest_seal(made)
 
     monkeypatch.setattr(rounds_made, "defined_fields", defined)
@@ -66,3 +75,12 @@ def test_a_holdout_that_was_open_when_this_one_was_sealed_is_named_whether_or_no
     found = said(monkeypatch, tmp_path, predecessor=predecessor, opened=True)
     assert found is not None and found[0] == "NOT CHECKED"
     assert "marbles-elsewhere-" in found[2] and "that it has no row of them is its organizer's word" in found[2]
+
+
+@pytest.mark.parametrize("end", ["", *ENDS])
+def test_a_round_that_was_opened_and_never_published_is_named_as_such(
+    end: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = said(monkeypatch, tmp_path, opened=True, end=end)
+    assert found is not None and found[0] == "NOT CHECKED"
+    assert ("with no ranking published, nor void, in this log" in found[2]) == (not end)

@@ -99,7 +99,11 @@ def evaluate(
     ] = None,
     entrant: Annotated[
         str | None,
-        typer.Option("--entrant", help="Whose scores these are, in that file; else the folder's name.", metavar="NAME"),
+        typer.Option(
+            "--entrant",
+            help="Whose scores these are, in that file; else the folder's name, of a prepared model that of its preparation.",
+            metavar="NAME",
+        ),
     ] = None,
     seed: Annotated[
         int | None,

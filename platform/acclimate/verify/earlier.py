@@ -8,10 +8,14 @@ from acclimate.verify.audit import Audit
 from acclimate.verify.report import Beside, Failed, NotChecked
 
 _SHOWN = 5
+_ENDS = ("RankingPublished", "RoundVoided")
 
 
 def follows(audit: Audit) -> str:
-    """The round that this one follows is an earlier one of its competition in this log; which holdouts were open by then is named."""
+    """The round that this one follows is an earlier one of its competition in this log.
+
+    Which holdouts were open by then is named, and which of those rounds has no end in this log: an organizer may have seen its ranking, and asked again.
+    """
     defined = audit.records[audit.first]
     before = {
         record.round: at
@@ -29,7 +33,11 @@ def follows(audit: Audit) -> str:
         raise Beside
     said = f"it follows {named}" if named is not None else "it names no round that it follows"
     if opened:
-        shown = [f"{name} (log entry {at})" for name, at in list(opened.items())[:_SHOWN]]
+        ended = {record.round for record in audit.records if record.type in _ENDS}
+        left = " with no ranking published, nor void, in this log"
+        shown = [
+            f"{name} (log entry {at}{'' if name in ended else left})" for name, at in list(opened.items())[:_SHOWN]
+        ]
         shown += [f"{len(opened) - _SHOWN} more"] if len(opened) > _SHOWN else []
         raise NotChecked(
             f"{said}; before its holdout was sealed, those of {', '.join(shown)} were opened: that it has no row of them is its organizer's word."
