@@ -185,6 +185,20 @@ def columns_needed(task: Task, *, cluster: str | None) -> list[str]:
     return [*own, *([cluster] if cluster is not None and cluster not in own else [])]
 
 
+def column_problems(table: pa.Table, name: str, task: Task, competition: Competition) -> list[str]:
+    """What is wrong with the columns of a public split of a task, by the same rules as `check`; rows are not looked at.
+
+    Args:
+        table: the split.
+        name: of its file, for the problems.
+        task: whose it is.
+        competition: whose task.
+    """
+    seen = _Seen()
+    _check_columns(table, name, task, competition, seen)
+    return seen.problems
+
+
 def wrong_truths(task: Task, truths: Sequence[str]) -> dict[str, list[int]]:
     """What is wrong with targets, or with the texts of a task that has none: a sentence's subject -> the rows."""
     found: dict[str, list[int]] = {}

@@ -118,8 +118,6 @@ class Admission:
         ready = [one for one in ready if one.attempt not in self._settled.given_up]
         host, now = self._lead.host, self._lead.moments.monotonic()
         machines, runner = host.machines, host.runner
-        if host.problem:
-            self._lead.say_once("no runner" if runner is None else "no machines", reason=host.problem)
         if runner is None:
             return
         unmet = self._explain(ready, machines)

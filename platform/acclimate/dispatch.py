@@ -34,7 +34,7 @@ from acclimate import config, console, facts, installation
 from acclimate import lease as leases
 from acclimate.config import Settings
 from acclimate.console import say
-from acclimate.dispatch_health import HealthServer, Vitals
+from acclimate.dispatch_health import STARTING, HealthServer, Vitals
 from acclimate.finishing import Finish
 from acclimate.hosting import Host, outlives, runner_of
 from acclimate.lead import Lead, Moments, Watch
@@ -256,7 +256,7 @@ class Dispatcher:
         assert self._presence is not None
         now, reason = time.monotonic(), ""
         if term.host.runner is None and now - term.host.since > _USELESS:
-            reason = f"no runner for {now - term.host.since:.0f} s: {term.host.problem or 'it is being started'}"
+            reason = f"no runner for {now - term.host.since:.0f} s: {term.host.problem or STARTING}"
         elif now - self._worked > _USELESS and not term.busy:
             # What runs here would have to begin anew, so it may end first.
             reason = f"no step has reached its end for {now - self._worked:.0f} s: {': '.join(self.vitals.trouble)}"
@@ -281,7 +281,7 @@ class Dispatcher:
         vitals.machines = 0 if host is None else len(host.machines)
         vitals.no_runner = None
         if host is not None and (host.runner is None or host.problem):
-            vitals.no_runner = (host.since, host.problem or "it is being started")
+            vitals.no_runner = (host.since, host.problem or STARTING)
         if term is None:
             vitals.running = 0
 

@@ -16,12 +16,14 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from acclimate.schedule import UNMET
 from acclimate.stages import STATES
 from acclimate.store import Store, stages
 from acclimate_competitions.errors import CODES, Refusal
 
 PATIENCE = 60.0
 """Seconds without a runner after which a leading dispatcher is not ready."""
+STARTING = "the runner is being started"
 _TIMEOUT = 10.0
 
 
@@ -69,10 +71,18 @@ class Vitals:
         if self.leading and self.lease_left() <= 0:
             found.append("lease_lost: it leads no more, and has not noticed yet or can't stop")
         if self.no_runner is not None and time.monotonic() - self.no_runner[0] > PATIENCE:
-            found.append(f"nothing to run on for {time.monotonic() - self.no_runner[0]:.0f} s: {self.no_runner[1]}")
+            found.append(
+                f"nothing to run on for {time.monotonic() - self.no_runner[0]:.0f} s: {_plainly(self.no_runner[1])}"
+            )
         if self.hung:
             found.append(f"a step has hung for more than {self.patience:.0f} s")
         return found
+
+
+def _plainly(problem: str) -> str:
+    """A problem of the pool without what Ray or a system said of it, which names hosts and files; the log and the round's organizers have that."""
+    told = problem == STARTING or problem.startswith(UNMET)
+    return problem if told else "the pool can't be reached, or its runner does not start; the dispatcher's log says why"
 
 
 class HealthServer:

@@ -43,7 +43,7 @@ def database_(settings: Settings) -> Iterator[Finding]:
     """Whether the database answers, its schema, its clock, and whether it belongs with the blobs."""
     if not (is_there("sqlalchemy") and is_there("alembic")):
         return
-    from acclimate import database, installation, migrations
+    from acclimate import database, installation, migrations, writability
     from acclimate.store import Store
     from acclimate_runners.blobs import blobs_at
 
@@ -55,15 +55,14 @@ def database_(settings: Settings) -> Iterator[Finding]:
     try:
         with database.refusing(), database.reading(engine) as connection:
             version = migrations.version(connection)
-            if version is None:
-                yield Finding("database", "ok", f"{shown} answers and is empty; the first `acclimate api` fills it")
-                return
-            if version != migrations.HEAD:
-                found = f"{shown} has schema {version}, this version reads {migrations.HEAD}"
-                yield Finding(
-                    "database", "missing", found, "back it up, stop what uses it, then `acclimate db upgrade`"
-                )
-                return
+        writability.look(engine)
+        if version is None:
+            yield Finding("database", "ok", f"{shown} answers and is empty; the first `acclimate api` fills it")
+            return
+        if version != migrations.HEAD:
+            found = f"{shown} has schema {version}, this version reads {migrations.HEAD}"
+            yield Finding("database", "missing", found, "back it up, stop what uses it, then `acclimate db upgrade`")
+            return
         blobs = blobs_at(settings.blobs, endpoint=settings.blobs_endpoint, scratch=settings.work / "blobs")
         store = Store(engine, blobs)
         yield from _clock_offset(settings, store)

@@ -123,7 +123,10 @@ class Leader:
             self._planned = self._lead.moments.monotonic()
             self._admission.plan()
         self._beat()
-        self._pool.write(self._lead.host)
+        host = self._lead.host
+        if host.problem:
+            self._lead.say_once("no runner" if host.runner is None else "no machines", reason=host.problem)
+        self._pool.write(host)
         self._orphans.step()
         self._sweeper.step()
         if self._finisher is not None:

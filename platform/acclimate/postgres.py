@@ -122,7 +122,18 @@ def connect(url: str, *, clock: Callable[[], datetime] | None, wait: int, **opti
         **options,
     )
     event.listen(engine, "after_cursor_execute", _watched_again)
+    event.listen(engine, "checkin", _as_the_server_says)
     return engine
+
+
+def _as_the_server_says(driver: Any, _record: object) -> None:
+    """Let the server say again whether a transaction may write.
+
+    SQLAlchemy leaves a connection that served a reading transaction with READ WRITE of its own. That is refused on a standby in words that
+    nobody awaits, and would write where the database says default_transaction_read_only.
+    """
+    if driver is not None and driver.read_only is not None:
+        driver.read_only = None
 
 
 def _watched_again(

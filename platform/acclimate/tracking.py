@@ -360,7 +360,8 @@ def _client(uri: str) -> Any:
         # It tells of every table it makes.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
         tracking_places.reach(uri)
-        return MlflowClient(tracking_places.driver(uri))
+        with tracking_places.no_stray_folder(uri):
+            return MlflowClient(tracking_places.driver(uri))
 
 
 def with_pandas() -> Any:

@@ -1,9 +1,12 @@
 """Where MLflow's results lie: its databases and tracking servers by their URI, apart from MLflow itself."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 
+from acclimate import sqlite_urls
 from acclimate.redaction import place
 from acclimate_competitions.errors import Refusal
 
@@ -45,6 +48,23 @@ def reach(uri: str) -> None:
             f"the MLflow server {place(uri)} does not answer: {type(error).__name__}",
             hint="is `acclimate mlflow` running there? `acclimate up` prints its address",
         ) from error
+
+
+@contextlib.contextmanager
+def no_stray_folder(uri: str) -> Iterator[None]:
+    """Remove the folder that MLflow makes meanwhile in the place of one whose name has a percent sign.
+
+    It makes sure of a SQLite file's folder by the letters of the URL, where a percent sign is written %25, and opens the right one.
+    """
+    made: list[Path] = []
+    if sqlite_urls.is_one(uri) and (stray := Path(uri.removeprefix("sqlite:///"))) != sqlite_urls.file(uri):
+        made = [folder for folder in stray.parents if not folder.exists()]
+    try:
+        yield
+    finally:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def journal(uri: str) -> None:

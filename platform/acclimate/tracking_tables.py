@@ -69,7 +69,8 @@ def _create(uri: str, artifacts: str) -> None:
         ) from error
     # It tells of every table it makes.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
-    SqlAlchemyStore(uri, artifacts).engine.dispose()
+    with tracking_places.no_stray_folder(uri):
+        SqlAlchemyStore(uri, artifacts).engine.dispose()
 
 
 def _file(uri: str) -> Path | None:

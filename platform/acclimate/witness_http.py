@@ -28,6 +28,7 @@ from acclimate.witness import LARGEST_REQUEST, Answer, Witness
 from acclimate_competitions.errors import Refusal
 
 OPTION = "--port"
+_LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 _SHOWN = re.compile(r"/([0-9a-f]{64})/checkpoint")
 _PLAIN = "text/plain; charset=utf-8"
 
@@ -76,7 +77,14 @@ class App:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
         began, path, method = time.monotonic(), str(scope["path"]), str(scope["method"])
-        what, answer = await self._answer(path.removeprefix(self.prefix), method, receive)
+        if _LENGTHS <= {name for name, _ in scope["headers"]}:
+            # Nobody can say where it ends; a proxy before us may have seen two requests in it.
+            what, answer = (
+                "",
+                _plain(400, "Content-Length and Transfer-Encoding say two lengths of one body: send one of them"),
+            )
+        else:
+            what, answer = await self._answer(path.removeprefix(self.prefix), method, receive)
         # A body that was not read to its end would be taken for the next request.
         last = [(b"connection", b"close")] if answer.status in (408, 413, 503) or what == "" else []
         length = str(len(answer.body)).encode()

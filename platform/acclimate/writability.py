@@ -45,8 +45,7 @@ def _sqlite(connection: Connection) -> None:
 
 def _postgresql(connection: Connection) -> None:
     with connection.begin() as began:
-        # The session's default, too: a connection that served a reading transaction says READ WRITE itself, others don't.
-        query = "SELECT pg_is_in_recovery() AS standby, current_setting('default_transaction_read_only') AS closed"
+        query = "SELECT pg_is_in_recovery() AS standby, current_setting('transaction_read_only') AS closed"
         found = connection.execute(text(f"{query}, has_database_privilege(current_database(), 'TEMP') AS may")).one()
         if found.standby or found.closed == "on":
             what = "a standby" if found.standby else "read-only"

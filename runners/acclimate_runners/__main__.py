@@ -145,7 +145,8 @@ def _shortage(error: BaseException | None, *, by_words: bool = True) -> int:
 def _refused(refusal: Refusal, device: str) -> Outcome:
     from acclimate_runners import models
 
-    reason = "; ".join([refusal.sentence, *refusal.problems])
+    # The sentence names the first problem, or all of them.
+    reason = "; ".join([refusal.sentence, *(one for one in refusal.problems if one not in refusal.sentence)])
     return Outcome("refused", reason, {}, {}, hardware=models.hardware(device), versions=models.versions())
 
 

@@ -45,12 +45,12 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from acclimate_runners.jobs import Limits
+from acclimate_runners.oom_kills import OomKills
 
 LOG_BYTES = 1 << 20
 """How much of a child's output is kept, from its beginning; of the rest only the last 4 KiB."""
 _TAIL = 4096
 _LOOK = 0.1
-_KILLED_WITHIN = 5.0
 _HEADROOM = 4 << 30
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
@@ -306,12 +306,19 @@ class Child:
                 status = NO_MEMORY
         if status < 0:
             code = "runner_failed" if -status in _FROM_OUTSIDE else "job_failed"
-            name = signal.Signals(-status).name
-            return Ended(f"killed by {name}, perhaps because the machine ran out of memory{said}", code)
+            return Ended(f"killed by {signal.Signals(-status).name}{self._killer(-status)}{said}", code)
         if status == NO_MEMORY:
             allowed = self._limits.memory / 2**30
             return Ended(f"needed more memory than the {allowed:.2f} GiB allowed{said}", "out_of_memory")
         return Ended(f"exited with status {status}{said}", _CODES.get(status, "job_failed"))
+
+    def _killer(self, number: int) -> str:
+        """What is known of who sent a signal."""
+        if number not in _FROM_OUTSIDE:
+            return ""
+        if number == signal.SIGBUS or (number == signal.SIGKILL and not self._kills.known):
+            return ", perhaps because the machine ran out of memory"
+        return ", by somebody else than the kernel for want of memory"
 
 
 class Log:
@@ -363,49 +370,6 @@ def _family(pid: int) -> Iterator[int]:
             continue
         for child in started:
             yield from _family(int(child))
-
-
-class OomKills:
-    """How many processes of a process's control group the kernel has killed for want of memory; unknown where it doesn't say.
-
-    Args:
-        pid: the process, which may have ended by the time that one asks.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._files = _oom_files(pid)
-        self._looked = time.monotonic()
-        # A kill is counted a moment before the process has ended: what the last look saw may be this one's.
-        self._before = self._last = self._count()
-
-    def look(self) -> None:
-        """Called again and again, so that what others were killed for long ago is not taken for this one's."""
-        if time.monotonic() - self._looked > _KILLED_WITHIN:
-            self._looked = time.monotonic()
-            self._before, self._last = self._last, self._count()
-
-    def grown(self) -> bool:
-        """Whether there was one in the last seconds."""
-        return self._count() > self._before
-
-    def _count(self) -> int:
-        for path, name in self._files:
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                return next(int(line.split()[1]) for line in path.read_text().splitlines() if line.split()[0] == name)
-        return 0
-
-
-def _oom_files(pid: int) -> list[tuple[Path, str]]:
-    """Where to look for a process's kills: of its control group of either version, else of the whole machine."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "":
-                found.append((Path(f"/sys/fs/cgroup/{path}/memory.events"), "oom_kill"))
-            elif "memory" in controllers.split(","):
-                found.append((Path(f"/sys/fs/cgroup/memory/{path}/memory.oom_control"), "oom_kill"))
-    return [each for each in found if each[0].exists()] or [(Path("/proc/vmstat"), "oom_kill")]
 
 
 # ---- the child's side ----------------------------------------------------------------------------------------------

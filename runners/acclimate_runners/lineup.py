@@ -26,7 +26,7 @@ import numpy as np
 
 from acclimate_competitions import definition, tables
 from acclimate_competitions.errors import Refusal
-from acclimate_runners import packing
+from acclimate_runners import isolation, packing, placing
 from acclimate_runners.packing import Packed
 
 HEADS, BATCH, PEAK, WARMUP, FINAL, DECAY, CLIP, SPREAD = 4, 32, 3e-3, 20, 0.1, 0.01, 1.0, 0.05
@@ -110,9 +110,10 @@ def make(
         specs: the line-up; the demo's by default.
 
     Raises:
-        Refusal: job_failed, with the end of what the process said.
+        Refusal: job_failed, with the end of what the process said; no_space.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    with placing.space(out / "entrant.json"):
+        out.mkdir(parents=True, exist_ok=True)
     wanted = [spec for spec in specs if names is None or spec.name in names]
     missing = [spec for spec in wanted if not (out / spec.name / "entrant.json").exists()]
     ready = len(wanted) - len(missing)
@@ -179,8 +180,12 @@ class _Worker:
         self._reader.join()
 
     def require_success(self) -> None:
+        said = " / ".join(self._words)
+        if self._process.returncode == isolation.NO_SPACE:
+            hint = "free some space and do the same again; the models that are complete stay"
+            raise Refusal("no_space", f"the line-up could not be made: {said}", hint=hint)
         if self._process.returncode != 0:
-            raise Refusal("job_failed", f"the line-up could not be made: {' / '.join(self._words)}")
+            raise Refusal("job_failed", f"the line-up could not be made: {said}")
 
 
 # ---- one entrant, in a process with torch ---------------------------------------------------------------------------
@@ -329,22 +334,26 @@ def make_one(spec: Spec, out: Path, data: Path, lessons: Lessons) -> None:
     work = out / f".{spec.name}.{os.getpid()}"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
-    (work / "config.json").write_text(json.dumps(config(spec, lessons), indent=2) + "\n", "utf-8")
-    network.write_weights(trained.weights, work / "model.safetensors")
-    shutil.copyfile(data / "tokenizer.json", work / "tokenizer.json")
-    about = {
-        "entrant": spec.name,
-        "title": spec.title,
-        "family": spec.family,
-        "base": "",
-        "parameters": trained.facts.parameters,
-        "released": RELEASED,
-        "practised": practised,
-    }
-    (work / "entrant.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
-    # What a killed run left there is incomplete, as it has no entrant.json.
-    shutil.rmtree(out / spec.name, ignore_errors=True)
-    work.rename(out / spec.name)
+    try:
+        (work / "config.json").write_text(json.dumps(config(spec, lessons), indent=2) + "\n", "utf-8")
+        network.write_weights(trained.weights, work / "model.safetensors")
+        shutil.copyfile(data / "tokenizer.json", work / "tokenizer.json")
+        about = {
+            "entrant": spec.name,
+            "title": spec.title,
+            "family": spec.family,
+            "base": "",
+            "parameters": trained.facts.parameters,
+            "released": RELEASED,
+            "practised": practised,
+        }
+        (work / "entrant.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+        # What a killed run left there is incomplete, as it has no entrant.json.
+        shutil.rmtree(out / spec.name, ignore_errors=True)
+        work.rename(out / spec.name)
+    finally:
+        # On a full disk, what was written so far is of no use and in the way.
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -360,7 +369,13 @@ def main(arguments: Sequence[str]) -> None:
         for spec in given.specs:
             make_one(spec, given.out, given.data, lessons)
             print(_READY + spec.name, flush=True)  # noqa: T201
-    except OSError as error:
+    except Exception as error:
+        # The library of the weights has its own exception, and only words for a full disk.
+        if placing.is_full(error):
+            print(f"no space is left for {given.out}", flush=True)  # noqa: T201
+            sys.exit(isolation.NO_SPACE)
+        if not isinstance(error, OSError):
+            raise
         # Whoever reads it needs no traceback of ours.
         sys.exit(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 

@@ -96,6 +96,13 @@ def written(to: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a disk is full; libraries that write by themselves say it in words alone."""
+    words = str(error)
+    known = "No space left on device" in words or any(f"(os error {number})" in words for number in _FULL)
+    return known or (isinstance(error, OSError) and error.errno in _FULL)
+
+
 @contextmanager
 def space(path: Path) -> Iterator[None]:
     """Turn a full disk into the refusal no_space."""

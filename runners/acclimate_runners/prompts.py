@@ -1,6 +1,6 @@
 """A task's prompt template filled with rows, and whether it can be: before a round is fixed, not when an entrant first tries it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,31 @@ def require_template(task: Task) -> None:
     _filler(task)
 
 
+def require_columns(task: Task, columns: Collection[str]) -> None:
+    """Refuse a template that names none of these columns, without filling it: a server runs no template of others.
+
+    A name that the template itself asks for, by `is defined` or with a default, may be missing.
+
+    Args:
+        task: whose template.
+        columns: of a split; the target's among them can't be named.
+
+    Raises:
+        Refusal: definition_invalid.
+    """
+    from jinja2 import meta, nodes
+
+    _filler(task)
+    environment = _environment()
+    tree = environment.parse(task.prompt)
+    asked = [test.node for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined")]
+    asked += [found.node for found in tree.find_all(nodes.Filter) if found.name in ("default", "d") and found.node]
+    may_lack = {node.name for node in asked if isinstance(node, nodes.Name)} | set(environment.globals)
+    there = set(columns) - {_HIDDEN}
+    if lacking := sorted(meta.find_undeclared_variables(tree) - may_lack - there):
+        raise _misfit(task, f"{lacking[0]!r} is undefined", dict.fromkeys(columns))
+
+
 def check(folder: Path, competition: Competition, *, only: Sequence[str] = splits.ALL) -> None:
     """Fill the prompts of all tasks with all rows of a built competition, whose splits are sound; each split's first misfit is told.
 
@@ -81,10 +106,9 @@ def _filler(task: Task) -> Callable[[Mapping[str, Any]], str]:
     Raises:
         Refusal: definition_invalid.
     """
-    from jinja2 import StrictUndefined, TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2 import TemplateError
 
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    environment = _environment()
     try:
         _require_alone(task, environment)
         template = environment.from_string(task.prompt)
@@ -92,6 +116,13 @@ def _filler(task: Task) -> Callable[[Mapping[str, Any]], str]:
     except (TemplateError, RecursionError, ArithmeticError, ValueError, TypeError, MemoryError) as error:
         raise _misfit(task, str(error) or type(error).__name__, {}) from error
     return lambda row: template.render({name: value for name, value in row.items() if name != _HIDDEN})
+
+
+def _environment() -> "jinja2.Environment":
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
 
 
 def _require_alone(task: Task, environment: "jinja2.Environment") -> None:

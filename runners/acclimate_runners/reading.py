@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
-from acclimate_runners import architectures, shards
+from acclimate_runners import architectures, replacements, shards
 
 NAMES = ("config.json", "model.safetensors", "tokenizer.json")
 BESIDES = tuple(name for name in NAMES if name != shards.WHOLE)
@@ -283,37 +283,16 @@ def _too_long(tokenizer: Mapping[str, Any], vocabulary: Any, added: Any) -> list
     )
     more = added if isinstance(added, list) else []
     written += [token.get("content") for token in more if isinstance(token, dict)]
-    found, longest = [], max((_bytes(text) for text in written), default=0)
+    found, longest = [], max(map(replacements.written, written), default=0)
     if longest > _ENTRY_BYTES:
         found.append(f"a token is {longest} bytes long, at most {_ENTRY_BYTES} are allowed")
     for part in ("normalizer", "decoder"):
-        growth = math.prod(_growths(tokenizer.get(part)))
+        growth = math.prod(replacements.growths(tokenizer.get(part)))
         if growth > _GROWTH:
             found.append(
                 f"its {part}'s replacements make a text up to {growth:.3g} times longer, allowed are {_GROWTH}"
             )
     return found
-
-
-def _growths(part: Any) -> Iterable[float]:
-    """How many times longer each replacement of a normalizer or decoder can make a text."""
-    if isinstance(part, list):
-        for each in part:
-            yield from _growths(each)
-    elif isinstance(part, dict):
-        if part.get("type") == "Replace":
-            pattern, content = part.get("pattern"), _bytes(part.get("content"))
-            plain = _bytes(pattern.get("String")) if isinstance(pattern, dict) else 0
-            # A regular expression may match nothing at all, before each byte.
-            yield max(1.0, content / plain) if plain else 1.0 + content
-        for each in part.values():
-            if isinstance(each, dict | list):
-                yield from _growths(each)
-
-
-def _bytes(text: Any) -> int:
-    """Bytes of a text in UTF-8; JSON may hold halves of characters."""
-    return len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else 0
 
 
 def _weights(given: Mapping[str, Path], problems: list[str]) -> dict[str, Tensor] | None:

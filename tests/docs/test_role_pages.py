@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from chosen_ports import free_port
 from pages_read import DOCS, ROOT, Block, blocks, command_lines, commands, exported, page, spoken
 
 from acclimate.api.access import ACCESS
@@ -258,11 +258,6 @@ class Person:
         return self.done == len(self.blocks)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def bound(line: list[str]) -> list[str]:
     """A program that the kernel ends (SIGTERM) when the process that starts it is gone, however that was ended."""
     path = shutil.which(line[0])
@@ -290,10 +285,10 @@ def test_what_the_pages_start_ends_when_pytest_is_killed(tmp_path: Path) -> None
         f"echo $$ > {told}.draft; trap 'touch {ended}; exit' TERM; mv {told}.draft {told}; while :; do sleep 0.05; done"
     )
     code = (
-        "import subprocess, sys, time; sys.path.insert(0, sys.argv[1]); from test_role_pages import bound;"
-        " subprocess.Popen(bound(['bash', '-c', sys.argv[2]]), start_new_session=True); time.sleep(600)"
+        "import subprocess, sys, time; sys.path[:0] = sys.argv[2:]; from test_role_pages import bound;"
+        " subprocess.Popen(bound(['bash', '-c', sys.argv[1]]), start_new_session=True); time.sleep(600)"
     )
-    killed = subprocess.Popen([sys.executable, "-c", code, str(Path(__file__).parent), line], cwd=tmp_path)
+    killed = subprocess.Popen([sys.executable, "-c", code, line, *sys.path], cwd=tmp_path)
     until = time.monotonic() + WITHIN
     try:
         while not told.exists():

@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,20 +22,13 @@ from typing import Any
 
 import psutil
 import pytest
+from chosen_ports import free_ports
 
 INFRA = Path(__file__).parents[2] / "infra"
 BIN = Path(sys.executable).parent
 PATIENCE = 400.0
 NODES = {"ray-head", "ray-worker", "dispatcher-node"}
 Read = Callable[..., dict[str, Any]]
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def image_variables() -> dict[str, str]:

@@ -26,6 +26,7 @@ from typing import Any
 import boto3
 import pytest
 from botocore.config import Config
+from chosen_ports import free_ports
 
 WEED = Path(sys.executable).with_name("weed")
 BUCKET = "blobs"
@@ -33,20 +34,12 @@ SECRETS = {"owner": "owners-secret", "reader": "readers-secret"}
 _START_SECONDS = 240.0
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 @dataclass
 class Server:
     """A SeaweedFS of one process: master, volume, filer and S3 gateway."""
 
     folder: Path
-    ports: list[int] = field(default_factory=lambda: _free_ports(9))
+    ports: list[int] = field(default_factory=lambda: free_ports(9))
     process: "subprocess.Popen[bytes] | None" = None
 
     @property

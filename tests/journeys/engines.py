@@ -9,15 +9,15 @@ import importlib.util
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psycopg
 import pytest
+from chosen_ports import free_port
 from waiting import WITHIN
 
 ENGINES = ("sqlite", "postgresql")
@@ -59,9 +59,7 @@ class Server:
                     shutil.copytree(part, folder / part.name)
             package = folder / package.name
             shutil.chown(folder, user)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            server = cls(folder, package / "pginstall" / "bin", port=probe.getsockname()[1], user=user)
+        server = cls(folder, package / "pginstall" / "bin", port=free_port(), user=user)
         secret = folder / "password"
         secret.write_text(server.password)
         if user:
@@ -81,6 +79,27 @@ class Server:
             file.writelines(f"{name} = {value}\n" for name, value in settings.items())
         server.start()
         return server
+
+    @contextlib.contextmanager
+    def standby(self) -> Iterator["Server"]:
+        """A hot standby that follows this server by streaming replication, with all databases that there are; ended at the end."""
+        folder = Path(tempfile.mkdtemp(prefix="acclimate-standby-"))
+        other = replace(self, folder=folder, port=free_port())
+        try:
+            if self.user:
+                shutil.chown(folder, self.user)
+            primary = f"host=127.0.0.1 port={self.port} user=postgres password={self.password}"
+            other._run("pg_basebackup", "-d", primary, "-R", "-X", "stream", "-c", "fast")
+            with (folder / "data/postgresql.conf").open("a") as file:
+                file.write(f"port = {other.port}\n")
+            other.start()
+            yield other
+        finally:
+            other.end()
+
+    def promote(self) -> None:
+        """Make a standby a primary."""
+        self._run("pg_ctl", "-w", "promote")
 
     def start(self) -> None:
         self._run("pg_ctl", "-w", "-l", str(self.folder / "log"), "start")

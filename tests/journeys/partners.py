@@ -11,6 +11,7 @@ from typing import Any
 import live
 import pytest
 import uvicorn
+from chosen_ports import free_port
 from waiting import WITHIN
 
 from acclimate import notes, witness_folder, witness_http
@@ -27,8 +28,7 @@ class Partner:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.identity = witness_folder.create(folder, name, now=0)
-        with witness_http.listen("127.0.0.1", 0) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self._server: uvicorn.Server | None = None
 
     @property

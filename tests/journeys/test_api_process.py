@@ -38,6 +38,20 @@ def test_a_port_of_a_stranger_is_told_apart(tmp_path: Path) -> None:
     assert not ports.is_taken("127.0.0.1", port)
 
 
+def test_a_request_of_two_lengths_is_refused_and_its_connection_ends(tmp_path: Path) -> None:
+    """What one program takes for the body, another would take for the next request."""
+    second = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    body = b"2\r\n{}\r\n0\r\n\r\n" + second
+    both = b"Content-Type: application/json\r\nContent-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n" % len(body)
+    with (
+        api(tmp_path / "data") as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=WITHIN) as caller,
+    ):
+        caller.sendall(b"POST /v1/accounts HTTP/1.1\r\nHost: x\r\n" + both + body)
+        answer = b"".join(iter(lambda: caller.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1 ") == 1, answer
+
+
 # ---- the end ----------------------------------------------------------------------------------------------------------
 
 

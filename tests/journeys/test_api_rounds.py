@@ -20,7 +20,7 @@ from by_hand import (
 
 from acclimate import log
 from acclimate.service import release, submit
-from acclimate_competitions import digests, rounds
+from acclimate_competitions import digests, rounds, tables
 from acclimate_competitions.phases import Phase
 from acclimate_competitions.records import format_time, parse, parse_time
 
@@ -208,6 +208,48 @@ def test_a_prompt_that_fits_no_rows_whatever_is_refused(served, tmp_path):
     organizer = served.organizer()
     problem = refused(organizer.post("/v1/rounds", organizer.sign("RoundDefined", "", **fields)), "definition_invalid")
     assert "takes in another template" in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "why"),
+    [
+        ("{{ nope }}", "'nope' is undefined; the columns that it may name here: example, input"),
+        ("{{ target }}", "'target' is undefined"),
+        ("{% if nope is defined %}{{ nope }}{% endif %}{{ other | default(input) }}{{ range(3) | list }}", ""),
+    ],
+)
+def test_a_prompt_that_names_a_column_which_a_split_lacks_is_refused(served, tmp_path, prompt, why):
+    staged, _ = live.defined(served, tmp_path)
+    organizer = served.organizer()
+    toml = staged.folder / "competition.toml"
+    lines = [line for line in toml.read_text("utf-8").splitlines() if not line.startswith("prompt")]
+    at = next(place for place, line in enumerate(lines) if line.startswith("choices"))
+    lines.insert(at, f"prompt = '{prompt}'")
+    toml.write_text("\n".join(lines), "utf-8")
+    fields = {**staged.fields, "definition": staged.upload(toml)}
+    answer = organizer.post("/v1/rounds", organizer.sign("RoundDefined", "", **fields))
+    # A definition that names other columns is another: its recipe's digest is the same, and so it is begun.
+    if why:
+        assert why in refused(answer, "definition_invalid", 422)["detail"]
+    else:
+        assert answer.status_code == 201, answer.text
+
+
+def test_public_splits_that_nobody_could_use_are_refused(served, tmp_path):
+    staged, _ = live.defined(served, tmp_path)
+    organizer = served.organizer()
+    path = staged.folder / "splits/tint/validation.parquet"
+    table = tables.read(path)
+
+    def post():
+        files = {**staged.fields["files"], "splits/tint/validation.parquet": staged.upload(path)}
+        return organizer.post("/v1/rounds", organizer.sign("RoundDefined", "", **{**staged.fields, "files": files}))
+
+    path.write_bytes(b"no table")
+    problem = refused(post(), "splits_invalid", 422)
+    assert problem["problems"] == ["tint/validation.parquet: not a readable Parquet file"]
+    tables.write(table.drop_columns(["target"]), path)
+    assert "column 'target' is missing" in refused(post(), "splits_invalid", 422)["detail"]
 
 
 def test_a_seal_must_be_what_the_bytes_say(served, tmp_path):

@@ -3,7 +3,6 @@
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from buckets import BUCKET, Gate, Place, log_in
+from chosen_ports import free_port
 from stores import LARGE, MB, at, blobs, refused, s3, writer
 from waiting import WITHIN
 
@@ -145,12 +145,6 @@ def test_a_server_that_is_away_is_told_and_works_again_when_it_is_back(s3_place:
     assert s3.sweep(older_than=-1) == 1
 
 
-def _port_of_nobody() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_a_probe_says_what_is_wrong(s3_place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def told(**changes: str) -> str:
         found = refused("blobs_unreachable", at(s3_place, tmp_path, **changes).probe)
@@ -158,7 +152,7 @@ def test_a_probe_says_what_is_wrong(s3_place: Place, tmp_path: Path, monkeypatch
         return found.sentence
 
     assert "the bucket missing does not exist" in told(place="s3://missing/a")
-    assert "no answer" in told(endpoint=f"http://127.0.0.1:{_port_of_nobody()}")
+    assert "no answer" in told(endpoint=f"http://127.0.0.1:{free_port()}")
     # The same server's pages: HTTP, but not S3.
     assert "no S3 server" in told(endpoint=f"http://127.0.0.1:{s3_place.server.ports[2]}")
     assert "no trusted connection" in told(endpoint=s3_place.server.endpoint.replace("http", "https"))

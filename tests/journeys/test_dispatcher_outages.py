@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import dispatching
 import httpx
 import live as staging
 import pytest
+from chosen_ports import free_port
 from dispatching import beside, wait
 from engines import Server
 from live import Live
@@ -98,9 +98,7 @@ def test_an_outage_of_the_blobs_costs_no_try_and_stops_no_clock(
 
 
 def test_health_and_metrics_are_served_where_a_port_is_set(server: Live, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     staged = staging.open_round(server, tmp_path)
     _, submission = dispatching.send(staged, "ada", seed=1)
     settings = beside(server, tmp_path / "own", dispatch_port=port)

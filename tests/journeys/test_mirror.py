@@ -14,8 +14,8 @@ import handing_over
 import live
 import pytest
 import rounds_made
+from chosen_ports import free_port
 from databases import refused, run
-from sites import free_port
 from sqlalchemy import delete, text
 from waiting import WITHIN
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -94,25 +95,40 @@ def test_the_next_round_takes_over_definition_and_custodians_and_has_a_new_holdo
 def test_a_holdout_that_was_published_is_not_sealed_again(
     acclimate: Run, world: World, played: str, tmp_path: Path
 ) -> None:
-    """Also in a round that follows none: the key folder keeps what it sealed."""
+    """Also in a round that follows none: the key folder keeps what it sealed. It is told before a round is begun, and once more."""
     me = person(acclimate, world, "organizer", "organizer")
     custodians = [part for name in CUSTODIANS for part in ("--custodian", world.root / "people" / name)]
 
-    def begun(name: str, folder: Path) -> str:
+    def create(name: str, folder: Path) -> Any:
         command = ("round", "create", folder, "--name", name, "--closes", "+1h", *custodians, "--keys", me)
-        return str(done(acclimate(*command, "--json")).json["round"])
+        return acclimate(*command, "--json")
 
-    for public in (False, True):
+    def copied(public: bool) -> Path:
         folder = Path(shutil.copytree(world.competition, tmp_path / f"public-{public}"))
         text = (folder / "competition.toml").read_text("utf-8")
         lines = [line for line in text.splitlines() if not line.startswith("data_is_public")]
         lines.insert(1, f"data_is_public = {str(public).lower()}")
         (folder / "competition.toml").write_text("\n".join(lines), "utf-8")
-        ran = acclimate("round", "seal", begun(f"again-{public}".lower(), folder), folder, "--keys", me, "--json")
-        if public:
-            assert f"warning: {played}: its holdout has" in done(ran).err
-        else:
-            assert played in refused(ran, "splits_invalid")
+        return folder
+
+    secret = copied(public=False)
+    ran = create("again-false", secret)
+    assert played in refused(ran, "splits_invalid")
+    assert "again-false" not in done(acclimate("round", "list", "--server", world.url)).out
+    # The folder is built again after the round was created.
+    other = with_new_holdout(world, tmp_path / "other", said="other")
+    shutil.copyfile(secret / "competition.toml", other / "competition.toml")
+    if (secret / "tokenizer.json").exists():
+        shutil.copyfile(secret / "tokenizer.json", other / "tokenizer.json")
+    round_id = done(create("again-false", other)).json["round"]
+    ran = acclimate("round", "seal", round_id, secret, "--keys", me, "--json")
+    assert played in refused(ran, "splits_invalid")
+    # What everybody may have is a warning, at both.
+    public = copied(public=True)
+    ran = done(create("again-true", public))
+    assert f"warning: {played}: its holdout has" in ran.err
+    ran = done(acclimate("round", "seal", ran.json["round"], public, "--keys", me, "--json"))
+    assert f"warning: {played}: its holdout has" in ran.err
 
 
 def test_the_newest_round_of_ones_own_is_followed_and_no_strangers(

@@ -17,6 +17,7 @@ import httpx
 import live as staging
 import pytest
 from chaos import Play
+from chosen_ports import free_port
 from engines import Server
 from live import Live
 from sqlalchemy import select
@@ -204,9 +205,7 @@ def test_a_publication_does_not_wait_for_mlflow_which_has_each_run_once_when_it_
     from acclimate import tracking
 
     monkeypatch.setattr(finishing, "_AGAIN_AFTER", 1.0)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     expected = chaos.undisturbed(tmp_path / "undisturbed", entrants=3)["ranking"]
     with Play.begun(tmp_path / "disturbed", entrants=3, tracking=f"http://127.0.0.1:{port}") as play:
         live, told = play.live, list[str]()

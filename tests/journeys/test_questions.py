@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 import questions
+from chosen_ports import free_port
 from waiting import WITHIN
 
 from acclimate import tracking
@@ -49,8 +49,7 @@ def test_the_address_of_the_leaderboard_shows_it_in_mlflows_own_page(uri: str, t
     path = questions.output(query, uri).strip()
     ranking = tracking.ranking(uri, "digits", questions.ROUNDS[0])
     ranked = ranking[~ranking["baseline"]]["entrant"].tolist()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     settings = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     log = tmp_path / "mlflow.log"
     with log.open("w") as stream:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from acclimate import tracking_tables
+from acclimate import sqlite_urls, tracking, tracking_tables
 
 pytest.importorskip("mlflow")
 KILLED = """
@@ -95,3 +95,17 @@ def test_several_at_once_make_one_database(tmp_path: Path) -> None:
 def test_what_is_no_file_of_sqlite_is_left_alone() -> None:
     for uri in ("http://127.0.0.1:1", "postgresql://nobody@127.0.0.1:1/none", "sqlite://", "sqlite:///:memory:"):
         tracking_tables.begin(uri, None)
+
+
+def test_a_folder_with_a_percent_sign_gets_no_second_one_beside_it(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    path = tmp_path / "100% of %41" / "deep" / "mlflow.db"
+    uri = sqlite_urls.of(path)
+    tracking_tables.begin(uri, tmp_path / "artifacts")
+    assert tracking.rounds(uri).empty and path.exists()
+    assert [found.name for found in tmp_path.iterdir()] == ["100% of %41"]
+    # One that is somebody's stays.
+    theirs = tmp_path / "100%25 of %2541"
+    theirs.mkdir()
+    assert tracking.rounds(uri).empty
+    assert list(theirs.iterdir()) == []

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from chosen_ports import free_port
 from ups import PATIENCE, Starter, Up, children, environment, of_sessions, start, until
 
 from acclimate import supervision
@@ -227,8 +228,7 @@ def test_what_up_is_told_reaches_its_parts_but_no_place_reaches_their_command_li
     file.write_text('runner = "local"\norigin = "rounds.example.org/log"\n')
     given = ("--config", file, "--database", f"sqlite:///{tmp_path}/s3cret.db", "--no-mlflow", "--json")
     given += ("--host", "127.0.0.2")
-    with socket.create_server(("127.0.0.2", 0)) as probe:
-        health = probe.getsockname()[1]
+    health = free_port()
     # A log so quiet that the dispatcher doesn't tell of its start.
     up = start(
         tmp_path / "data",

@@ -97,6 +97,15 @@ def test_who_says_nothing_is_left(serve: Serve, sent: bytes) -> None:
     until(lambda: not served.server.server_state.connections)
 
 
+def test_a_request_of_two_lengths_is_refused_and_its_connection_ends(serve: Serve) -> None:
+    served = serve(SHORT)
+    second = b"GET / HTTP/1.1\r\nHost: w\r\n\r\n"
+    both = b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n" % len(second)
+    with served.call(b"POST /add-checkpoint HTTP/1.1\r\nHost: w\r\n" + both + b"0\r\n\r\n" + second) as caller:
+        answer = rest_of(caller)
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1 ") == 1, answer
+
+
 def test_a_head_that_drips_is_left_though_something_always_comes(serve: Serve) -> None:
     served = serve(SHORT)
     with served.call(HEAD) as slow:

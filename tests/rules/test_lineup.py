@@ -1,6 +1,7 @@
 """The demo's entrants: whole folders that the platform accepts, the same bytes each time, finished after an interruption."""
 
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,17 @@ def test_a_failing_process_is_told(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="the line-up could not be made") as caught:
         lineup.make(tmp_path / "out", tmp_path / "nowhere", processes=1, progress=lambda *words: None)
     assert caught.value.code == "job_failed"
+
+
+@pytest.mark.parametrize("most", [64, 4096])
+def test_a_full_disk_is_no_space_and_leaves_no_part(data: Path, tmp_path: Path, most: int) -> None:
+    # Of the two, one ends the writing of config.json, the other that of the weights, by a library with errors of its own.
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(Refusal, match="no space") as caught:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+        try:
+            lineup.make(tmp_path / "out", data, processes=1, specs=[spec("untrained")])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.code == "no_space" and list((tmp_path / "out").iterdir()) == []
+    assert lineup.make(tmp_path / "out", data, processes=1, specs=[spec("untrained")]) == ["untrained"]

@@ -182,7 +182,11 @@ async def _admit(request: Request, access: Access) -> Account | None:
     account = await run_in_threadpool(accounts.authenticate, services_of(request).store, token.strip())
     if account.role not in access.roles:
         allowed = ", ".join(sorted(access.roles - {"anonymous"}))
-        raise Refusal("role_missing", f"the account {account.id} has role {account.role}, this needs {allowed}")
+        raise Refusal(
+            "role_missing",
+            f"the account {account.id} has role {account.role}, this needs {allowed}",
+            hint="take the key folder of an account with that role; `acclimate register` makes a new one",
+        )
     return account
 
 

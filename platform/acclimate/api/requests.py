@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from acclimate.api import problems
 from acclimate.metrics import Metrics
+from acclimate_competitions.errors import Refusal
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}")
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,119}")
@@ -22,7 +23,20 @@ _ROUND = 100
 _PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 NOWHERE = "(none)"
 """The route of an address that there isn't."""
+LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 _log = logging.getLogger("acclimate.requests")
+
+
+def _ambiguous(scope: Scope) -> ASGIApp:
+    """The answer to a request of which nobody can say where it ends: a proxy before us may have seen two in it, so the connection ends too."""
+    refusal = Refusal(
+        "request_invalid",
+        "the request says how long its body is in two ways, Content-Length and Transfer-Encoding",
+        hint="send one of them",
+    )
+    answer = problems.problem(Request(scope), refusal, status=400)
+    answer.headers["Connection"] = "close"
+    return answer
 
 
 class Requests:
@@ -58,7 +72,10 @@ class Requests:
 
         self._metrics.began()
         try:
-            await self._app(scope, count, answer)
+            if LENGTHS <= {name for name, _ in scope["headers"]}:
+                await _ambiguous(scope)(scope, count, answer)
+            else:
+                await self._app(scope, count, answer)
         except Exception as error:
             problem = problems.unexpected(Request(scope), error)
             if not status:

@@ -209,7 +209,7 @@ def send(
 def inspect(keys: KeysFolder, round_id: OfRound = None, request: Request = None, as_json: AsJson = False) -> None:
     """Show what `release` would check, as it stands now.
 
-    Nothing is decrypted or sent. NOT YET: the round goes on, and there is nothing to do. NOT NEEDED: others have opened it, or it was voided. Exits 1 unless a release would go through.
+    Nothing is decrypted or sent. NOT YET: the round goes on, and there is nothing to do. NOT NEEDED: you have released your share, others have opened the round, or it was voided. Exits 1 unless a release is due.
 
     Example: acclimate custodian inspect digits-2027-1 --keys ./custodian-a
     """

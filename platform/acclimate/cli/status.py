@@ -88,7 +88,7 @@ def lines(state: dict[str, Any], stages: list[dict[str, Any]]) -> Iterator[str]:
     yield from auditor(state)
     yield from custodians(state)
     for kind in _work(stages):
-        yield f"{kind['kind']:<14}{bar(kind['done'], kind['total'])}{_trouble(kind)}"
+        yield f"{kind['kind']:<14}{bar(kind['done'], kind['total'], finished=kind['finished'])}{_trouble(kind)}"
     yield from under_way(stages)
 
 
@@ -137,10 +137,10 @@ def custodians(state: dict[str, Any]) -> Iterator[str]:
             yield f"{what:<14}{', '.join(names)} ({len(names)} of {len(people)}, {state['threshold']} open the seal)"
 
 
-def bar(done: float, total: int) -> str:
-    """A bar of WIDTH characters with its numbers."""
+def bar(done: float, total: int, *, finished: int) -> str:
+    """A bar of WIDTH characters, filled by all that is done, and how many have ended: one that runs is not among these, however far it is."""
     filled = round(WIDTH * done / total) if total else 0
-    return f"{'█' * filled}{'·' * (WIDTH - filled)} {int(done)} of {total}"
+    return f"{'█' * filled}{'·' * (WIDTH - filled)} {finished} of {total} ended"
 
 
 def _entries(state: dict[str, Any]) -> str:
@@ -153,7 +153,7 @@ def _entries(state: dict[str, Any]) -> str:
 
 
 def _work(stages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """For each kind of stage: how many there are, are done (parts of running ones counted), run, failed, are blocked."""
+    """For each kind of stage: how many there are, are done (parts of running ones counted), have ended, run, failed, are blocked."""
     by_kind: dict[str, list[dict[str, Any]]] = {}
     for stage in stages:
         by_kind.setdefault(stage["kind"], []).append(stage)
@@ -163,7 +163,8 @@ def _work(stages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             states = [stage["state"] for stage in found]
             parts = sum(1.0 if stage["state"] in DONE else float(stage["progress"] or 0) for stage in found)
             numbers = {name: sum(map(states.count, which)) for name, which in COUNTED.items()}
-            yield {"kind": label, "total": len(found), "done": round(parts, 3), **numbers}
+            finished = sum(state in DONE for state in states)
+            yield {"kind": label, "total": len(found), "done": round(parts, 3), "finished": finished, **numbers}
 
 
 def _trouble(kind: dict[str, Any]) -> str:

@@ -220,7 +220,13 @@ def inspect(source: Source, keys: Keys, round_id: str, *, now: datetime) -> list
     pin = pinned(keys, round_id)
     result: list[Check] = []
     try:
-        result.extend(check for check, _ in evidence.examine(source, keys, pin, now=now))
+        released = False
+        for check, state in evidence.examine(source, keys, pin, now=now):
+            result.append(check)
+            released = pin.index in state.released
+        if released:
+            told = f"share {pin.index} is released: the same release again changes nothing"
+            result.append(Check("release", "NOT NEEDED", told))
     except Failed as failed:
         # Nothing is wrong with a round that is still running, or a witness that is down; a clock that disagrees is another matter.
         code = failed.refusal.code

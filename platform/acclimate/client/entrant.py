@@ -74,8 +74,28 @@ def enter_round(client: Client, keys: Keys, round_id: str, *, conflicts: Sequenc
     """Register the account as an entrant of a round, with the conflicts of interest it declares; {index, record, …}."""
     entrant = load_account(keys.folder).id
     fields = {"entrant": entrant, "ed25519": keys.public, "conflicts": list(conflicts)}
-    round_id = full_id(client, round_id)
-    return client.post(round_id, "entrants", records.sign("EntrantRegistered", round_id, fields, key=keys.ed25519))
+    return enter(client, full_id(client, round_id), fields, keys)
+
+
+def enter(client: Client, round_id: str, fields: dict[str, Any], keys: Keys) -> dict[str, Any]:
+    """Send EntrantRegistered, signed; {index, record, …}.
+
+    Raises:
+        Refusal: phase_wrong, in plain words where the round is not open yet, or no more; …
+    """
+    try:
+        return client.post(round_id, "entrants", records.sign("EntrantRegistered", round_id, fields, key=keys.ed25519))
+    except Refusal as refusal:
+        if refusal.code != "phase_wrong":
+            raise
+        state = client.round(round_id)
+        if state["phase"] in ("draft", "sealed"):
+            sentence = f"{round_id} is not open yet, and takes entrants once it is: not before {state['opens']}"
+            hint = f"wait for it: acclimate status {round_id} --until open; then the same command again"
+            raise Refusal("phase_wrong", sentence, hint=hint) from refusal
+        sentence = f"{round_id} is {state['phase']}: it takes entrants only while it is open"
+        hint = "enter the competition's next round: acclimate round list"
+        raise Refusal("phase_wrong", sentence, hint=hint) from refusal
 
 
 def public_files(client: Client, round_id: str, out: Path) -> dict[str, str]:
@@ -242,10 +262,10 @@ def refresh(client: Client, keys: Keys, mine: Submission) -> Submission:
 
 
 def submissions(keys: Keys, round_id: str = "") -> list[Submission]:
-    """The submissions of a key folder, of the rounds whose id begins with round_id; the oldest first."""
-    found = [path for path in (keys.folder / "submissions").glob("*.json") if path.name.startswith(round_id)]
-    found.sort(key=lambda path: path.stat().st_mtime_ns)
-    return [_load(path) for path in found]
+    """The submissions of a key folder, of the rounds whose id begins with round_id: by their log entries, then what has none yet."""
+    paths = sorted(path for path in (keys.folder / "submissions").glob("*.json") if path.name.startswith(round_id))
+    # Not by the files' times: what the server says anew of a submission is written to its file.
+    return sorted(map(_load, paths), key=lambda mine: float("inf") if mine.committed is None else mine.committed)
 
 
 def submission_status(client: Client, keys: Keys, round_id: str = "") -> list[Submission]:
@@ -320,11 +340,18 @@ def _require_entered(client: Client, keys: Keys, round_id: str, entrant: str, *,
     """Refuse to begin a submission for somebody who has not entered the round.
 
     Raises:
-        Refusal: entrant_unknown.
+        Refusal: entrant_unknown; role_missing, where the keys are no entrant's.
     """
     for _, record in client.records(round_id):
         if record.type == "EntrantRegistered" and record["entrant"] == entrant:
             return
+    account = load_account(keys.folder)
+    if not baseline and account.role != "entrant":
+        raise Refusal(
+            "role_missing",
+            f"{keys.folder} has the keys of {account.id}, which is registered as {account.role}: only an entrant submits a model",
+            hint="take your entrant's key folder; a new one: acclimate register --server URL --name NAME --keys DIR",
+        )
     raise Refusal(
         "entrant_unknown",
         f"{entrant!r} has not entered {round_id}; nothing was sent or written",

@@ -145,9 +145,16 @@ def _standing(client: Client, round_id: str, phase: str) -> str:
 
 
 def require_unknown(
-    client: Client, keys: Keys, competition: Competition, folder: Path, *, of: Record, say: Say = lambda line: None
+    client: Client,
+    keys: Keys,
+    competition: Competition,
+    folder: Path,
+    *,
+    but: str,
+    follows: bool,
+    say: Say = lambda line: None,
 ) -> None:
-    """Refuse to seal what an earlier round of these keys has made known already, or, in a round that follows another, shares with any.
+    """Refuse a holdout that an earlier round of these keys has made known already, or, in a round that follows another, shares with any.
 
     1. A round that follows another: as `compare`, all of it.
     2. Any other: the digests that the key folder keeps, of rounds of the same competition. What stands in a round whose holdout may be known by
@@ -158,7 +165,8 @@ def require_unknown(
         keys: the organizer's keys.
         competition: the round's definition.
         folder: the built competition.
-        of: the round that is to be sealed.
+        but: the round's own id; empty where it is not begun.
+        follows: whether it follows another.
         say: told what takes its time, and what is no reason to refuse.
 
     Raises:
@@ -167,14 +175,14 @@ def require_unknown(
     from acclimate_competitions import holdouts
 
     # 1
-    if "predecessor" in of.fields:
-        require_disjoint(compare(client, keys, competition, folder, but=of.round, say=say))
+    if follows:
+        require_disjoint(compare(client, keys, competition, folder, but=but, say=say))
         return
     # 2
     mine = holdouts.tables_of(folder, competition, "holdout")
     found = []
     for round_id, phase in _earlier(client, keys, competition.slug):
-        if round_id == of.round or not _path(keys, round_id).exists():
+        if round_id == but or not _path(keys, round_id).exists():
             continue
         overlaps = [o for o in holdouts.shared(_read(_path(keys, round_id)), mine, competition) if o.what != "clusters"]
         if not overlaps:

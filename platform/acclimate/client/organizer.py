@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from acclimate import files
-from acclimate.client import seals, servers
+from acclimate.client import parties, seals, servers
 from acclimate.client.addresses import require_round
 from acclimate.client.connection import Client, Progress
 from acclimate.client.definitions import definition_of
-from acclimate.client.entrant import Say, baseline_keys
+from acclimate.client.entrant import Say, baseline_keys, enter
 from acclimate.client.folder import load_account
 from acclimate.client.folder_lock import alone
+from acclimate.client.parties import Auditor, Custodian
 from acclimate.client.servers import Witnesses
 from acclimate.client.voiding import approvals_of, newest_history
 from acclimate.keys import Keys
@@ -36,11 +37,6 @@ ROUNDS_FILE = "rounds.json"
 _DATES = ("opens", "closes", "closes_latest", "release_by")
 RELEASE_AFTER = timedelta(days=14)
 """Default of release_by, counted from closes_latest."""
-
-Custodian = Mapping[str, Any]
-"""{name, age, ed25519, backup}: what `acclimate custodian keygen` prints."""
-Auditor = Mapping[str, Any]
-"""{name, ed25519, draw}: what `acclimate audit keygen` prints."""
 
 
 def create_round(
@@ -62,8 +58,7 @@ def create_round(
 ) -> str:
     """Define a round of a built competition; its id. The same again is the same round, with the dates that it was begun with.
 
-    1. Definition and splits are checked here; the custodians are those that the definition names; log and witnesses are not the
-       server's choice (servers.py).
+    1. Definition, splits and people are checked, and that no earlier round made the holdout known; for log and witnesses see servers.py.
     2. RoundDefined is made and put through the round's own rules, before anything is sent.
     3. Definition and public files are uploaded; never a holdout.
     4. The id is kept in the key folder, and RoundDefined is sent.
@@ -91,21 +86,22 @@ def create_round(
 
     # 1
     competition = _checked(folder)
-    public = splits.public_files(folder)
-    server = client.terms()
+    name = name or competition.round.name
+    _require_unknown(client, keys, competition, folder, name=name, predecessor=predecessor, say=say)
+    public, server = splits.public_files(folder), client.terms()
     at = records.parse_time(server["now"])
     given = {"opens": opens, "closes": closes, "closes_latest": closes_latest, "release_by": release_by}
     dates, people = _plan(competition, custodians, given, now=at)
     fields = {
         "competition": competition.slug,
-        "name": name or competition.round.name,
+        "name": name,
         "definition": competition.digest,
         "files": {label: digests.of_file(path) for label, path in public.items()},
         "recipe": competition.preparation.digest,
         "scorer": rounds.scorer_digest(competition),
         "policy": competition.ranking.digest,
         **dates,
-        **_named_auditor(competition, auditor),
+        **parties.auditor(competition, auditor),
         "grace": int(competition.round.grace.total_seconds()),
         "id_digits": records.ID_DIGITS,
         "k": competition.custody.threshold,
@@ -168,7 +164,8 @@ def seal_round(
         )
     splits.check(folder, competition)
     prompts.check(folder, competition)
-    holdouts.require_unknown(client, keys, competition, folder, of=defined, say=say)
+    follows = "predecessor" in defined.fields
+    holdouts.require_unknown(client, keys, competition, folder, but=defined.round, follows=follows, say=say)
     # 2
     work = keys.folder / "seals" / defined.round
     work.parent.mkdir(mode=0o700, exist_ok=True)
@@ -226,7 +223,7 @@ def enter_baseline(
     """
     round_id = own_round(client, keys, round_id)[0].round
     fields = {"entrant": name, "ed25519": ed25519 or baseline_keys(keys, name).public, "conflicts": ["baseline"]}
-    return client.post(round_id, "entrants", records.sign("EntrantRegistered", round_id, fields, key=keys.ed25519))
+    return enter(client, round_id, fields, keys)
 
 
 def submitted_baselines(competition: Competition) -> list[str]:
@@ -327,7 +324,7 @@ def _plan(
     except Refusal as refusal:
         refusals.append(refusal)
     try:
-        people = _in_order(custodians, competition)
+        people = parties.custodians(custodians, competition)
     except Refusal as refusal:
         refusals.append(refusal)
     if len(refusals) > 1:
@@ -340,21 +337,6 @@ def _plan(
     if refusals:
         raise refusals[0]
     return dates, people
-
-
-def _named_auditor(competition: Competition, given: Auditor | None) -> dict[str, dict[str, Any]]:
-    """RoundDefined's auditor, as the definition names one; {} where it names none."""
-    wanted = competition.round.auditor
-    if given is None and wanted is None:
-        return {}
-    if given is None or not isinstance(given, Mapping) or given.get("name") != wanted:
-        named = given.get("name") if isinstance(given, Mapping) else None
-        raise Refusal(
-            "definition_invalid",
-            f"the definition names the auditor {wanted or 'none'}; given was {named or 'none'}",
-            hint="the auditor makes keys with `acclimate audit keygen` and sends you its auditor.json: --auditor FILE",
-        )
-    return {"auditor": {field: given.get(field) for field in ("name", "ed25519", "draw")}}
 
 
 def _dates(competition: Competition, given: Mapping[str, datetime | None], *, now: datetime) -> dict[str, str]:
@@ -373,37 +355,6 @@ def _dates(competition: Competition, given: Mapping[str, datetime | None], *, no
     latest = chosen["closes_latest"] = chosen["closes_latest"] or chosen["closes"]
     chosen["release_by"] = chosen["release_by"] or latest + RELEASE_AFTER
     return {name: format_time(moment) for name, moment in chosen.items() if moment is not None}
-
-
-def _in_order(custodians: Sequence[Custodian], competition: Competition) -> list[dict[str, Any]]:
-    names = [custodian["name"] for custodian in custodians]
-    wanted = list(competition.custody.custodians)
-    if sorted(names) != sorted(wanted):
-        raise Refusal(
-            "definition_invalid",
-            f"the definition names the custodians {', '.join(wanted)}; given were {', '.join(names) or 'none'}",
-            hint="each custodian makes keys with `acclimate custodian keygen` and sends you its custodian.json",
-        )
-    _require_own_recipients(custodians)
-    by_name = {custodian["name"]: custodian for custodian in custodians}
-    return [{field: by_name[name].get(field) for field in ("name", "age", "ed25519", "backup")} for name in wanted]
-
-
-def _require_own_recipients(custodians: Sequence[Custodian]) -> None:
-    """Refuse an age recipient that stands there twice: who holds its identity would hold two shares."""
-    owner: dict[str, str] = {}
-    for custodian in custodians:
-        for recipient in (custodian.get("age"), custodian.get("backup")):
-            if recipient is not None and recipient in owner:
-                raise Refusal(
-                    "definition_invalid",
-                    f"{custodian['name']} and {owner[recipient]} have the same age recipient, {recipient}"
-                    if owner[recipient] != custodian["name"]
-                    else f"{custodian['name']} has its own age recipient as its backup, {recipient}",
-                    hint="each custodian makes its own keys, and a backup identity of its own",
-                )
-            if recipient is not None:
-                owner[recipient] = custodian["name"]
 
 
 def _define(client: Client, keys: Keys, request: dict[str, Any], *, say: Say) -> str:
@@ -434,13 +385,30 @@ def _define(client: Client, keys: Keys, request: dict[str, Any], *, say: Say) ->
 
 def _begun(client: Client, keys: Keys, fields: Mapping[str, Any]) -> Record | None:
     """RoundDefined of the round of this name, where these keys signed it and it says the same but for its dates."""
-    for summary in client.rounds():
-        mine = (summary.get("competition"), summary.get("name")) == (fields["competition"], fields["name"])
-        if mine and summary["phase"] != "voided":
+    for summary in _named(client, fields["competition"], fields["name"]):
+        if summary["phase"] != "voided":
             defined, _ = definition_of(client, summary["round"])
             same = {**defined.fields, **{name: fields[name] for name in _DATES}} == fields
             return defined if same and defined.by == keys.public else None
     return None
+
+
+def _require_unknown(
+    client: Client, keys: Keys, competition: Competition, folder: Path, *, name: str, predecessor: str, say: Say
+) -> None:
+    """Refuse a holdout that an earlier round of these keys has made known; a round that was begun under this name is this one."""
+    from acclimate.client import holdouts
+
+    if predecessor:
+        # What follows another was compared with all of them.
+        return
+    begun = next((str(summary["round"]) for summary in _named(client, competition.slug, name)), "")
+    holdouts.require_unknown(client, keys, competition, folder, but=begun, follows=False, say=say)
+
+
+def _named(client: Client, slug: str, name: str) -> list[Mapping[str, Any]]:
+    """The server's rounds of a competition that have this name."""
+    return [each for each in client.rounds() if (each.get("competition"), each.get("name")) == (slug, name)]
 
 
 @contextmanager

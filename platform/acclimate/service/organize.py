@@ -25,7 +25,8 @@ def define(store: Store, identity: Identity, account: Account, request: Mapping[
     """Begin a round.
 
     1. The caller signed RoundDefined with the account's key; its id has the digits that bind it.
-    2. The definition and all public files are here, and they are those that the definition asks for.
+    2. The definition and all public files are here, and they are those that the definition asks for; each split has the columns that definition
+       and prompts name.
     3. Log, evaluators, code and witnesses are this server's.
     4. No other round of the competition has this name, none has the auditor's draw; the round can still open; the one that it follows is one of
        the competition's.
@@ -34,7 +35,7 @@ def define(store: Store, identity: Identity, account: Account, request: Mapping[
         {round, index, new}.
 
     Raises:
-        Refusal: definition_invalid, blob_unknown, record_invalid, guard_failed, round_exists, …
+        Refusal: definition_invalid, splits_invalid, blob_unknown, record_invalid, guard_failed, round_exists, …
     """
     # 1
     if request.get("type") != "RoundDefined":
@@ -56,8 +57,7 @@ def define(store: Store, identity: Identity, account: Account, request: Mapping[
         )
     competition = store.competition(fields["definition"])
     _check_files(store, fields["files"], competition)
-    for task in competition.tasks:
-        prompts.require_template(task)
+    _check_splits(store, fields["files"], competition)
     # 3
     _check_server(identity, fields)
     if "name" in fields["organizer"]:
@@ -131,6 +131,36 @@ def _check_files(store: Store, files: Mapping[str, str], competition: Competitio
             "record_invalid",
             f"the files of RoundDefined have {len(problems)} problem(s): {problems[0]}",
             hint="upload the definition and every public file first (PUT /v1/blobs/{digest})",
+            problems=problems,
+        )
+
+
+def _check_splits(store: Store, files: Mapping[str, str], competition: Competition) -> None:
+    """Refuse public splits that the tasks' prompts don't fit. The client fills the prompts with all rows; here no template is run, only parsed."""
+    from acclimate import table_blobs
+    from acclimate_competitions import splits
+
+    problems = []
+    for task in competition.tasks:
+        prompts.require_template(task)
+        for split in splits.PUBLIC:
+            name = f"{task.name}/{split}.parquet"
+            if f"splits/{name}" not in files:
+                continue
+            try:
+                table = table_blobs.read(store.blobs, files[f"splits/{name}"])
+            except Refusal as refusal:
+                if refusal.code != "file_unreadable":
+                    raise
+                problems.append(f"{name}: not a readable Parquet file")
+                continue
+            prompts.require_columns(task, table.column_names)
+            problems += splits.column_problems(table, name, task, competition)
+    if problems:
+        raise Refusal(
+            "splits_invalid",
+            f"the public split files have {len(problems)} problem(s): {problems[0]}",
+            hint="see them all before a round is begun: acclimate competition check FOLDER",
             problems=problems,
         )
 

@@ -18,7 +18,8 @@ from acclimate_runners.placement import HAS
 
 _WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
 _ENDED = frozenset({"committed", "failed"})
-_UNTOLD = "something failed of which the dispatcher's log and the round's organizer are told"
+_AGAIN = "an earlier try came to no result, and it is tried again; the round's organizer is told why"
+_HELD = "it waits for the server's operator; the round's organizer is told why"
 
 
 def rounds_list(store: Store) -> list[dict[str, Any]]:
@@ -161,7 +162,9 @@ def reason_of(row_state: str, reason: str, *, is_owner: bool) -> str:
     """A stage's reason for whoever asks: of an outcome it is on the record; any other may name hosts, addresses and folders."""
     if is_owner or not reason or row_state in _ENDED or reason.startswith(schedule.PINNED):
         return reason
-    return reason.partition(HAS)[0] if reason.startswith(schedule.UNMET) else _UNTOLD
+    if reason.startswith(schedule.UNMET):
+        return reason.partition(HAS)[0]
+    return _HELD if row_state == "blocked" else _AGAIN
 
 
 def _unread(tx: Tx, state: Round, *, is_owner: bool) -> dict[str, str] | None:

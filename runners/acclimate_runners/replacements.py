@@ -1,0 +1,64 @@
+"""How much longer the replacements of a tokenizer's normalizer or decoder can make a text, told from its JSON alone.
+
+Patterns are Oniguruma's. Of one that can match nothing, a replacement comes before each character; of one that takes so many characters at least,
+instead of as many. How many is told of plain patterns alone, such as runs of blanks: each piece is a character, a class or a kind of
+characters, with one repetition at most. Whatever else stands in a pattern, groups above all, may match nothing as far as is known here.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_PIECE = re.compile(
+    r'(?P<one>\\[sSdDwWnrt]|\\[-.,:;/#&!=@%~"()\[\]{}|*+?^$\\]|\\[pP]\{\^?\w+\}|\[\^?(?:[^\[\]\\&]|\\[^\W\d_]|\\[^\w\s])+\]|[^\\\[\](){}.*+?^$|]|\.)'
+    r"(?P<times>[*+?]|\{\d{1,4}(?:,\d{0,4})?\})?"
+    r"|(?P<edge>[\^$])|(?P<either>\|)"
+)
+
+
+def growths(part: Any) -> Iterator[float]:
+    """How many times longer each replacement of a normalizer or decoder can make a text."""
+    if isinstance(part, list):
+        for each in part:
+            yield from growths(each)
+    elif isinstance(part, dict):
+        if part.get("type") == "Replace":
+            yield _growth(part.get("pattern"), written(part.get("content")))
+        for each in part.values():
+            if isinstance(each, dict | list):
+                yield from growths(each)
+
+
+def _growth(pattern: Any, content: int) -> float:
+    given = pattern if isinstance(pattern, dict) else {}
+    least = written(given.get("String")) or shortest(given.get("Regex"))
+    return max(1.0, content / least) if least else 1.0 + content
+
+
+def shortest(pattern: Any) -> int:
+    """Bytes that a pattern takes at least wherever it matches; 0 where it may match nothing, or that is not told here."""
+    if not isinstance(pattern, str):
+        return 0
+    found, at = [0], 0
+    while at < len(pattern):
+        piece = _PIECE.match(pattern, at)
+        if piece is None:
+            return 0
+        at = piece.end()
+        if piece["either"]:
+            found.append(0)
+        elif piece["one"]:
+            found[-1] += _least(piece["times"] or "")
+    return min(found)
+
+
+def _least(times: str) -> int:
+    if times.startswith("{"):
+        # Of {2,1} Oniguruma takes the smaller as the least.
+        return min(int(number) for number in times[1:-1].split(",") if number)
+    return 0 if times in ("*", "?") and times else 1
+
+
+def written(text: Any) -> int:
+    """Bytes of a text in UTF-8; JSON may hold halves of characters."""
+    return len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else 0

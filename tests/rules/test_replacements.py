@@ -1,0 +1,68 @@
+"""How much longer a tokenizer's replacements make a text: never less than the library makes of it, and honest ones are let through."""
+
+import pytest
+from tokenizers import Regex, decoders, normalizers
+
+from acclimate_runners import replacements
+
+LEAST = {
+    " {2,}": 2,
+    " +": 1,
+    r"\s+": 1,
+    r"[^\S\n]+": 1,
+    "^ +| +$": 1,
+    r"\.{3}": 3,
+    r"[\]a]b?": 1,
+    "é": 1,
+    r"\p{Z}{2}": 2,
+    # By Oniguruma's own reading the smaller of both.
+    "x{2,1}": 1,
+    # What may match nothing.
+    "": 0,
+    "a*": 0,
+    "a?b*": 0,
+    "a{0,}": 0,
+    "a{,3}": 0,
+    "^": 0,
+    "a|": 0,
+    "a{2}{0}": 0,
+    # What is not told: in Ruby's syntax the second means "a thrice or not at all".
+    "(a)": 0,
+    "a{3}?": 0,
+    "a+?": 0,
+    r"\b": 0,
+    r"\K": 0,
+    "[[:space:]]": 0,
+    "[a&&b]": 0,
+}
+TEXTS = ["", "a", "aaa", "  a  b\n\n c...", "xx é  é", "aaaaaa bbb"]
+
+
+@pytest.mark.parametrize(("pattern", "least"), LEAST.items())
+def test_the_shortest_match_of_a_pattern_is_told_where_it_is_plain(pattern: str, least: int) -> None:
+    assert replacements.shortest(pattern) == least
+
+
+@pytest.mark.parametrize("pattern", LEAST)
+@pytest.mark.parametrize("content", ["", "▁", "0123456789" * 10])
+def test_the_library_makes_no_text_longer_than_is_told(pattern: str, content: str) -> None:
+    try:
+        replace = normalizers.Replace(Regex(pattern), content)
+    except Exception:  # the library's own kind: a pattern that it does not read does nothing
+        return
+    (growth,) = replacements.growths({"type": "Replace", "pattern": {"Regex": pattern}, "content": content})
+    for text in TEXTS:
+        made = len(replace.normalize_str(text).encode())
+        # A pattern that matches nothing matches once more, behind the last character.
+        assert made <= growth * (len(text.encode()) + 1), (text, made)
+
+
+def test_many_replacements_of_blanks_are_no_growth() -> None:
+    steps = [
+        {"type": "Replace", "pattern": {"Regex": pattern}, "content": " "} for pattern in (r"\s+", " {2,}", r"\n+") * 10
+    ]
+    assert all(growth == 1.0 for growth in replacements.growths({"type": "Sequence", "normalizers": steps}))
+    assert decoders.Sequence([decoders.Replace(Regex(r"\s+"), " ")] * 3).decode(["a  b"]) == "a b"
+    # Each of these doubles a text.
+    doubled = [{"type": "Replace", "pattern": {"Regex": "r"}, "content": "rr"}] * 7
+    assert list(replacements.growths(doubled)) == [2.0] * 7
