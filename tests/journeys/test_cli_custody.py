@@ -82,6 +82,11 @@ def test_shares_are_released_only_when_the_custodians_own_machine_agrees(
     assert (
         done(acclimate("custodian", "release", round_id, "--keys", a, "--json")).json["entry"] == released.json["entry"]
     )
+    # Who looks again reads that nothing is left to do.
+    inspected = acclimate("custodian", "inspect", round_id, "--keys", a, "--json")
+    last = inspected.json["checks"][-1]
+    assert inspected.code == 1 and (last["name"], last["status"]) == ("release", "NOT NEEDED")
+    assert "share 1 is released" in last["detail"]
     done(acclimate("custodian", "release", round_id, "--keys", b))
     ran = acclimate("custodian", "release", round_id, "--keys", c, "--json")
     assert "yours is not needed" in refused(ran, "phase_wrong")

@@ -11,6 +11,7 @@ from commands import Run, done, refused
 
 from acclimate import client as actors
 from acclimate import keys
+from acclimate.cli import status
 from acclimate.client.definitions import definition_of
 from acclimate_competitions import records
 from acclimate_competitions.errors import Refusal
@@ -149,6 +150,10 @@ def test_status_says_what_is_missing_and_json_is_complete(acclimate: Run, world:
     document = done(acclimate("round", "status", round_id, "--server", world.url, "--json")).json
     assert document["phase"] == "sealed"
     assert document["work"] == []
+    # What runs fills its bar as far as it is, and has not ended.
+    stages = [{"kind": "prepare", "state": "committed"}, {"kind": "prepare", "state": "running", "progress": 0.98}]
+    (told,) = (line for line in status.lines(document, stages) if line.startswith("preparations"))
+    assert "1 of 2 ended" in told and told.count("█") == round(status.WIDTH * 1.98 / 2)
     people = [world.root / "people" / name for name in CUSTODIANS]
     value = done(acclimate("custodian", "ack", round_id, "--keys", people[0], "--json")).json
     assert (value["index"], value["round"]) == (1, round_id)

@@ -1,10 +1,12 @@
 """Submissions at the command line, over real HTTP: checked before they are sent, killed on the way, waited for, too late."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -49,6 +51,41 @@ def test_a_submission_is_checked_before_it_is_sent(acclimate: Run, world: World,
     refused(ran, "entrant_unknown")
     assert "acclimate enter" in ran.err
     assert not (stranger / "submissions").exists()
+    # Other parties' keys submit nothing, and what to take instead is said.
+    for name, role in (("organizer", "organizer"), ("custodian-a", "custodian")):
+        ran = acclimate("submit", model, "--round", round_id, "--keys", person(acclimate, world, name, role), "--json")
+        assert f"registered as {role}" in refused(ran, "role_missing")
+        assert "acclimate register" in ran.err
+
+
+def test_who_enters_too_early_or_too_late_is_told_when(acclimate: Run, world: World) -> None:
+    me, command = person(acclimate, world, "gil"), "enter"
+    for phase in ("draft", "sealed"):
+        round_id = new_round(acclimate, world, until=phase)
+        ran = acclimate(command, round_id, "--keys", me, "--json")
+        assert "is not open yet" in refused(ran, "phase_wrong")
+        assert f"acclimate status {round_id} --until open" in ran.err
+    round_id = new_round(acclimate, world)
+    assert world.tick(round_id, hours=1) == ["RoundClosed", "PreparationFinished"]
+    ran = acclimate(command, round_id, "--keys", me, "--json")
+    assert "takes entrants only while it is open" in refused(ran, "round_closed")
+    assert "acclimate round list" in ran.err and "EntrantRegistered" not in kinds(world, round_id)
+
+
+def test_submissions_are_listed_by_their_log_entries(acclimate: Run, world: World, tmp_path: Path) -> None:
+    round_id = new_round(acclimate, world)
+    me = person(acclimate, world, "hal")
+    done(acclimate("enter", round_id, "--keys", me))
+    sent = []
+    for seed in (21, 22, 23):
+        model = build_model(tmp_path / str(seed), seed=seed)
+        sent.append(done(acclimate("submit", model, "--round", round_id, "--keys", me, "--no-wait", "--json")).json)
+        world.accept_checked()
+    # What the server says anew is written into a submission's file, which makes it the youngest.
+    first = next((me / "submissions").glob(f"{round_id}-*{sent[0]['commitment'][7:15]}*"))
+    os.utime(first, ns=(time.time_ns(), time.time_ns()))
+    listed = done(acclimate("submission", "status", "--keys", me, "--json")).json
+    assert [item["commitment"] for item in listed] == [item["commitment"] for item in sent]
 
 
 def test_an_upload_that_was_killed_goes_on_as_the_same_submission(acclimate: Run, world: World, tmp_path: Path) -> None:

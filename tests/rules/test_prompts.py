@@ -84,6 +84,17 @@ def test_an_organizer_sees_a_prompt_that_does_not_fit_before_a_round(folder: Pat
     assert len(ended.exception.problems) in (0, 3)
 
 
+def test_a_column_that_no_row_asks_for_is_asked_of_all_as_the_server_does(folder: Path):
+    """The server runs no template of others, so it looks at the names of every branch."""
+    prompted(folder, "{{ input }}{% if 'never' in input %}{{ passage }}{% endif %}")
+    with pytest.raises(Refusal, match="'passage' is undefined"):
+        prompts.check(folder, definition.load(folder))
+    columns = tables.read(folder / "splits/digit/holdout.parquet").column_names
+    prompts.require_columns(
+        replace(TASK, prompt="{{ passage | default('') }}{% if x is defined %}{{ x }}{% endif %}"), columns
+    )
+
+
 def test_every_row_of_the_holdout_is_filled(folder: Path):
     """One row of 4, in the holdout alone, has a text that the prompt can't take."""
     path = folder / "splits/digit/holdout.parquet"

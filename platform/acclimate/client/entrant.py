@@ -81,21 +81,22 @@ def enter(client: Client, round_id: str, fields: dict[str, Any], keys: Keys) -> 
     """Send EntrantRegistered, signed; {index, record, …}.
 
     Raises:
-        Refusal: phase_wrong, in plain words where the round is not open yet, or no more; …
+        Refusal: phase_wrong, round_closed, in plain words where the round is not open yet, or no more; …
     """
     try:
         return client.post(round_id, "entrants", records.sign("EntrantRegistered", round_id, fields, key=keys.ed25519))
     except Refusal as refusal:
-        if refusal.code != "phase_wrong":
+        if refusal.code not in ("phase_wrong", "round_closed"):
             raise
         state = client.round(round_id)
         if state["phase"] in ("draft", "sealed"):
             sentence = f"{round_id} is not open yet, and takes entrants once it is: not before {state['opens']}"
             hint = f"wait for it: acclimate status {round_id} --until open; then the same command again"
             raise Refusal("phase_wrong", sentence, hint=hint) from refusal
-        sentence = f"{round_id} is {state['phase']}: it takes entrants only while it is open"
+        ended = f"closed {state['closes']}" if refusal.code == "round_closed" else f"is {state['phase']}"
+        sentence = f"{round_id} {ended}: it takes entrants only while it is open"
         hint = "enter the competition's next round: acclimate round list"
-        raise Refusal("phase_wrong", sentence, hint=hint) from refusal
+        raise Refusal(refusal.code, sentence, hint=hint) from refusal
 
 
 def public_files(client: Client, round_id: str, out: Path) -> dict[str, str]:
