@@ -17,7 +17,7 @@ from acclimate import demo_servers, round_jobs, verify
 from acclimate.bundle_rerun import EntrantRerun
 from acclimate.cli import competition as command
 from acclimate.cli.main import app
-from acclimate.client import connection, entrant, organizer
+from acclimate.client import connection, entrant, organizer, public_files
 from acclimate_competitions import definition, digests, splits
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase
@@ -159,7 +159,7 @@ class Standing(Players):
     def submit(self) -> None:
         # Of the base an entrant gets all that the round commits to, and what stands on no base of it is refused before it is sent.
         theirs, own = self.people["ada"]
-        found = entrant.public_files(theirs, self.id, self.where / "files")
+        found = public_files.download(theirs, self.id, self.where / "files")
         assert {f"bases/small/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")} < set(found)
         assert definition.load(self.where / "files").digest == self.competition.digest
         wrong = adapted.adapter(self.where / "wrong", seed=1, base_model_name_or_path="large")

@@ -268,7 +268,7 @@ def files(
     from acclimate_competitions import definition
 
     with reader(keys, server) as client:
-        found = actors.public_files(client, round_id, out)
+        found = actors.download_public_files(client, round_id, out)
     bases = definition.load(out).submission.bases
     text = [str(out / name) for name in sorted(found)]
     text += [f"base for adapters: {name}, {digest}" for name, digest in bases.items()]

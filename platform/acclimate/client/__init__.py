@@ -2,7 +2,7 @@
 
 from acclimate.client.connection import Client
 from acclimate.client.custodian import acknowledge, answer, inspect, release, send
-from acclimate.client.entrant import enter_round, public_files, submission_status, submit, withdraw
+from acclimate.client.entrant import enter_round, submission_status, submit, withdraw
 from acclimate.client.folder import Account, load_account, register_account
 from acclimate.client.organizer import (
     create_round,
@@ -13,6 +13,7 @@ from acclimate.client.organizer import (
     submitted_baselines,
     void,
 )
+from acclimate.client.public_files import download as download_public_files
 from acclimate.client.voiding import approve_void, void_together
 
 __all__ = [
@@ -22,12 +23,12 @@ __all__ = [
     "answer",
     "approve_void",
     "create_round",
+    "download_public_files",
     "enter_baseline",
     "enter_round",
     "extend",
     "inspect",
     "load_account",
-    "public_files",
     "publish",
     "register_account",
     "release",

@@ -1,4 +1,4 @@
-"""What an entrant does: get a round's public files, enter it, submit a model, see what became of it, withdraw it.
+"""What an entrant does: enter a round, submit a model, see what became of it, withdraw it.
 
 A submission is saved in `submissions/<round>-<commitment>.json` of the key folder, with its nonce, before anything of it is sent. The same model
 and the same words again are the same submission: whatever was interrupted goes on where it stopped.
@@ -23,11 +23,10 @@ from acclimate.client.folder import lacks_quorum, load_account, save_receipt
 from acclimate.client.folder_lock import alone
 from acclimate.keys import Keys
 from acclimate.service import manifests
-from acclimate_competitions import bases, digests, records
+from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record
 
-DEFINITION_FILE = "competition.toml"
 FINAL = ("accepted", "refused", "forfeited", "withdrawn")
 FIRST_LOOK, SLOWEST_LOOK = 0.2, 2.0
 _SENDINGS = 3
@@ -97,45 +96,6 @@ def enter(client: Client, round_id: str, fields: dict[str, Any], keys: Keys) -> 
         sentence = f"{round_id} {ended}: it takes entrants only while it is open"
         hint = "enter the competition's next round: acclimate round list"
         raise Refusal(refusal.code, sentence, hint=hint) from refusal
-
-
-def public_files(client: Client, round_id: str, out: Path) -> dict[str, str]:
-    """Download a round's definition and public files, each checked against RoundDefined; digest by name.
-
-    The folder is laid out as a built competition, without the holdout. A file that is there already and is the right one is
-    kept, so that an interrupted call goes on where it stopped.
-
-    Raises:
-        Refusal: as definition_of; log_inconsistent; file_unreadable, where the folder holds something else.
-    """
-    from acclimate_competitions import splits
-
-    defined, competition = definition_of(client, round_id)
-    wanted = {DEFINITION_FILE: str(defined["definition"]), **defined["files"]}
-    # What a server names is no path on this machine: only names that a competition can have are taken.
-    known = {f"splits/{task.name}/{split}.parquet" for task in competition.tasks for split in splits.PUBLIC}
-    odd = sorted(wanted.keys() - known - {DEFINITION_FILE, "tokenizer.json"})
-    # The names of a base's files are checked, too.
-    odd = [name for name in odd if not name.startswith(f"{bases.FOLDER}/")]
-    if odd := odd or bases.problems(defined["files"], competition.submission.bases):
-        raise Refusal("log_inconsistent", f"{defined.round} names a public file that no competition has: {odd[0]!r}")
-    there = out / DEFINITION_FILE
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        if not there.is_file() or digests.of_file(there) != defined["definition"]:
-            raise Refusal("file_unreadable", f"{out} holds something else", hint="name a new folder with --out")
-    for name, digest in wanted.items():
-        path = out / name
-        if path.is_file() and digests.of_file(path) == digest:
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if name == DEFINITION_FILE:
-            files.write(path, client.definition(defined.round), mode=0o644)
-        else:
-            client.file(defined.round, name, path)
-        if digests.of_file(path) != digest:
-            path.unlink()
-            raise Refusal("log_inconsistent", f"the server's {name} is not the file that {defined.round} commits to")
-    return wanted
 
 
 def submit(

@@ -14,9 +14,10 @@ from acclimate import files
 from acclimate.client import holdouts, organizer
 from acclimate.client.connection import Client, Progress
 from acclimate.client.definitions import definition_of
-from acclimate.client.entrant import DEFINITION_FILE, Say
+from acclimate.client.entrant import Say
 from acclimate.client.holdouts import Seen
 from acclimate.client.parties import Auditor, Custodian
+from acclimate.client.public_files import DEFINITION_FILE
 from acclimate.client.servers import Witnesses
 from acclimate.keys import Keys
 from acclimate_competitions import definition, differences, digests, records
