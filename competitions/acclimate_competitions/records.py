@@ -58,7 +58,7 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
         ("PreparationAudited", "submission task seed prepared agrees tolerance hardware reason", "", True),
         ("ShareReleased", "seal index document", "", True),
         ("HoldoutOpened", "key plaintext row_root", "", False),
-        ("ModelEvaluated", "submission task seed protocol prepared predictions count", "hardware", True),
+        ("ModelEvaluated", "submission task seed protocol prepared predictions count", "hardware given_up", True),
         ("EvaluationFinished", "count root", "", False),
         ("RankingPublished", "ranking policy reason", "", True),
         ("RankingRevised", "ranking policy reason", "correction", True),
@@ -121,7 +121,11 @@ def _form(value: object, form: str) -> bool:
         case "tally":
             return _object(value, count="number", root="digest")
         case "failure":
-            return _object(value, reason="words", log="digest")
+            return isinstance(value, dict) and _object(
+                {"given_up": True, **value}, reason="words", log="digest", given_up="true"
+            )
+        case "true":
+            return value is True
         case "choice or null":
             return value is None or _object(value, lr="measure", epoch="number or null")
         case "custodians" | "shares" | "approvals" | "candidates":
@@ -174,6 +178,7 @@ _FORMS: dict[str, str] = {
         "digests": "files",
         "organizer": "organizer",
         "words": "hardware diverged",
+        "reason": "given_up",
         "tally": "forfeited",
         "failure": "failed",
         "choice or null": "selected",
@@ -379,7 +384,7 @@ def _expected(form: str) -> str:
         "reason": f"text that is not blank, of at most {LONGEST_REASON} characters",
         "long reason": f"text that is not blank, of at most {LONGEST_LIST} characters",
         "tally": "an object of count and root",
-        "failure": "an object of reason (text that is not blank) and log (a digest)",
+        "failure": "an object of reason (text that is not blank) and log (a digest), and given_up, if there, true",
         "choice or null": "an object of lr and epoch, or null",
         "candidates": "a list of objects of lr, epoch, validation",
         "custodians": "a list of objects of name, age, ed25519, backup (a text, or null)",
@@ -389,6 +394,11 @@ def _expected(form: str) -> str:
         "organizer": "an object of ed25519 and, if wanted, name",
     }
     return known[form]
+
+
+def was_given_up(record: Record) -> bool:
+    """Whether a ModelPrepared or ModelEvaluated says that its round's organizer gave that work up."""
+    return "given_up" in record.fields or "given_up" in record.fields.get("failed", {})
 
 
 def verify(record: Record) -> None:

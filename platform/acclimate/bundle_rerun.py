@@ -21,7 +21,7 @@ from acclimate.verify.audit import Audit
 from acclimate.verify.hardware import declared, undeclared
 from acclimate.verify.names import predictions_name
 from acclimate.verify.report import Failed, NotChecked
-from acclimate_competitions import tables
+from acclimate_competitions import records, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Entry, EvaluationKey
 from acclimate_competitions.records import Record
@@ -51,9 +51,9 @@ class EntrantRerun:
         """How much agrees.
 
         1. The files are those of the manifest; this machine's code is the round's.
-        2. Every preparation is made again and held against its ModelPrepared.
+        2. Every preparation is made again and held against its ModelPrepared; of what the organizer gave up nothing is made again.
         3. Where the bundle's predictions are verified, every evaluation is made again with the models prepared here, and held
-           against them.
+           against them; so are none that were given up.
 
         Raises:
             Failed: what came out here is far from what the log or the bundle says.
@@ -108,6 +108,7 @@ class _Work:
         rows: predictions of one model that differ as two machines may have it.
         elsewhere: the hardware that records name where equal bytes were not asked for.
         unsure: what can't be decided, a sentence each.
+        given_up: preparations and evaluations that the organizer gave up, in words.
         versions: of the libraries here.
     """
 
@@ -121,18 +122,19 @@ class _Work:
     rows: int = 0
     elsewhere: set[str] = field(default_factory=set)
     unsure: list[str] = field(default_factory=list)
+    given_up: list[str] = field(default_factory=list)
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def done(self) -> str:
-        state = self.audit.round
-        stages = [key[1:] for key in state.preparations if key[0] == self.entry.submission]
+        state, stages = self.audit.round, self.left()
         tasks = [task.name for task in state.competition.tasks]
         for name in round_jobs.public_files(state, tasks, self.model):
             self.shop.blobs.put(self.audit.bundle.path(f"public/{name}"))
         # 2
-        first = state.prepared[self.entry.submission, *stages[0]]
-        size = first.fields.get("micro_batch")
-        again = rerun.prepare(self.shop, state, self.model, stages, micro_batch=size)
+        again: dict[tuple[str, int], Remade] = {}
+        if stages:
+            size = state.prepared[self.entry.submission, *stages[0]].fields.get("micro_batch")
+            again = rerun.prepare(self.shop, state, self.model, stages, micro_batch=size)
         for key, made in again.items():
             self._preparation(state.prepared[self.entry.submission, *key], made, where=self._where(*key))
         said = f"{self.entry.entrant}: {len(again)} preparations"
@@ -143,12 +145,29 @@ class _Work:
             said += "; its evaluations were not made again, as this report has no verified predictions"
         return self.verdict(said)
 
+    def left(self) -> list[tuple[str, int]]:
+        """(task, seed) of the entry's preparations that are to be made again: all but those that were given up, which are noted."""
+        state = self.audit.round
+        own = [key for key in state.preparations if key[0] == self.entry.submission]
+        return [key[1:] for key in own if not self._gave_up(state.prepared[key], self._where(*key[1:]))]
+
     def verdict(self, said: str) -> str:
         """How much agrees, after what was done.
 
         Raises:
-            NotChecked: some of it can't be decided; or hardware was named that the definition does not declare.
+            NotChecked: some of it can't be decided, or was given up; or hardware was named that the definition does not declare.
         """
+        if not self.given_up:
+            return self._of_what_was_made(said)
+        lost = f"{self.given_up[0]}{f' and {len(self.given_up) - 1} others' if len(self.given_up) > 1 else ''}: given up by the round's"
+        lost += " organizer, as the evaluator says, and not made again here"
+        try:
+            told = self._of_what_was_made(said)
+        except NotChecked as doubt:
+            told = doubt.reason
+        raise NotChecked(f"{lost}; {told}")
+
+    def _of_what_was_made(self, said: str) -> str:
         if self.unsure:
             here = ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
             raise NotChecked(
@@ -166,6 +185,13 @@ class _Work:
                 " the log says is the evaluator's word"
             )
         return told
+
+    def _gave_up(self, record: Record, where: str) -> bool:
+        """Whether what a record says was given up, which is noted."""
+        if records.was_given_up(record):
+            self.given_up.append(f"{'preparation' if record.type == 'ModelPrepared' else 'evaluation'} of {where}")
+            return True
+        return False
 
     def _where(self, task: str, seed: int | None, protocol: str = "prepared") -> str:
         return f"{self.entry.entrant}, {task}, " + (protocol if seed is None else f"seed {seed}")
@@ -228,7 +254,10 @@ class _Work:
         prepared = {
             f"{task}/{seed}": made.prepared for (task, seed), made in again.items() if made.prepared is not None
         }
-        todo = [key for key in keys if key[3] == "direct" or f"{key[1]}/{key[2]}" in prepared]
+        kept = [key for key in keys if not self._gave_up(state.evaluated[key], self._where(key[1], key[2], key[3]))]
+        todo = [key for key in kept if key[3] == "direct" or f"{key[1]}/{key[2]}" in prepared]
+        if not todo:
+            return 0
         inputs = {task: self._inputs(task) for task in dict.fromkeys(key[1] for key in todo)}
         job = round_jobs.evaluate(
             state,

@@ -121,7 +121,7 @@ def _prepared(tx: Tx, identity: Identity, done: Done) -> list[_Ended]:
     state, signed = tx.round(assignment.round), []
     for stage in assignment.stages:
         if outcome.status == "refused":
-            entry: dict[str, Any] = {"task": stage.task, "seed": stage.seed, "failed": {"reason": outcome.reason}}
+            entry: dict[str, Any] = {"task": stage.task, "seed": stage.seed, "failed": failure(done.status)}
             entry["micro_batch"] = assignment.micro_batch
         elif (stage.task, stage.seed) in prepared:
             entry = finite(prepared[stage.task or "", stage.seed])
@@ -153,7 +153,7 @@ def _prepared_fields(
         fields["micro_batch"] = size
     if "failed" in entry:
         reason = str(entry["failed"]["reason"])[:_LONGEST_REASON]
-        return "ModelPrepared", {**fields, "failed": {"reason": reason, "log": status.log}}
+        return "ModelPrepared", {**fields, "failed": {**entry["failed"], "reason": reason, "log": status.log}}
     return "ModelPrepared", {
         **fields,
         "prepared": entry["prepared"],
@@ -178,6 +178,9 @@ def _evaluated(tx: Tx, identity: Identity, done: Done) -> list[_Ended]:
             "count": document["count"],
             "hardware": outcome_of(done.status).hardware,
         }
+        if document.get("failed", {}).get("given_up"):
+            # Its predictions are none: of every example the table says so (scoring.py).
+            fields["given_up"] = str(document["failed"]["reason"])[:_LONGEST_REASON]
         signed.append(_signed(identity, state, ("ModelEvaluated", fields)))
     tx.append_all(signed)
     failures = [str(document.get("failed", {}).get("reason", "")) for document in done.evaluations]
@@ -210,6 +213,12 @@ def outcome_of(status: Status) -> Outcome:
     """The outcome of a done attempt."""
     assert status.outcome is not None
     return status.outcome
+
+
+def failure(status: Status) -> dict[str, Any]:
+    """What a result says of the failure of a refused attempt: its public reason, and whether its organizer gave it up."""
+    given_up = {"given_up": True} if status.code == stages.GIVEN_UP else {}
+    return {"reason": outcome_of(status).reason, **given_up}
 
 
 def circumstances(status: Status) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Each becomes a long table as `--items` takes it. Of a round one protocol and the
 never pooled. Of several rounds each is a set where they are compared with each other, else each of their tasks is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -58,6 +58,7 @@ class Round:
         revised: whether its ranking is a later version, of which there are no scores by example.
         aggregate: how its ranking makes one score of several tasks.
         unranked: entrants beside the ranking too, as they declared a conflict of interest.
+        given_up: whose work its organizer gave up, and why, a sentence each; none where it is not known.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Round:
     revised: bool = False
     aggregate: str = "mean"
     unranked: frozenset[str] = frozenset()
+    given_up: tuple[str, ...] = ()
 
 
 def opened(
@@ -209,6 +211,7 @@ def of_bundle(path: Path) -> Round:
             competition = definition.parse(bundle.read("definition.toml"))
             linked = _linked(bundle, called, competition, ranking)
             names = bundle.under("scores")
+            given_up = _given_up(bundle)
             revised = any(record.type == "RankingRevised" for _, record in order.own_records(bundle))
             if not names and competition.round.holdout_after != "private":
                 raise Refusal("bundle_invalid", f"the bundle {path} has no scores of single examples")
@@ -228,6 +231,28 @@ def of_bundle(path: Path) -> Round:
         revised,
         competition.ranking.aggregate,
         frozenset(row["entrant"] for row in ranking["baselines"]) - {*competition.ranking.baselines, MAJORITY},
+        given_up,
+    )
+
+
+def _given_up(bundle: Any) -> tuple[str, ...]:
+    """Whose preparations and evaluations the organizer gave up, and why, by what a bundle's records say."""
+    from acclimate.verify import order
+    from acclimate_competitions import records
+
+    own = [record for _, record in order.own_records(bundle)]
+    lost = [record for record in own if records.was_given_up(record)]
+    if not lost:
+        return ()
+    accepted = {index: r["entrant"] for index, r in order.own_records(bundle) if r.type == "SubmissionAccepted"}
+    counted: dict[tuple[str, str, str], int] = {}
+    for record in lost:
+        reason = record.fields.get("given_up") or record["failed"]["reason"]
+        key = (accepted[record["submission"]], "preparation" if "failed" in record.fields else "evaluation", reason)
+        counted[key] = counted.get(key, 0) + 1
+    return tuple(
+        f"{entrant}: {count} {what}{'' if count == 1 else 's'} {reason}"
+        for (entrant, what, reason), count in counted.items()
     )
 
 
@@ -265,12 +290,7 @@ def chosen(
     Raises:
         Refusal: scores_invalid, holdout_private.
     """
-    left, said = dict(options), list(notes)
-    for one in rounds:
-        if one.revised:
-            said.append(
-                f"{name}: the ranking was revised; scores by example, and what follows from them, are of its first version"
-            )
+    left, said = dict(options), [*notes, *_known(rounds, name)]
     if "protocol" not in left:
         said.append(f"{name}: the protocol is {PROTOCOL}, as none was chosen")
     protocol = left.pop("protocol", PROTOCOL)
@@ -390,6 +410,16 @@ def _by_round(table: pa.Table, notes: list[str]) -> pa.Table:
     example = pc.binary_join_element_wise(table["task"], table["example"], ": ")
     table = table.set_column(table.column_names.index("example"), "example", example)
     return table.drop_columns(["task"])
+
+
+def _known(rounds: Sequence[Round], name: str) -> Iterator[str]:
+    """What rounds tell of themselves, whatever is chosen of them."""
+    for one in rounds:
+        yield from one.given_up
+        if one.revised:
+            yield (
+                f"{name}: the ranking was revised; scores by example, and what follows from them, are of its first version"
+            )
 
 
 def _values(table: pa.Table, column: str) -> list[str]:

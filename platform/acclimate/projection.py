@@ -328,7 +328,7 @@ def _evaluate(data: RoundData, group: Evaluation, stage: StageData | None) -> Pl
     return _stage(
         data,
         stage,
-        tags={"outcome": "scored" if scored else "unscored", **model},
+        tags={"outcome": "scored" if scored else "unscored", "reason": _why(data, stage), **model},
         params={},
         metrics=_finite(metrics),
         inputs=(Input(name, holdout, "evaluation"),) if holdout else (),
@@ -336,6 +336,13 @@ def _evaluate(data: RoundData, group: Evaluation, stage: StageData | None) -> Pl
         if _private(data)
         else {EXAMPLES: evaluations.examples(group.table, data.targets.get(group.task, {}))},
     )
+
+
+def _why(data: RoundData, stage: StageData) -> str | None:
+    """Why an evaluation came to nothing; not of a holdout that stays private, of which a reason may tell, unless it was given up."""
+    failed = stage.document.get("failed", {})
+    told = failed.get("given_up") or not _private(data)
+    return str(failed["reason"])[:1000] if failed and told else None
 
 
 def _private(data: RoundData) -> bool:

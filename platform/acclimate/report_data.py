@@ -209,11 +209,12 @@ def _direction(metric: str) -> str:
 
 
 def _bundle(path: Path, options: Mapping[str, Any]) -> RoundScores:
-    made = of_round(item_sources.of_bundle(path), options=options, label=f"the bundle {path.name!r}")
-    if made.private:
-        return made
-    said = "the bundle was read, not verified: acclimate verify does that"
-    return dataclasses.replace(made, notes=(*made.notes, said))
+    found = item_sources.of_bundle(path)
+    made = of_round(found, options=options, label=f"the bundle {path.name!r}")
+    notes = list(dict.fromkeys((*made.notes, *found.given_up)))
+    if not made.private:
+        notes.append("the bundle was read, not verified: acclimate verify does that")
+    return dataclasses.replace(made, notes=tuple(notes))
 
 
 def _tracked(found: Any, options: Mapping[str, Any]) -> list[RoundScores]:

@@ -18,7 +18,6 @@ from acclimate_competitions import tables
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_runners.blobs import Blobs
-from acclimate_runners.jobs import Outcome
 from acclimate_runners.runner import Status
 
 if TYPE_CHECKING:
@@ -169,7 +168,7 @@ def evaluations(
         alive()
         assert stage.task is not None
         holdout = truth(stage.task)
-        entry, predictions = _predictions(blobs, assignment, stage, outcome=outcome, given=given, holdout=holdout)
+        entry, predictions = _predictions(blobs, assignment, stage, status=asked.status, given=given, holdout=holdout)
         judged = partial(score, assignment, stage, holdout=holdout, competition=asked.competition)
         try:
             scored.append(judged(table_blobs.read(blobs, predictions, tables.PREDICTIONS)))
@@ -179,7 +178,7 @@ def evaluations(
             # What a model makes of its own inputs must hold up nobody else: its examples stay unscored, as those of a refused one.
             reason = f"its predictions can't be used: {refusal.sentence}"[:_LONGEST_REASON]
             nothing = unpredicted(assignment.entrant, stage, holdout)
-            entry, predictions = _failed(reason, holdout), table_blobs.keep(blobs, nothing)
+            entry, predictions = _failed({"reason": reason}, holdout), table_blobs.keep(blobs, nothing)
             scored.append(judged(nothing))
         made.append({**entry, "predictions": predictions})
     # What takes the time is the disk's answer that it has a table: one for all of them.
@@ -193,15 +192,16 @@ def _predictions(
     assignment: Assignment,
     stage: Stage,
     *,
-    outcome: Outcome,
+    status: Status,
     given: Mapping[tuple[str, int | None, str], Mapping[str, Any]],
     holdout: "pa.Table",
 ) -> tuple[dict[str, Any], str]:
     """What a stage's outcome says of it, and the digest of its predictions."""
+    outcome = commits.outcome_of(status)
     if outcome.status == "refused":
         # The model was fit to be prepared and is not to be evaluated: unknown is not zero, its examples stay unscored.
         predictions = table_blobs.keep(blobs, unpredicted(assignment.entrant, stage, holdout))
-        return _failed(outcome.reason, holdout), predictions
+        return _failed(commits.failure(status), holdout), predictions
     found = given.get((stage.task or "", stage.seed, stage.protocol or ""))
     if found is None:
         raise Refusal("job_failed", f"the outcome has no predictions for {stage.task}, {stage.protocol}")
@@ -209,9 +209,9 @@ def _predictions(
     return entry, outcome.files[entry["file"]]
 
 
-def _failed(reason: str, holdout: "pa.Table") -> dict[str, Any]:
+def _failed(failure: Mapping[str, Any], holdout: "pa.Table") -> dict[str, Any]:
     """What a result says of a stage that came to nothing, with the public reason."""
-    return {"count": holdout.num_rows, "failed": {"reason": reason}}
+    return {"count": holdout.num_rows, "failed": failure}
 
 
 def score(

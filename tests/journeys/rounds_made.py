@@ -32,6 +32,7 @@ SKILL = {"ada": 2.0, "bea": 1.0, "untrained": 0.0}
 SUBMISSIONS = [("ada", 1), ("bea", 1), ("ada", 2), ("untrained", 1)]
 CONFLICTS: dict[str, list[str]] = {}
 FAILED = ("bea", "size", 13)
+FAILURE = {"reason": "out of memory", "log": digests.of_bytes(b"a log")}
 ROWS = 12
 TOKENIZER = b'{"version": "1.0"}'
 WITNESSES: tuple[str, ...] = ()
@@ -328,7 +329,7 @@ def prepare_all(made: Made) -> None:
             "hardware": "cpu/x86_64",
         }
         fit = fit_of(row["entrant"], task, seed)
-        failed = {"failed": {"reason": "out of memory", "log": digests.of_bytes(b"a log")}}
+        failed = {"failed": FAILURE}
         missing = (row["entrant"], task, seed) == FAILED
         index = made.signed("ModelPrepared", {**fields, **(failed if missing else fit)}, by="evaluator")
         leaves.append(made.entries[index])
@@ -386,6 +387,7 @@ def evaluate_all(made: Made) -> None:
         }
         if (hardware := ran_on(entrant, task, seed)) is not None:
             fields["hardware"] = hardware
+        fields |= ended(entrant, protocol)
         leaves.append(made.entries[made.signed("ModelEvaluated", fields, by="evaluator")])
     made.scheduled("EvaluationFinished", {"count": len(leaves), "root": digests.root_of_leaves(leaves)})
 
@@ -393,6 +395,11 @@ def evaluate_all(made: Made) -> None:
 def ran_on(entrant: str, task: str, seed: int | None) -> str | None:
     """The hardware that an evaluation's record names; None: it names none, as records once did not."""
     return "cpu/x86_64"
+
+
+def ended(entrant: str, protocol: str) -> dict:
+    """What an evaluation's record says besides."""
+    return {}
 
 
 def predict(made: Made, entrant: str, task: str, seed: int | None, protocol: str) -> pa.Table:

@@ -82,7 +82,15 @@ def honest(lab: Lab) -> Lab:
 
 def test_before_the_draw_nobody_gets_a_file_and_no_share_is_taken(lab: Lab) -> None:
     status = lab.staged.live.anyone().get(lab.staged.path).json()
-    assert status["auditor"] == {"name": "lab", "due": 2, "drawn": False, "audited": 0, "agree": 0, "reports": 0}
+    assert status["auditor"] == {
+        "name": "lab",
+        "due": 2,
+        "drawn": False,
+        "audited": 0,
+        "agree": 0,
+        "given_up": 0,
+        "reports": 0,
+    }
     assert status["waiting_for"] == ["the re-runs of lab"] and "acclimate audit run" in status["next"]
     assert status["problem"] is None
     shown = CliRunner().invoke(app, ["status", lab.staged.round, "--server", lab.staged.live.url])

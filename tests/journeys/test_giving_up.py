@@ -30,7 +30,7 @@ from acclimate.assignments import Assignment, Held
 from acclimate.dispatch import Dispatcher
 from acclimate.service import publish, quota
 from acclimate.store import Tx, attempts, stages, timestamp, wishes
-from acclimate_competitions import tables
+from acclimate_competitions import records, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import failpoints
 from acclimate_runners.jobs import CheckJob, EvaluateJob, Job, PrepareJob
@@ -152,6 +152,12 @@ def test_a_round_whose_work_is_given_up_comes_to_its_ranking(
     assert (len(failed), len(unscored)) == ((len(given_up), 0) if kind == "prepare" else (0, len(given_up)))
     assert all(WHY in one["reason"] and server.store.blobs.has(one["log"]) for one in failed)
     assert all(table.column("loglikelihoods").null_count == 12 for table in unscored)
+    # The log says so for good, of these and of no others.
+    said = f"given up by the round's organizer after 3 tries: {WHY}"
+    assert [record.fields["given_up"] for record in state.evaluated.values() if records.was_given_up(record)] == [
+        said
+    ] * len(unscored)
+    assert [(one["given_up"], one["reason"]) for one in failed] == [(True, said)] * len(failed)
     assert len(unscored) < len(tried) and ranking.digest
     assert event_history.problems(history(server)) == []
 

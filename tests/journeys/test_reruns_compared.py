@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from acclimate import keys, rerun
 from acclimate.cli.main import app
-from acclimate.client import auditor, organizer
+from acclimate.client import auditor, parties
 from acclimate_competitions import definition, digests, records
 from acclimate_competitions.errors import Refusal
 
@@ -112,7 +112,7 @@ def test_a_round_is_created_with_the_auditor_whom_its_definition_names(tmp_path:
     rules = definition.parse(ORIGINAL.replace("audits = 0", 'audits = 1\nauditor = "lab"').encode())
     plain = definition.parse(ORIGINAL.encode())
     public = {"name": "lab", "ed25519": "k", "draw": "d"}
-    assert organizer._named_auditor(rules, {**public, "secret": "s"}) == {"auditor": public}
-    assert organizer._named_auditor(plain, None) == {}
+    assert parties.auditor(rules, {**public, "secret": "s"}) == {"auditor": public}
+    assert parties.auditor(plain, None) == {}
     for competition, given in ((rules, None), (plain, public), (rules, {**public, "name": "other"}), (rules, ["lab"])):
-        assert "audit keygen" in refuses("definition_invalid", organizer._named_auditor, competition, given).hint
+        assert "audit keygen" in refuses("definition_invalid", parties.auditor, competition, given).hint

@@ -177,6 +177,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "failed is text": {"failed": "out of memory"},
     "failed for no reason": {"failed": {"reason": " ", "log": digests.of_bytes(b"a log")}},
     "failed with a log that is no digest": {"failed": {"reason": "out of memory", "log": "on request"}},
+    "failed and not given up": {"failed": {"reason": "x", "log": digests.of_bytes(b"a log"), "given_up": False}},
     "failed with more to say": {"failed": {"reason": "x", "log": digests.of_bytes(b"a log"), "rival": True}},
     "no digest of the model": {"prepared": None},
     "another kind of base": {"base": ["sha256:0"]},

@@ -136,6 +136,7 @@ FAILED = {"failed": {"reason": "out of memory", "log": DIGEST}}
         FITTED | {"micro_batch": 8},
         FAILED,
         FAILED | {"micro_batch": 1},
+        {"failed": FAILED["failed"] | {"given_up": True}},
     ],
 )
 def test_a_preparation_has_its_form(fields):
@@ -154,6 +155,8 @@ def test_a_preparation_has_its_form(fields):
         {"failed": {"reason": "out of memory", "log": ""}},
         {"failed": {"reason": "out of memory"}},
         {"failed": {"reason": "out of memory", "log": DIGEST, "blame": "ada"}},
+        *({"failed": FAILED["failed"] | {"given_up": other}} for other in (False, None, 1, "the organizer")),
+        {"failed": {"reason": "out of memory", "given_up": True}},
         FITTED | {"diverged": ""},
         FITTED | {"diverged": None},
         FITTED | {"diverged": True},
@@ -188,6 +191,29 @@ def test_a_preparation_of_another_form_is_refused(fields):
         with pytest.raises(Refusal, match="expected") as caught:
             refused()
         assert caught.value.code == "record_invalid"
+
+
+EVALUATED = {
+    "submission": 7, "task": "digit", "seed": None, "protocol": "direct", "prepared": DIGEST, "predictions": DIGEST, "count": 4,
+}  # fmt: skip
+
+
+def test_an_evaluation_that_was_given_up_says_why():
+    plain, given_up = (logged("ModelEvaluated", EVALUATED | more) for more in ({}, {"given_up": "x" * 2000}))
+    assert records.parse(given_up.encode()) == given_up
+    assert b"given_up" not in plain.encode()
+    assert [records.was_given_up(record) for record in (plain, given_up)] == [False, True]
+    failed = [
+        logged("ModelPrepared", PREPARED | {"failed": FAILED["failed"] | more}) for more in ({}, {"given_up": True})
+    ]
+    assert [records.was_given_up(record) for record in failed] == [False, True]
+
+
+@pytest.mark.parametrize("reason", ["", " ", None, True, 7, "x" * 2001, ["crashes"]])
+def test_an_evaluation_that_was_given_up_for_no_reason_is_refused(reason):
+    with pytest.raises(Refusal, match="expected text that is not blank, of at most 2000 characters") as caught:
+        records.check_fields("ModelEvaluated", EVALUATED | {"given_up": reason}, signed=True)
+    assert caught.value.code == "record_invalid"
 
 
 @pytest.mark.parametrize("value", [[], None, {"count": 1}, {"count": -1, "root": DIGEST}, {"count": 1, "root": "x"}])

@@ -162,11 +162,17 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
         yield f"{counted(state['due'], 'preparation')} to be drawn"
     for job in state["jobs"]:
         mark = {True: "agrees", False: "DOES NOT AGREE", None: "to do"}[job["agrees"]]
+        mark = "not made again" if job["agrees"] and job["given_up"] else mark
         reason = f": {job['reason']}" if job["reason"] else ""
         yield f"{mark:<14}  {job['entrant']}, {job['task']}, seed {job['seed']}{reason}"
-    if state["due"]:
-        yield (
-            f"missing: {state['missing']}" if state["missing"] else "every drawn preparation was made again and agrees"
-        )
+    lost = sum(job["given_up"] for job in state["jobs"])
+    if state["due"] and state["missing"]:
+        yield f"missing: {state['missing']}"
+    elif lost:
+        left = len(state["jobs"]) - lost
+        others = f"; each of the other {left} was made again and agrees" if left else ""
+        yield f"{counted(lost, 'drawn preparation')} given up by the organizer, not made again{others}"
+    elif state["due"]:
+        yield "every drawn preparation was made again and agrees"
     if state["reports"]:
         yield counted(state["reports"], "report")

@@ -76,8 +76,7 @@ def give_up(
     """Record blocked stages as failed, where nothing helps any more, so that the round goes on; for the round's organizer.
 
     Its entry counts as one that could not be prepared or evaluated; a submission whose check it is is refused, and costs no quota.
-    What is blocked together ends together. That you gave it up, and why, is public: of a check and a preparation in the log for good, of an
-    evaluation in the list of stages, as its record has no room for a reason.
+    What is blocked together ends together. That you gave it up, and why, is public, in the log for good; a drawn re-run of it is not made.
 
     Example: acclimate stage give-up digits-2027-1 3f2a --reason "its tokenizer crashes, on two machines" --keys organizer/
     """

@@ -125,6 +125,7 @@ def auditor(state: dict[str, Any]) -> Iterator[str]:
     named = state.get("auditor")
     if named and named["due"]:
         drawn = f"{named['agree']} of {named['due']} re-runs agree" if named["drawn"] else f"{named['due']} to be drawn"
+        drawn += f", {named['given_up']} given up by the organizer" if named.get("given_up") else ""
         yield f"{'auditor':<14}{named['name']}, {drawn}"
 
 

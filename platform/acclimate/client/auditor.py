@@ -248,8 +248,8 @@ def status(
         progress: told (log entries read, of how many).
 
     Returns:
-        {round, phase, due, drawn, missing, jobs: [{submission, entrant, task, seed, agrees (null: no outcome), reason}], reports};
-        missing says in words what stands between the audit and the release.
+        {round, phase, due, drawn, missing, jobs: [{submission, entrant, task, seed, given_up, agrees (null: no outcome), reason}], reports};
+        given_up says that the organizer gave the preparation up, so that it is not made again; missing says in words what stands between the audit and the release.
     """
     state, history = _seen(client, keys, round_id, size=size, progress=progress)
     late = behind(Online(client), state.defined, history) if state.finished is None else ""
@@ -259,7 +259,8 @@ def status(
         record = state.audited.get(key)
         outcome = {"agrees": record["agrees"], "reason": record["reason"]} if record is not None else {}
         named = dict(zip(("submission", "task", "seed"), key, strict=True))
-        jobs.append({**named, "entrant": entrants[key[0]], "agrees": None, "reason": "", **outcome})
+        lost = records.was_given_up(state.prepared[key])
+        jobs.append({**named, "entrant": entrants[key[0]], "given_up": lost, "agrees": None, "reason": "", **outcome})
     return {
         "round": state.id,
         "phase": str(state.phase),

@@ -21,6 +21,9 @@ from acclimate_runners.jobs import ModelFiles
 _UNDECIDED = frozenset({"code_other", "rerun_undecided"})
 """What the two machines' difference leaves open, of one drawn preparation."""
 
+GIVEN_UP = "given up by the organizer, not made again"
+"""Reason of a PreparationAudited of what the evaluator's record says was given up."""
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -50,11 +53,13 @@ def run(
     others go on.
 
     1. The draw is made, if it was not; this machine's code is the round's.
-    2. The submitted files of each drawn entry are downloaded; together they are the model that its preparations began with.
-    3. It is prepared again in a confined child, by the code that the evaluator ran, and compared (rerun.py).
-    4. Where the two do not agree, it is made once more: a machine that contradicts itself says nothing of another's work.
-    5. PreparationAudited is signed and sent.
-    6. Once every drawn job is in the log, the entrants' weights are removed from this machine.
+    2. What the organizer gave up, by the evaluator's record, is not made again, and so it is logged: it says nothing for the evaluator, and a
+       machine that can make it says nothing against.
+    3. The submitted files of each other drawn entry are downloaded; together they are the model that its preparations began with.
+    4. It is prepared again in a confined child, by the code that the evaluator ran, and compared (rerun.py).
+    5. Where the two do not agree, it is made once more: a machine that contradicts itself says nothing of another's work.
+    6. PreparationAudited is signed and sent.
+    7. Once every drawn job is in the log, the entrants' weights are removed from this machine.
 
     Killed at any moment and called again, it goes on: what is in the log is not made again, nor what was finished here; what was undecided is.
 
@@ -81,12 +86,18 @@ def run(
         raise Refusal("busy", f"{locks.holder(work / 'lock')} audits from {work}", hint="wait until it has ended")
     with lock:
         shop, undecided = RerunFolder(work, progress=progress), False
-        for group, jobs in _grouped(client, state).items():
+        told = _told_jobs(client, state)
+        # 2
+        for key, job in told.items():
+            if records.was_given_up(state.prepared[key]) and key not in state.audited:
+                none = Drawn(state, key, job, ModelFiles({}), Remade(None, hardware="none"))
+                yield _send(client, keys, none, Verdict(agrees=True, tolerance=0, reason=GIVEN_UP))
+        for group, jobs in _grouped(state, told).items():
             if all(key in state.audited for key in jobs):
                 continue
-            # 2
-            model = _fetched(client, state, shop, group, jobs=jobs, say=say)
             # 3
+            model = _fetched(client, state, shop, group, jobs=jobs, say=say)
+            # 4
             say(f"preparing again: {_name(jobs)}")
             size = state.prepared[next(iter(jobs))].fields.get("micro_batch")
             again = rerun.prepare(shop, state, model, [key[1:] for key in jobs], micro_batch=size)
@@ -103,29 +114,37 @@ def run(
                     shop.forget()
                     yield _told(drawn, None, refusal.sentence, hint=refusal.hint)
                 else:
-                    # 5
+                    # 6
                     yield _send(client, keys, drawn, verdict)
-    # 6
+    # 7
     if undecided:
         shop.forget()
     else:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _grouped(client: Client, state: Round) -> dict[tuple[int, str], dict[PreparationKey, dict[str, Any]]]:
-    """The drawn jobs by entry and task, whose seeds share a selection: what the server says of them, held against the own draw.
-
-    The groups are those of the draw, whatever is in the log already: so what was begun before is found again.
-    """
+def _told_jobs(client: Client, state: Round) -> dict[PreparationKey, dict[str, Any]]:
+    """The drawn jobs in the order drawn: what the server says of them, held against the own draw."""
     told = {(job["submission"], job["task"], job["seed"]): job for job in client.audits(state.id)}
     drawn = state.drawn or ()
     if set(told) != set(drawn):
         raise Refusal(
             "log_inconsistent", f"the server names {len(told)} drawn jobs, the log's draw has {len(drawn)} others"
         )
+    return {key: told[key] for key in drawn}
+
+
+def _grouped(
+    state: Round, told: Mapping[PreparationKey, dict[str, Any]]
+) -> dict[tuple[int, str], dict[PreparationKey, dict[str, Any]]]:
+    """The drawn jobs that are made again by entry and task, whose seeds share a selection.
+
+    The groups are those of the draw, whatever is in the log already: so what was begun before is found again.
+    """
     found: dict[tuple[int, str], dict[PreparationKey, dict[str, Any]]] = {}
-    for key in drawn:
-        found.setdefault(key[:2], {})[key] = told[key]
+    for key, job in told.items():
+        if not records.was_given_up(state.prepared[key]):
+            found.setdefault(key[:2], {})[key] = job
     return found
 
 
@@ -204,7 +223,7 @@ def _verdict(client: Client, shop: RerunFolder, drawn: Drawn, *, say: Say) -> Ve
         return theirs, mine
 
     verdict = rerun.compare(first, made, tolerance=state.competition.round.audit_tolerance, measure=measure)
-    # 4
+    # 5
     if not verdict.agrees:
         say(f"it does not agree, so it is made once more: {_name({drawn.key: drawn.told})}")
         rerun.confirm(shop, state, drawn.model, drawn.key[1:], again=made)

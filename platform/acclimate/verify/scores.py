@@ -20,7 +20,7 @@ from acclimate.verify.audit import Audit
 from acclimate.verify.names import predictions_name
 from acclimate.verify.report import Failed, NotChecked
 from acclimate.verify.submitted import counts_as_submitted
-from acclimate_competitions import digests, metrics, tables
+from acclimate_competitions import digests, metrics, records, tables
 from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.phases import EvaluationKey, Round
 from acclimate_competitions.recipe import Recipe
@@ -48,6 +48,8 @@ def prepared(audit: Audit) -> str:
         raise Failed(f"prepared.json, row {len(expected)}", "there was no such preparation")
     failed = [f"{row['entrant']}, {row['task']}, seed {row['seed']}" for row in expected if "failed" in row]
     said = f"; {len(failed)} failed: {'; '.join(failed)}" if failed else ""
+    if given_up := sum(map(records.was_given_up, audit.round.prepared.values())):
+        said += f"; {given_up} of them were given up by the organizer, as the evaluator says"
     return f"{len(expected)} preparations of {len(audit.round.entries)} entries{said}"
 
 
@@ -154,6 +156,7 @@ def predictions(audit: Audit) -> str:
     for name in audit.bundle.under("predictions"):
         if name not in named:
             raise Failed(name, "the log has no such evaluation")
+    given_up: list[str] = []
     for name, key in named.items():
         record, found = audit.round.evaluated[key], audit.bundle.digest(name)
         where = f"ModelEvaluated of {name.split('/')[1]}, {key[1]}, seed {key[2]}, {key[3]}"
@@ -164,7 +167,20 @@ def predictions(audit: Audit) -> str:
             raise Failed(name, f"{table.num_rows} rows, {where} counts {record['count']}")
         _is_of(table, name, (name.split("/")[1], key[3], key[1], key[2]))
         _covers(table, audit.holdout[key[1]], name)
-    return f"{len(named)} evaluations"
+        if records.was_given_up(record):
+            _has_none(table, name, where)
+            given_up.append(f"{name.split('/')[1]}, {key[1]}, {key[3] if key[2] is None else f'seed {key[2]}'}")
+    told = f"; {len(given_up)} given up by the organizer, as the evaluator says: {'; '.join(given_up)}"
+    return f"{len(named)} evaluations{told if given_up else ''}"
+
+
+def _has_none(table: pa.Table, name: str, where: str) -> None:
+    """What was given up has no prediction: else a score would come from work that nobody answers for."""
+    for row, found in enumerate(zip(table["loglikelihoods"].is_valid(), table["text"].is_valid(), strict=True)):
+        if any(valid.as_py() for valid in found):
+            raise Failed(
+                f"{name}, row {row}", f"here is a prediction, and {where} says that the evaluation was given up"
+            )
 
 
 def _is_of(table: pa.Table, name: str, expected: tuple[object, ...]) -> None:
