@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "tests" / "journeys"))
 
 def main(name: str, folder: str, how: str) -> None:
     """Fuzz, or replay an input."""
-    with atheris.instrument_imports(include=["acclimate", "acclimate_competitions"]):
+    with atheris.instrument_imports(include=["acclimate", "acclimate_competitions", "acclimate_runners"]):
         import parsers
     target, place = parsers.TARGETS[name], Path(folder)
     corpus = place / "corpus"

@@ -18,6 +18,7 @@ from typing import Any
 
 import pyrage
 import rounds_made
+import submitting
 import witnessing
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from edits import Bytes, edited, written
@@ -377,6 +378,8 @@ TARGETS: dict[str, Target] = {
         ("[[tasks]]", "[round]", " = ", "true", "'''", '\\"\\"\\"', "inf", "nan", "0x", "{ ", "1979-05-27T07:32:00Z"),
     ),
     "archives": Target(unpacked, lambda: [packed()]),
+    "models": Target(submitting.model, submitting.models, submitting.WORDS),
+    "adapters": Target(submitting.adapter, submitting.adapters, submitting.WORDS),
     "requests": Target(witnessing.asked, witnessing.requests, witnessing.WORDS),
     "answers": Target(witnessing.answered, witnessing.answers, witnessing.WORDS),
     "bundles": Target(bundle, lambda: [zipped()], ("PK\\x03\\x04", "PK\\x01\\x02", "PK\\x05\\x06", "../", "MANIFEST")),

@@ -11,12 +11,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import parsers
 import pytest
+import submitting
 
 HERE = Path(__file__).parent
 NAMES = (
     "notes", "keys", "receipts", "proofs", "json", "records", "rules", "shares", "envelopes", "definitions", "archives", "bundles",
-    "requests", "answers",
+    "requests", "answers", "corrections", "models", "adapters",
 )  # fmt: skip
 
 pytestmark = pytest.mark.skipif(
@@ -65,3 +67,11 @@ def test_a_fault_is_found_and_told(tmp_path: Path) -> None:
     )
     assert done.returncode != 0
     assert "became b'ab'" in done.stdout
+
+
+def test_every_target_is_fuzzed() -> None:
+    assert sorted(NAMES) == sorted(parsers.TARGETS)
+
+
+def test_the_submissions_that_are_edited_are_taken_as_they_are() -> None:
+    submitting.unchanged()
