@@ -40,7 +40,7 @@ def require_template(task: Task) -> None:
     Raises:
         Refusal: definition_invalid.
     """
-    _filler(task)
+    _parsed(task)
 
 
 def require_columns(task: Task, columns: Collection[str]) -> None:
@@ -57,13 +57,14 @@ def require_columns(task: Task, columns: Collection[str]) -> None:
     """
     from jinja2 import meta, nodes
 
-    _filler(task)
-    environment = _environment()
-    tree = environment.parse(task.prompt)
+    environment, tree = _environment(), _parsed(task)
     asked = [test.node for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined")]
     asked += [found.node for found in tree.find_all(nodes.Filter) if found.name in ("default", "d") and found.node]
     may_lack = {node.name for node in asked if isinstance(node, nodes.Name)} | set(environment.globals)
     there = set(columns) - {_HIDDEN}
+    # What looks for the names is a compiler, too: without constants there are no sums to do.
+    for constant in tree.find_all(nodes.Const):
+        constant.value = None
     if lacking := sorted(meta.find_undeclared_variables(tree) - may_lack - there):
         raise _misfit(task, f"{lacking[0]!r} is undefined", dict.fromkeys(columns))
 
@@ -118,6 +119,27 @@ def _filler(task: Task) -> Callable[[Mapping[str, Any]], str]:
     except (TemplateError, RecursionError, ArithmeticError, ValueError, TypeError, MemoryError) as error:
         raise _misfit(task, str(error) or type(error).__name__, {}) from error
     return lambda row: template.render({name: value for name, value in row.items() if name != _HIDDEN})
+
+
+def _parsed(task: Task) -> "jinja2.nodes.Template":
+    """The template's parts, not compiled: a compiler does sums of constants, and one of them could hold up a server.
+
+    Raises:
+        Refusal: definition_invalid.
+    """
+    from jinja2 import TemplateError, nodes
+
+    environment = _environment()
+    try:
+        _require_alone(task, environment)
+        tree = environment.parse(task.prompt)
+    except (TemplateError, RecursionError, ValueError) as error:
+        raise _misfit(task, str(error) or type(error).__name__, {}) from error
+    for node in tree.find_all((nodes.Filter, nodes.Test)):
+        what, known = ("filter", environment.filters) if isinstance(node, nodes.Filter) else ("test", environment.tests)
+        if node.name not in known:
+            raise _misfit(task, f"no {what} is named {node.name!r}", {})
+    return tree
 
 
 def _environment() -> "jinja2.Environment":

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,18 @@ def test_what_fits_no_rows_whatever_is_refused_without_rows(prompt: str):
     with pytest.raises(Refusal, match="does not fit"):
         prompts.require_template(replace(TASK, prompt=prompt))
     prompts.require_template(replace(TASK, prompt="{% for word in input.split() %}{{ word }}{% endfor %}"))
+
+
+def test_a_template_is_read_without_doing_its_sums():
+    """A server reads it; whoever fills it needs the memory."""
+    heavy = replace(TASK, prompt="{{ input }}{{ 'a' * 20000000 }}")
+    tracemalloc.start()
+    try:
+        prompts.require_template(heavy)
+        prompts.require_columns(heavy, ["example", "input", "target"])
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 # Where the answers stand in the prompt, the splits share them, which is said first.
