@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from acclimate import (
+    corrected_scores,
     example_tables,
     foreign_results,
     joined_items,
@@ -55,7 +56,7 @@ class Round:
         ranking: as Ranking.document(); None where it is not known.
         public_data: whether the definition says that the data were public before; None where it is not known.
         linked: what ties it to other rounds; None where it is not known.
-        revised: whether its ranking is a later version, of which there are no scores by example.
+        version: of its ranking; above 1 where it was revised, and the scores are judged as that version has them.
         aggregate: how its ranking makes one score of several tasks.
         unranked: entrants beside the ranking too, as they declared a conflict of interest.
         given_up: whose work its organizer gave up, and why, a sentence each; none where it is not known.
@@ -68,7 +69,7 @@ class Round:
     ranking: Mapping[str, Any] | None = None
     public_data: bool | None = None
     linked: Linked | None = None
-    revised: bool = False
+    version: int = 1
     aggregate: str = "mean"
     unranked: frozenset[str] = frozenset()
     given_up: tuple[str, ...] = ()
@@ -212,10 +213,15 @@ def of_bundle(path: Path) -> Round:
             linked = _linked(bundle, called, competition, ranking)
             names = bundle.under("scores")
             given_up = _given_up(bundle)
-            revised = any(record.type == "RankingRevised" for _, record in order.own_records(bundle))
             if not names and competition.round.holdout_after != "private":
                 raise Refusal("bundle_invalid", f"the bundle {path} has no scores of single examples")
             parts = [tables.read(bundle.path(name), tables.SCORES).select(COLUMNS) for name in names]
+            version, correction = (
+                corrected_scores.correction_in_force(bundle, order.own_records(bundle)) if parts else (1, None)
+            )
+            if correction is not None:
+                parts = [corrected_scores.judged(bundle, competition, correction).select(COLUMNS)]
+                competition = correction.competition(competition)
     except Failed as failed:
         raise Refusal(
             "bundle_invalid", f"the bundle {path}: {failed}", hint="acclimate verify tells all that is wrong with it"
@@ -228,7 +234,7 @@ def of_bundle(path: Path) -> Round:
         ranking,
         competition.data_is_public,
         linked,
-        revised,
+        version,
         competition.ranking.aggregate,
         frozenset(row["entrant"] for row in ranking["baselines"]) - {*competition.ranking.baselines, MAJORITY},
         given_up,
@@ -416,10 +422,8 @@ def _known(rounds: Sequence[Round], name: str) -> Iterator[str]:
     """What rounds tell of themselves, whatever is chosen of them."""
     for one in rounds:
         yield from one.given_up
-        if one.revised:
-            yield (
-                f"{name}: the ranking was revised; scores by example, and what follows from them, are of its first version"
-            )
+        if one.version > 1:
+            yield f"{name}: the ranking was revised; it and scores by example are of version {one.version}"
 
 
 def _values(table: pa.Table, column: str) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import made_bundles
 import pyarrow as pa
 import rounds_made
 
@@ -18,6 +19,15 @@ class Revised:
     made: rounds_made.Made
     first: dict[str, Any]
     correction: dict[str, Any]
+
+    def write(self, folder: Path) -> Path:
+        """Write its bundle, with both versions."""
+        self.made.write(folder)
+        for name, document in (("1/ranking.json", self.first), ("2/correction.json", self.correction)):
+            (folder / "versions" / name).parent.mkdir(parents=True)
+            (folder / "versions" / name).write_bytes(digests.canonical(document))
+        made_bundles.mend(folder)
+        return folder
 
 
 def play(folder: Path) -> Revised:

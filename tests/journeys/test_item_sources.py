@@ -10,7 +10,6 @@ import foreign
 import numpy as np
 import pyarrow as pa
 import pytest
-import revised_rounds
 import rounds_made
 from projected import made
 from typer.testing import CliRunner
@@ -413,18 +412,6 @@ def test_a_bundle_and_its_unscored_examples_survive_an_export(bundle: Path, tmp_
     assert after["ranking"] == before["ranking"]
     files = sorted((tmp_path / "every-eval-ever").rglob("*_samples.jsonl"))
     assert len(files) == 2
-
-
-def test_a_bundle_of_a_revised_round_says_that_its_scores_by_example_are_of_the_first_version(tmp_path: Path) -> None:
-    played = revised_rounds.play(tmp_path / "round")
-    played.made.write(tmp_path / "bundle")
-    worst = ("--missing", "worst")
-    for words in (("rank", *worst), ("stability", *worst), ("export", "--out", tmp_path / "out")):
-        code, found, output = command(words[0], *words[1:], "--bundle", tmp_path / "bundle", "--json")
-        assert code == 0, output
-        notes = found["notes"]
-        assert isinstance(notes, list)
-        assert any("the ranking was revised" in note and "of its first version" in note for note in notes), notes
 
 
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:

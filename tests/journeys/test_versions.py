@@ -128,14 +128,7 @@ def test_who_may_not_revise_and_what_can_not_be_revised(acclimate: Run, world: W
 def revised(tmp_path: Path) -> tuple[rounds_made.Made, Path]:
     """A revised round and its bundle."""
     played = revised_rounds.play(tmp_path / "made")
-    made, first, correction = played.made, played.first, played.correction
-    bundle = made.write(tmp_path / "bundle")
-    (bundle / "versions" / "1").mkdir(parents=True)
-    (bundle / "versions" / "2").mkdir()
-    (bundle / "versions" / "1" / "ranking.json").write_bytes(digests.canonical(first))
-    (bundle / "versions" / "2" / "correction.json").write_bytes(digests.canonical(correction))
-    made_bundles.mend(bundle)
-    return made, bundle
+    return played.made, played.write(tmp_path / "bundle")
 
 
 def test_a_stranger_recomputes_every_version(tmp_path: Path) -> None:
@@ -146,7 +139,7 @@ def test_a_stranger_recomputes_every_version(tmp_path: Path) -> None:
     changed = "version 2 with 1 targets changed and 1 examples void"
     assert checks["versions"].where == f"2 versions; in force is version 2: mislabelled; {changed}"
     assert checks["ranking"].status == checks["published"].status == "ok"
-    # Scores by example are of the first version, and whoever reads them is told so.
+    # Scores by example are judged by the correction, and whoever reads them is told so.
     assert any("revised" in note for note in acclimate.rank(items=bundle, missing="exclude")["notes"])
     (found,) = report_data.read(bundle, options={})
     assert any("revised" in note for note in found.notes)
