@@ -185,17 +185,17 @@ def columns_needed(task: Task, *, cluster: str | None) -> list[str]:
     return [*own, *([cluster] if cluster is not None and cluster not in own else [])]
 
 
-def column_problems(table: pa.Table, name: str, task: Task, competition: Competition) -> list[str]:
-    """What is wrong with the columns of a public split of a task, by the same rules as `check`; rows are not looked at.
+def column_problems(columns: pa.Schema, name: str, task: Task, competition: Competition) -> list[str]:
+    """What is wrong with the columns of a public split of a task, by the same rules as `check`; there are no rows to look at.
 
     Args:
-        table: the split.
+        columns: of the split.
         name: of its file, for the problems.
         task: whose it is.
         competition: whose task.
     """
     seen = _Seen()
-    _check_columns(table, name, task, competition, seen)
+    _check_columns(columns.empty_table(), name, task, competition, seen)
     return seen.problems
 
 

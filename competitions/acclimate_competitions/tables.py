@@ -68,6 +68,18 @@ def write(table: pa.Table, path: Path) -> None:
         raise Refusal("no_space", f"no space is left for {path}; nothing was lost", hint=hint) from error
 
 
+def columns(path: Path) -> pa.Schema:
+    """The columns of a Parquet file, without its rows.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    try:
+        return pq.read_schema(path)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise Refusal("file_unreadable", f"{path.name}: {error}") from error
+
+
 def read(path: Path, schema: pa.Schema | None = None) -> pa.Table:
     """Read a Parquet file, and refuse it where it has not exactly the schema's columns, or takes too much memory (bounds.py).
 

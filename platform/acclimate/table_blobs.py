@@ -20,6 +20,16 @@ def read(blobs: Blobs, digest: str, schema: "pa.Schema | None" = None) -> "pa.Ta
         return tables.read(path, schema)
 
 
+def columns(blobs: Blobs, digest: str) -> "pa.Schema":
+    """The columns of a table that is a blob, without its rows.
+
+    Raises:
+        Refusal: blob_unknown, blob_corrupt, file_unreadable.
+    """
+    with blobs.local(digest) as path:
+        return tables.columns(path)
+
+
 def keep(blobs: Blobs, table: "pa.Table") -> str:
     """Store a table; returns its digest.
 

@@ -40,7 +40,7 @@ _HEADER_VALUES = 600_000
 _ENTRY_BYTES = 2048
 """Bytes of UTF-8 that one token may be written with; the longest of public tokenizers, rows of blanks, have a few hundred."""
 _GROWTH = 64
-"""How many times longer the replacements of a normalizer, or of a decoder, may make a text; that of a blank by ▁ makes it three times."""
+"""How many times longer the steps of a normalizer, pre-tokenizer or decoder may make a text; that of a blank by ▁ makes it three times."""
 _SHOWN = 12
 
 
@@ -286,12 +286,10 @@ def _too_long(tokenizer: Mapping[str, Any], vocabulary: Any, added: Any) -> list
     found, longest = [], max(map(replacements.written, written), default=0)
     if longest > _ENTRY_BYTES:
         found.append(f"a token is {longest} bytes long, at most {_ENTRY_BYTES} are allowed")
-    for part in ("normalizer", "decoder"):
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
         growth = math.prod(replacements.growths(tokenizer.get(part)))
         if growth > _GROWTH:
-            found.append(
-                f"its {part}'s replacements make a text up to {growth:.3g} times longer, allowed are {_GROWTH}"
-            )
+            found.append(f"its {part}'s steps make a text up to {growth:.3g} times longer, allowed are {_GROWTH}")
     return found
 
 

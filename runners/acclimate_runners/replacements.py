@@ -1,4 +1,4 @@
-"""How much longer the replacements of a tokenizer's normalizer or decoder can make a text, told from its JSON alone.
+"""How much longer the steps of a tokenizer before or behind its model can make a text, told from its JSON alone.
 
 Patterns are Oniguruma's. Of one that can match nothing, a replacement comes before each character; of one that takes so many characters at least,
 instead of as many. How many is told of plain patterns alone, such as runs of blanks: each piece is a character, a class or a kind of
@@ -17,13 +17,18 @@ _PIECE = re.compile(
 
 
 def growths(part: Any) -> Iterator[float]:
-    """How many times longer each replacement of a normalizer or decoder can make a text."""
+    """How many times longer each replacement of a normalizer, pre-tokenizer or decoder can make a text.
+
+    ByteLevel writes each byte as a character, of two bytes for all that is not ASCII, and the next one does so with what the first wrote.
+    """
     if isinstance(part, list):
         for each in part:
             yield from growths(each)
     elif isinstance(part, dict):
         if part.get("type") == "Replace":
             yield _growth(part.get("pattern"), written(part.get("content")))
+        elif part.get("type") == "ByteLevel":
+            yield 2.0
         for each in part.values():
             if isinstance(each, dict | list):
                 yield from growths(each)

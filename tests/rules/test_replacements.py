@@ -66,3 +66,14 @@ def test_many_replacements_of_blanks_are_no_growth() -> None:
     # Each of these doubles a text.
     doubled = [{"type": "Replace", "pattern": {"Regex": "r"}, "content": "rr"}] * 7
     assert list(replacements.growths(doubled)) == [2.0] * 7
+
+
+def test_bytes_as_characters_again_and_again_are_growth() -> None:
+    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    (twice,) = replacements.growths(step)
+    for count in (1, 4, 8):
+        made = normalizers.Sequence([normalizers.ByteLevel() for _ in range(count)]).normalize_str("é" * 10)
+        assert len(made.encode()) <= twice**count * 20
+        assert len(list(replacements.growths({"type": "Sequence", "pretokenizers": [step] * count}))) == count
+    # The bound is reached: it is none of caution.
+    assert len(made.encode()) == 2**8 * 20

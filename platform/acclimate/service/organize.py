@@ -148,14 +148,14 @@ def _check_splits(store: Store, files: Mapping[str, str], competition: Competiti
             if f"splits/{name}" not in files:
                 continue
             try:
-                table = table_blobs.read(store.blobs, files[f"splits/{name}"])
+                found = table_blobs.columns(store.blobs, files[f"splits/{name}"])
             except Refusal as refusal:
                 if refusal.code != "file_unreadable":
                     raise
                 problems.append(f"{name}: not a readable Parquet file")
                 continue
-            prompts.require_columns(task, table.column_names)
-            problems += splits.column_problems(table, name, task, competition)
+            prompts.require_columns(task, found.names)
+            problems += splits.column_problems(found, name, task, competition)
     if problems:
         raise Refusal(
             "splits_invalid",
