@@ -218,8 +218,8 @@ def test_whose_stage_it_is_is_hidden_until_the_close(stage):
 @pytest.mark.parametrize(
     ("state", "reason", "told"),
     [
-        ("blocked", "its runner was lost: nothing at 10.1.2.3:6379", "something failed"),
-        ("pending", "the machine gpu-7 can't make the folder /srv/work", "something failed"),
+        ("blocked", "its runner was lost: nothing at 10.1.2.3:6379", "it waits for the server's operator"),
+        ("pending", "the machine gpu-7 can't make the folder /srv/work", "an earlier try came to no result"),
         ("pending", "no machine has 8 GPUs; the pool has gpu-7 (2 GPUs)", "no machine has 8 GPUs"),
         ("blocked", "the round is pinned to code sha256:ab", "the round is pinned to code sha256:ab"),
         ("failed", "the model holds NaN", "the model holds NaN"),
