@@ -4,7 +4,7 @@ Each becomes a long table as `--items` takes it. Of a round one protocol and the
 never pooled. Of several rounds each is a set where they are compared with each other, else each of their tasks is.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +26,7 @@ from acclimate.round_links import Linked
 from acclimate.score_tables import Named, Source, listed
 from acclimate_competitions import measures, metrics
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.records import Record, was_given_up
 
 PROTOCOL = "prepared"
 """The protocol of a round that counts where none is chosen."""
@@ -244,17 +245,23 @@ def of_bundle(path: Path) -> Round:
 def _given_up(bundle: Any) -> tuple[str, ...]:
     """Whose preparations and evaluations the organizer gave up, and why, by what a bundle's records say."""
     from acclimate.verify import order
-    from acclimate_competitions import records
 
-    own = [record for _, record in order.own_records(bundle)]
-    lost = [record for record in own if records.was_given_up(record)]
-    if not lost:
-        return ()
-    accepted = {index: r["entrant"] for index, r in order.own_records(bundle) if r.type == "SubmissionAccepted"}
+    own = order.own_records(bundle)
+    accepted = {index: record["entrant"] for index, record in own if record.type == "SubmissionAccepted"}
+    return given_up_of((record for _, record in own), accepted)
+
+
+def given_up_of(found: Iterable[Record], entrants: Mapping[int, str]) -> tuple[str, ...]:
+    """What of these records' work was given up, a sentence for each entrant, kind and reason.
+
+    Args:
+        found: any records.
+        entrants: submission -> whose it is.
+    """
     counted: dict[tuple[str, str, str], int] = {}
-    for record in lost:
+    for record in filter(was_given_up, found):
         reason = record.fields.get("given_up") or record["failed"]["reason"]
-        key = (accepted[record["submission"]], "preparation" if "failed" in record.fields else "evaluation", reason)
+        key = (entrants[record["submission"]], "preparation" if "failed" in record.fields else "evaluation", reason)
         counted[key] = counted.get(key, 0) + 1
     return tuple(
         f"{entrant}: {count} {what}{'' if count == 1 else 's'} {reason}"

@@ -78,10 +78,15 @@ ORIGINAL = tiny.DEFINITION
 
 def publish_round(lab: Lab, where: Path) -> Path:
     """The bundle of a prepared round that goes on honestly."""
-    live, staged = lab.staged.live, lab.staged
-    give_shares(staged)
-    with dispatcher(live) as working:
+    give_shares(lab.staged)
+    with dispatcher(lab.staged.live) as working:
         step_until(working, lambda: lab.state.phase is Phase.EVALUATED)
+    return publish_evaluated(lab, where)
+
+
+def publish_evaluated(lab: Lab, where: Path) -> Path:
+    """The bundle of an evaluated round, which its organizer publishes."""
+    live, staged = lab.staged.live, lab.staged
     ranking = publish.ranking(live.store, staged.round).document()
     fields = {"ranking": digests.of_json(ranking), "policy": staged.fields["policy"], "reason": ""}
     request = live.organizer().sign("RankingPublished", staged.round, **fields)

@@ -8,9 +8,8 @@ import httpx
 import live as staging
 import pytest
 from commands import Ran, Run, acclimate, done, refused
+from crashing import blocked, crashing
 from dispatching import (
-    Said,
-    Troubled,
     dispatcher,
     folder_of,
     give_shares,
@@ -27,19 +26,14 @@ from sqlalchemy import delete, insert, select, update
 from acclimate import admission, event_history, granting, retries
 from acclimate import stages as stage_life
 from acclimate.assignments import Assignment, Held
-from acclimate.dispatch import Dispatcher
 from acclimate.service import publish, quota
 from acclimate.store import Tx, attempts, stages, timestamp, wishes
 from acclimate_competitions import records, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import failpoints
-from acclimate_runners.jobs import CheckJob, EvaluateJob, Job, PrepareJob
-from acclimate_runners.local import LocalRunner
-from acclimate_runners.runner import BlobAccess, Demand, Handle, Status
+from acclimate_runners.runner import BlobAccess, Status
 
 __all__ = ["acclimate"]
-CRASHED = Status("failed", reason="killed by SIGSEGV", code="job_failed")
-KINDS = {"check": CheckJob, "prepare": PrepareJob, "evaluate": EvaluateJob}
 WHY = "its tokenizer crashes: Ünïcode 🙃"
 
 
@@ -48,43 +42,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
     monkeypatch.setattr(retries, "BACKOFF", 0.01)
     with staging.serve(tmp_path) as running:
         yield running
-
-
-class Crashing(Troubled):
-    """A runner on which the first attempts of a kind crash whenever they are tried."""
-
-    def __init__(self, runner: LocalRunner, kind: type[Job], *, most: int, before: list[Status]) -> None:
-        super().__init__(runner, [])
-        self._kind, self._most, self._before = kind, most, before
-        self.doomed = set[str]()
-
-    def start(self, name: str, job: Job, blobs: BlobAccess, *, demand: Demand) -> Handle:
-        attempt = name.partition("/")[0]
-        if isinstance(job, self._kind):
-            if len(self.doomed) < self._most:
-                self.doomed.add(attempt)
-            if attempt in self.doomed:
-                return Said(self._before.pop(0) if self._before else CRASHED)
-        return super().start(name, job, blobs, demand=demand)
-
-
-def crashing(live: Live, kind: str, *, most: int = 1, before: Sequence[Status] = ()) -> Dispatcher:
-    """A dispatcher over such a runner.
-
-    Args:
-        live: the installation.
-        kind: of the attempts.
-        most: how many of them crash.
-        before: what the first of their tries come to instead.
-    """
-    local = lambda: LocalRunner(live.settings.work, slots=1)  # noqa: E731
-    runner = lambda: Crashing(local(), KINDS[kind], most=most, before=list(before))  # noqa: E731
-    return Dispatcher(live.store, live.store.blobs, live.settings, runner)
-
-
-def blocked(live: Live) -> list:
-    with live.store.snapshot() as tx:
-        return list(tx.execute(select(stages).where(stages.c.state == "blocked").order_by(stages.c.key)).all())
 
 
 def test_a_check_that_is_given_up_refuses_its_submission_which_costs_nothing(

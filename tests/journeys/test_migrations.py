@@ -10,10 +10,10 @@ import pytest
 import rounds_made
 from alembic import command
 from databases import acclimate, on_postgresql, refused, run, settings, store
-from sqlalchemy import create_engine, insert, inspect, text
+from sqlalchemy import create_engine, insert, inspect, select, text
 from waiting import WITHIN
 
-from acclimate import config, database, installation, keys, log, migrations
+from acclimate import config, database, granting, installation, keys, log, migrations
 from acclimate.lease import Lease
 from acclimate.sequencer import Sequencer
 from acclimate.service import identity
@@ -24,7 +24,10 @@ from acclimate.store import (
     log_entries,
     metadata,
     rounds,
+    stages,
+    submissions,
     timestamp,
+    wishes,
 )
 from acclimate_competitions import records
 
@@ -216,6 +219,50 @@ def test_postgresql_at_the_first_revision_is_upgraded_in_place(on_postgresql):
     assert migrations.upgrade(engine) == migrations.problems(engine, metadata) == []
     Store.open(on_postgresql).close()
     engine.dispose()
+
+
+def test_what_an_organizer_asked_for_before_an_upgrade_is_done_after_it(settings):
+    """Wishes of revision 0006, which had no reasons."""
+    engine = database.connect(settings.database)
+    with database.writing(engine) as connection:
+        command.upgrade(migrations._settings(connection), "0006")
+        at = {"created": "2027-01-01T00:00:00.000000Z"}
+        connection.execute(insert(accounts), {"id": "a", "role": "r", "ed25519": "k", "token_hash": "t", **at})
+        row = {"id": "r", "competition": "c", "name": "n", "owner": "a", "definition": "d", **at}
+        connection.execute(insert(rounds), row)
+        row = {
+            "id": "s",
+            "round": "r",
+            "entrant": "a",
+            "owner": "a",
+            "commitment": "c",
+            "nonce": "",
+            "manifest": {},
+            **at,
+        }
+        connection.execute(insert(submissions), {**row, "acceptance": {}, "state": "checking", "committed_index": 1})
+        for key in ("one", "other", "done"):
+            row = {"key": key, "round": "r", "kind": "check", "submission": "s", "state": "blocked", "attempt": key}
+            connection.execute(insert(stages), row)
+            wish = {"round": "r", "stage": key, "wish": "retry", "account": "a", "at": at["created"]}
+            connection.execute(insert(wishes), {**wish, "done": at["created"] if key == "done" else None})
+    before = described(engine)["wishes"][0]
+    assert "reason" not in before
+    assert migrations.upgrade(engine) == ["0007: An organizer gives up blocked work, with a reason"]
+    assert described(engine)["wishes"][0].keys() - before.keys() == {"reason"}
+    assert migrations.problems(engine, metadata) == []
+    engine.dispose()
+    store = Store.open(settings)
+    with store.snapshot() as tx:
+        kept = tx.execute(select(wishes.c.stage, wishes.c.reason, wishes.c.done.is_(None)).order_by(wishes.c.id)).all()
+    assert [tuple(row) for row in kept] == [("one", None, True), ("other", None, True), ("done", None, False)]
+    assert [wish.stage for wish in granting.grant(store, epoch=1)] == ["one", "other"]
+    with store.snapshot() as tx:
+        states = {row.key: row.state for row in tx.execute(select(stages.c.key, stages.c.state))}
+        # They are tried again; none of them is given up.
+        assert granting.given_up(tx) == {}
+    assert states == {"one": "pending", "other": "pending", "done": "blocked"}
+    store.close()
 
 
 def test_nothing_is_upgraded_under_a_part_that_runs(old_folder):

@@ -95,6 +95,7 @@ def report(store: Store, round_id: str, out: Path) -> None:
             "round": state.id,
             "data_is_public": competition.data_is_public,
             "holdout": "stays private" if state.private else None,
+            "given up": "; ".join(_given_up(state)) or None,
             "ranking digest": ranked.digest,
             **({"versions": judging.versions(store, round_id)} if len(state.rankings) > 1 else {}),
             "phases": [{"phase": str(phase), "at": format_time(at)} for phase, at in state.phases],
@@ -102,6 +103,14 @@ def report(store: Store, round_id: str, out: Path) -> None:
         },
         sections=_of_examples(state, table, ranked.document()),
     )
+
+
+def _given_up(state: Round) -> tuple[str, ...]:
+    """Whose work the organizer gave up, and why."""
+    from acclimate import item_sources
+
+    entrants = {entry.submission: entry.entrant for entry in state.entries}
+    return item_sources.given_up_of([*state.prepared.values(), *state.evaluated.values()], entrants)
 
 
 def _of_examples(state: Round, table: "pa.Table", document: dict[str, Any]) -> "list[Section]":
