@@ -61,7 +61,12 @@ def database_(settings: Settings) -> Iterator[Finding]:
             return
         if version != migrations.HEAD:
             found = f"{shown} has schema {version}, this version reads {migrations.HEAD}"
-            yield Finding("database", "missing", found, "back it up, stop what uses it, then `acclimate db upgrade`")
+            yield Finding(
+                "database",
+                "missing",
+                found,
+                "back it up with the version that wrote it, stop what uses it, then `acclimate db upgrade`",
+            )
             return
         blobs = blobs_at(settings.blobs, endpoint=settings.blobs_endpoint, scratch=settings.work / "blobs")
         store = Store(engine, blobs)

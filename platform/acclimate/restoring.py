@@ -6,7 +6,8 @@
 4. The database is made in one transaction: schema, rows; every table is read again and must give the file's own digest, the log its root,
    the newest checkpoint its signature. Does anything differ, then there is no database. Then the outbox is emptied: MLflow, bundles and
    reports are in no backup, and the next dispatcher makes them again (finishing.py), to the same end where they are still there.
-5. Keys, if the backup has them. RESTORING, which lies in the data folder all the while, goes last: until then the same command goes on.
+5. Keys, if the backup has them. RESTORING, which lies in the data folder all the while, goes last, once it is known what is lost: until then
+   the same command goes on.
 """
 
 import base64
@@ -138,7 +139,6 @@ def _restored(folder: Path, settings: Settings, progress: Progress) -> dict[str,
             engine.dispose()
         # 5
         _keys(folder, manifest, settings)
-        (settings.data / UNDER_WAY).unlink()
     found, missing = Gap(0, [], []), None
     if place.marker() is not None:
         store = Store.open(settings)
@@ -149,6 +149,7 @@ def _restored(folder: Path, settings: Settings, progress: Progress) -> dict[str,
             missing = sorted(named - {each.digest for each in place.listing()})
         finally:
             store.close()
+    (settings.data / UNDER_WAY).unlink()
     return {**manifest, "restored": restored, "upgraded": upgraded, "gap": found, "missing": missing}
 
 
@@ -233,7 +234,8 @@ def _check_folder(settings: Settings, manifest: Mapping[str, Any]) -> bool:
         raise Refusal(
             "backup_invalid",
             f"the data folder {settings.data} is not empty: it holds {', '.join(there[:3])}",
-            hint="name a new one with --data; nothing is restored over anything",
+            hint="name a new one with --data; nothing is restored over anything. If a restore ended here, `acclimate db check`"
+            " says whether it is whole, and what is lost",
         )
     return False
 

@@ -35,6 +35,8 @@ if what == "backup":
     row = installation.check(store, settings)
     backups.write(store, settings, row, backup, wanted=backups.Wanted(keys=True), progress=progress)
 else:
+    if at == 0:
+        restoring.gap = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     restoring.restore(backup, settings, progress=progress)
 print(count)
 """
@@ -74,6 +76,22 @@ def test_killed_anywhere_it_goes_on(tmp_path):
         at = at * 2 + 1
     assert contents(target(whole, new)) == before
     assert not (new / "RESTORING").exists() and at > 15
+
+
+def test_killed_before_it_told_what_is_lost_the_same_command_tells_it(tmp_path):
+    whole = kept.installation(tmp_path)
+    back_up(whole, tmp_path / "backup", keys=True)
+    whole.store.close()
+    before = contents(whole.settings)
+    new = tmp_path / "new"
+    assert not killed("restore", 0, tmp_path / "backup", whole.settings.origin, new)
+    assert contents(target(whole, new)) == before
+    made = restore(tmp_path / "backup", target(whole, new))
+    assert made["gap"].lost == [] and made["missing"] == []
+    assert not (new / "RESTORING").exists() and contents(target(whole, new)) == before
+    with pytest.raises(Refusal) as caught:
+        restore(tmp_path / "backup", target(whole, new))
+    assert caught.value.code == "backup_invalid" and "acclimate db check" in caught.value.hint
 
 
 @contextlib.contextmanager

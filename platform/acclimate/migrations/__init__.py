@@ -96,7 +96,7 @@ def ready(engine: Engine) -> None:
     raise Refusal(
         "data_version",
         f"the database has schema {found}, this version of Acclimate reads {HEAD}",
-        hint="back it up, stop what uses it, then `acclimate db upgrade` (with the same settings)",
+        hint="back it up with the version that wrote it, stop what uses it, then `acclimate db upgrade` (with the same settings)",
     )
 
 
