@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# For whoever has an NVIDIA GPU: does this machine's torch use it, does it compute the same bytes twice, and where does one preparation run?
+# For whoever has an NVIDIA GPU: does this machine's torch use it, does it compute the same bytes twice, also with weights in shards over
+# two GPUs, and where does one preparation run?
 # Prints JSON on standard output. Takes a few minutes. In the worker image (with the script mounted) or in a checkout:
 #
 #   infra/gpu-smoke.sh > gpu.json

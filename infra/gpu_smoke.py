@@ -1,7 +1,8 @@
-"""The measuring part of gpu-smoke.sh: one preparation twice, in a process each, and on a GPU a small training twice; as JSON.
+"""The measuring part of gpu-smoke.sh: one preparation twice, in a process each, on a GPU a small training twice, and one in shards twice; as JSON.
 
 The preparation is the real one, of a model with drawn weights on the shipped competition. Where it ran is measured, not assumed: by
-what it allocated on the GPU. With a GPU the job is for it, as a round's whose definition says `hardware = "cuda"`.
+what it allocated on the GPU. With a GPU the job is for it, as a round's whose definition says `hardware = "cuda"`. With two GPUs, or none, the same
+preparation is also made with its weights in shards over two processes, as a round's whose definition says `weights = "shards"`.
 """
 
 import argparse
@@ -85,9 +86,41 @@ def prepare(folder: Path) -> dict[str, Any]:
     return {
         "files": dict(outcome.files),
         "results_digest": _digest(outcome.results),
+        "losses": outcome.results["prepared"][0]["losses"],
         "hardware_class": outcome.hardware,
         "seconds": round(seconds, 2),
         "gpu_bytes": on_gpu,
+    }
+
+
+def in_shards(folder: Path, job: Any) -> dict[str, Any]:
+    """The same preparation twice with weights in shards over two processes: whether the bytes are equal, the losses, and how long it took."""
+    import dataclasses
+    import os
+
+    from acclimate_runners import jobs
+
+    environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    found, seconds = [], []
+    for name in ("one", "two"):
+        own = folder / name
+        own.mkdir()
+        (own / "inputs").symlink_to(folder / "inputs")
+        shards = dataclasses.replace(job, processes=2, weights="shards")
+        (own / "job.json").write_text(jobs.to_json(shards), "utf-8")
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "acclimate_runners", str(own)], check=True, env=environment)
+        seconds.append(round(time.perf_counter() - began, 2))
+        outcome = jobs.read_outcome(own)
+        if outcome is None or outcome.status != "done":
+            raise RuntimeError(f"the preparation in shards came to {outcome}")
+        found.append(outcome)
+    losses = [entry["losses"] for entry in found[0].results["prepared"]]
+    return {
+        "same_bytes_twice": found[0].files == found[1].files,
+        "hardware_class": found[0].hardware,
+        "losses": losses[0],
+        "seconds": seconds,
     }
 
 
@@ -157,8 +190,10 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "job.json").write_text(jobs.to_json(make_job(folder, device="cuda" if given.gpu else "cpu")), "utf-8")
+        job = make_job(folder, device="cuda" if given.gpu else "cpu")
+        (folder / "job.json").write_text(jobs.to_json(job), "utf-8")
         runs = twice("--prepare", name)
+        shards = None if given.gpu and torch.cuda.device_count() < 2 else in_shards(folder, job)
     trained = twice("--train") if given.gpu else []
     same = all(runs[0][key] == runs[1][key] for key in ("files", "results_digest"))
     where = "cuda" if any(run["gpu_bytes"] for run in runs) else "cpu"
@@ -174,6 +209,13 @@ def main() -> int:
             "files": runs[0]["files"],
             "seconds": [run["seconds"] for run in runs],
         },
+        "in_shards": shards
+        and {
+            **{name: value for name, value in shards.items() if name != "losses"},
+            "largest_difference_of_a_loss": max(
+                abs(one - other) for one, other in zip(runs[0]["losses"], shards["losses"], strict=True)
+            ),
+        },
         "training_on_gpu": {
             "same_bytes_twice": trained[0]["weights"] == trained[1]["weights"],
             "seconds": [run["seconds"] for run in trained],
@@ -182,7 +224,7 @@ def main() -> int:
         else None,
     }
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
-    equal = same and (not trained or document["training_on_gpu"]["same_bytes_twice"])
+    equal = same and all(part is None or part["same_bytes_twice"] for part in (document["training_on_gpu"], shards))
     return 0 if equal else 1
 
 

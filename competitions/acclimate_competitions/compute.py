@@ -1,6 +1,6 @@
 """`[compute]`: what one attempt takes of a machine, and which machines may take it.
 
-None of it but `hardware` and `processes` changes a result, so that nothing else of it is in a stage's key: a round whose pool grows goes on.
+None of it but `hardware`, `processes` and `weights` changes a result, so that nothing else of it is in a stage's key: a round whose pool grows goes on.
 """
 
 import re
@@ -16,6 +16,7 @@ LABEL_KEY = re.compile(rf"((?=[^/]{{1,253}}/){_LABEL_PART}(\.{_LABEL_PART})*/)?{
 """As schedulers take it: Ray as Kubernetes bounds a prefix, too."""
 DEVICES = ("cpu", "cuda")
 MOST_PROCESSES = 64
+WEIGHTS = ("whole", "shards")
 _LABEL_MEANING = (
     "at most 63 letters, digits, dots, hyphens and underscores, beginning and ending with a letter or digit"
 )
@@ -32,6 +33,7 @@ class Compute:
         memory: bytes of main memory that one attempt sets aside; 0 for none.
         labels: label -> value that a machine must carry.
         processes: that share each batch of one preparation on one machine; on GPUs each has one of its own.
+        weights: whole, each process has all of them; or shards, each has a part of each.
     """
 
     hardware: str
@@ -42,6 +44,7 @@ class Compute:
     memory: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     processes: int = 1
+    weights: Literal["whole", "shards"] = "whole"
 
     @property
     def device(self) -> str:
@@ -60,6 +63,7 @@ def read(table: Table) -> Compute:
         memory=table.size("memory", 0, zero=True),
         labels=table.texts("labels", names=LABEL_KEY, values=LABEL_VALUE, form=_LABEL_MEANING),
         processes=table.integer("processes", 1, least=1, most=MOST_PROCESSES),
+        weights=table.word("weights", WEIGHTS, default="whole"),
     )
     for name, count in (("cpus", compute.cpus), ("gpus", compute.gpus)):
         # Schedulers count in small fixed steps; a finer share would be rounded where nobody sees it.
@@ -81,5 +85,7 @@ def read(table: Table) -> Compute:
         needed = compute.gpus if compute.gpus > 1 else 1
         if compute.processes != needed:
             table.problem("processes", f"= {compute.processes}: each has a GPU of its own, gpus is {compute.gpus:g}")
+    if table.good("processes", "weights") and compute.weights == "shards" and compute.processes == 1:
+        table.problem("weights", '= "shards": of one process there is one shard only; set processes to 2 or more')
     table.finish()
     return compute

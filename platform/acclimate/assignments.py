@@ -106,6 +106,8 @@ def stage_key(kind: str, state: Round, *, inputs: Iterable[str], params: Mapping
     what a stage really ran on is in its result.
     """
     mandated = state.competition.preparation
+    # Named where they lie in shards only: keys of rounds that began before there were any stay what they were.
+    shards = {} if state.competition.compute.weights == "whole" else {"weights": state.competition.compute.weights}
     return digests.of_json(
         {
             "kind": kind,
@@ -115,6 +117,7 @@ def stage_key(kind: str, state: Round, *, inputs: Iterable[str], params: Mapping
             "params": dict(params),
             "hardware": state.competition.compute.hardware,
             "world_size": state.competition.compute.processes,
+            **shards,
             "determinism": mandated.determinism,
             "salt": state.id,
         }

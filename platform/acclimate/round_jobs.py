@@ -84,7 +84,14 @@ def check(state: Terms, model: ModelFiles) -> CheckJob:
         limits=limits(state),
         tokenizer=tokenizer(state),
         device=state.competition.compute.device,
+        **_together(state),
     )
+
+
+def _together(state: Terms) -> dict[str, Any]:
+    """How many processes check or evaluate a model: one, but where the weights lie in shards, as it need not fit on one device."""
+    compute = state.competition.compute
+    return {"processes": compute.processes, "weights": "shards"} if compute.weights == "shards" else {}
 
 
 def prepare(
@@ -112,6 +119,7 @@ def prepare(
         # The last resort then, and now.
         recompute=micro_batch == 1,
         processes=state.competition.compute.processes,
+        weights=state.competition.compute.weights,
     )
 
 
@@ -145,6 +153,7 @@ def evaluate(
         tokenizer=tokenizer(state),
         device=state.competition.compute.device,
         entrant=entrant,
+        **_together(state),
         stages=tuple(stages),
         prepared={name: prepared[name] for name in needed},
     )

@@ -1,6 +1,7 @@
 """The child process: `python -m acclimate_runners FOLDER` runs the job of one folder (see jobs.py) and writes its manifest last."""
 
 import argparse
+import contextlib
 import errno
 import json
 import os
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from acclimate_competitions.errors import Refusal
 from acclimate_runners import isolation, jobs
@@ -62,7 +64,6 @@ def main(arguments: Sequence[str]) -> int:
     job = jobs.from_json((folder / "job.json").read_text("utf-8"))
     try:
         outcome = _carry_out(job, folder, partial(_progress, words), network)
-        outcome = replace(outcome, results={"memory": _peak(), **outcome.results})
     except Refusal as refusal:
         print(f"refused: {refusal.code}: {refusal.sentence}", *refusal.problems, sep="\n", file=sys.stderr)  # noqa: T201
         if refusal.code != "model_invalid":
@@ -96,23 +97,25 @@ def main(arguments: Sequence[str]) -> int:
 
 def _carry_out(job: Job, folder: Path, progress: Callable[[int, int, str], None], network: str) -> Outcome:
     # Imported here, as they import torch: the child is confined by then.
-    match job:
-        case CheckJob():
-            from acclimate_runners import models
+    from acclimate_runners import ranks
 
-            return models.check(job, folder, progress)
-        case PrepareJob():
-            from acclimate_runners import preparation, ranks
+    with ranks.joined(job, folder) as own:
+        match job:
+            case CheckJob():
+                from acclimate_runners import models
 
-            with ranks.joined(job, folder) as own:
+                outcome = models.check(job, own, progress)
+            case PrepareJob():
+                from acclimate_runners import preparation
+
                 outcome = preparation.prepare(job, own, progress, kept_from=network)
-                memory = _peak()
-                results = {**outcome.results, "memory": None if memory is None else int(ranks.added(memory))}
-                return replace(outcome, results=results)
-        case EvaluateJob():
-            from acclimate_runners import evaluation
+            case EvaluateJob():
+                from acclimate_runners import evaluation
 
-            return evaluation.evaluate(job, folder, progress)
+                outcome = evaluation.evaluate(job, own, progress)
+        memory = _peak()
+        results = {**outcome.results, "memory": None if memory is None else int(ranks.added(memory))}
+        return replace(outcome, results=results)
 
 
 def _peak() -> int | None:
@@ -171,5 +174,13 @@ def _is_pipe(descriptor: int) -> bool:
         return False
 
 
+def _end(status: int) -> NoReturn:
+    """End as it is: what took part in talking to other processes has threads, which an interpreter that takes itself down may trip over."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _end(main(sys.argv[1:]))

@@ -5,6 +5,7 @@ and everything else stands still; there is no dropout before A. Afterwards (alph
 whole model, as with the method "full": who evaluates it, or makes it again, needs to know nothing of adapters.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from torch.nn import functional
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Lora
 from acclimate_runners import architectures, tensors
+from acclimate_runners.holding import Held
 from acclimate_runners.network import Network
 
 
@@ -43,7 +45,8 @@ def learned(model: Network, lora: Lora | None, *, seed: int) -> Iterator[dict[st
     owners = {
         id(module.weight): module for module in model.model.modules() if getattr(module, "weight", None) is not None
     }
-    layers = {name: owners[id(model.weights[name])] for name in names}
+    own = {name: model.held.registered(name, weight) for name, weight in model.weights.items()}
+    layers = {name: owners[id(own[name])] for name in names}
     made = _drawn(layers, lora.rank, seed=seed)
     scale = lora.alpha / lora.rank
     with ExitStack() as stack:
@@ -53,21 +56,21 @@ def learned(model: Network, lora: Lora | None, *, seed: int) -> Iterator[dict[st
         # A classifier's head may have learned nothing yet.
         scoring = architectures.ARCHITECTURES[model.facts.architecture].scoring if model.labels is not None else ()
         head = {name: weight for name, weight in model.weights.items() if name.startswith(scoring)}
-        for weight in model.weights.values():
+        for weight in own.values():
             weight.requires_grad_(False)
             stack.callback(weight.requires_grad_, True)
-        for weight in head.values():
-            weight.requires_grad_(True)
+        for name in head:
+            own[name].requires_grad_(True)
         yield made | head
     with torch.no_grad():
         for name, layer in layers.items():
             product = made[f"{name}.B"] @ made[f"{name}.A"] * scale
-            layer.weight.add_(product if _is_plain(layer) else product.T)
+            model.weights[name].add_(model.held.own(name, product if _is_plain(layer) else product.T))
 
 
-def count(made: dict[str, Tensor], lora: Lora | None) -> int:
-    """How many numbers are learned beside the model's own weights."""
-    return sum(tensor.numel() for tensor in made.values()) if lora else 0
+def count(made: dict[str, Tensor], lora: Lora | None, held: Held) -> int:
+    """How many numbers are learned beside the model's own weights, by all processes that hold them."""
+    return sum(math.prod(held.shape(name, tensor)) for name, tensor in made.items()) if lora else 0
 
 
 def _drawn(layers: dict[str, Any], rank: int, *, seed: int) -> dict[str, Tensor]:

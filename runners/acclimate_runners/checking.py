@@ -12,7 +12,7 @@ import numpy as np
 
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Recipe
-from acclimate_runners import adapters, classifying, computing, packing
+from acclimate_runners import adapters, classifying, computing, ranks
 from acclimate_runners.jobs import CheckJob, Outcome
 from acclimate_runners.network import Network
 from acclimate_runners.packing import Packed
@@ -57,7 +57,7 @@ def _read_longest(model: Network, rows: Packed, recipe: Recipe, *, micro_batch: 
         longest = np.argsort(rows.lengths, kind="stable")[-recipe.global_batch :]
         model.model.train()
         with adapters.learned(model, recipe.lora, seed=recipe.selection.seed):
-            learn(model, rows, packing.micro_batches(longest, size=micro_batch), recipe=recipe, batch=longest)
+            learn(model, rows, ranks.parts(longest, micro_batch), recipe=recipe, batch=longest)
 
 
 def check(job: CheckJob, folder: Path, progress: Progress) -> Outcome:

@@ -6,9 +6,13 @@ The child writes `checkpoint/whole/` {state.json, fit.safetensors}, which appear
 A fit goes on to the same bytes because all that it depends on is the weights, AdamW's two moments, the number of the step (batch and
 learning rate follow from it) and what earlier fits gave. A checkpoint of another job, other libraries or another hardware class would
 go on to other bytes, so it is no checkpoint here.
+
+Where several processes hold a model in shards, all write one together: the first says when, and writes whole tensors, one after the other, so that
+a checkpoint looks as that of one process. Each reads its own rows of it.
 """
 
 import json
+import math
 import shutil
 import sys
 import time
@@ -19,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate_runners import reading
+from acclimate_runners.holding import Gathering, Held, Whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,14 +55,24 @@ class Checkpoints:
         identity: what must be equal for a checkpoint to lead to the same bytes: job, hardware, versions.
         seconds: between two of them.
         network: of this process, as Outcome has it.
+        held: what this process holds of the model.
 
     Attributes:
         position: (steps done, of how many) over all fits, as progress counts them.
         network: of this process and of those that led to the checkpoint it goes on from.
     """
 
-    def __init__(self, folder: Path, *, identity: Mapping[str, Any], seconds: float, network: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        identity: Mapping[str, Any],
+        seconds: float,
+        network: str = "",
+        held: Held | None = None,
+    ) -> None:
         self._folder, self._identity, self._seconds = folder, dict(identity), seconds
+        self._held = held or Whole()
         self.position, self.network = (0, 0), network
         self._done: dict[str, Any] = {}
         self._half: dict[str, Any] | None = None
@@ -88,7 +103,7 @@ class Checkpoints:
         try:
             begun = Standing(tuple(half["losses"]), half["tokens"], half["seconds"])
             moments = _moments(weights, optimizer, step=len(begun.losses))
-            fill = tensors_of(path, _named(weights, moments))
+            fill = tensors_of(path, _named(weights, moments), self._held)
         except (OSError, ValueError) as error:
             _say(f"the fit begins anew: {error}")
             return Standing()
@@ -104,6 +119,9 @@ class Checkpoints:
             self._write(half, tensors())
 
     def _due(self) -> bool:
+        return self._held.decided(self._is_due())
+
+    def _is_due(self) -> bool:
         now = time.monotonic()
         if now - self._looked < min(_LOOK, self._seconds):
             return False
@@ -118,6 +136,16 @@ class Checkpoints:
 
     def _write(self, half: Mapping[str, Any] | None, tensors: Mapping[str, "Tensor"]) -> None:
         began = time.monotonic()
+        gathering = self._held.gathered(tensors)
+        if self._held.first:
+            self._write_whole(half, gathering, began=began)
+        # Those that write nothing give their rows; so does one that could not write, or the others would wait for it.
+        for _ in gathering.each:
+            pass
+        self._last = time.monotonic()
+        self._took = self._last - began
+
+    def _write_whole(self, half: Mapping[str, Any] | None, tensors: Gathering, *, began: float) -> None:
         whole, new, old = (self._folder / WRITTEN / name for name in ("whole", "new", "old"))
         state = {
             **self._identity,
@@ -134,7 +162,7 @@ class Checkpoints:
         try:
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir(parents=True)
-            if tensors:
+            if tensors.shapes:
                 write_tensors(tensors, new / TENSORS, nonce=state["nonce"])
             (new / STATE).write_text(json.dumps(state, allow_nan=False), "utf-8")
             # Renamed, as the supervisor's taking it is: one of the two gets it, and gets all of it.
@@ -147,8 +175,6 @@ class Checkpoints:
             # A checkpoint that finds no room must not end what it is there to save.
             shutil.rmtree(new, ignore_errors=True)
             _say(f"no checkpoint: {error}")
-        self._last = time.monotonic()
-        self._took = self._last - began
 
     def _read(self) -> None:
         path = self._folder / RESUME / STATE
@@ -210,23 +236,29 @@ def _named(weights: Mapping[str, "Tensor"], moments: Mapping[str, Mapping[str, "
     return found | {f"{each}/{name}": state[each].detach() for name, state in moments.items() for each in _MOMENTS}
 
 
-def write_tensors(tensors: Mapping[str, "Tensor"], path: Path, *, nonce: str) -> None:
-    """Float32 tensors in the layout of safetensors, straight out of their memory: a copy might exceed what the child may use."""
-    header: dict[str, Any] = {"__metadata__": {"nonce": nonce}}
+def write_tensors(tensors: Gathering, path: Path, *, nonce: str) -> None:
+    """Those of a checkpoint."""
+    stream(tensors, path, metadata={"nonce": nonce})
+
+
+def stream(tensors: Gathering, path: Path, *, metadata: Mapping[str, str]) -> None:
+    """Float32 tensors as the library safetensors writes them, straight out of their memory: a copy might exceed what the child may use."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
-    for name in sorted(tensors):
-        begin, end = end, end + 4 * tensors[name].numel()
-        header[name] = {"dtype": "F32", "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    with path.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        for name in sorted(tensors):
+    for name, shape in tensors.shapes.items():
+        begin, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in tensors.each:
             # One after the other, so that of a GPU's only one is there twice.
-            stream.write(_memory(tensors[name].cpu()))
+            file.write(_memory(tensor.detach().cpu().contiguous()))
 
 
-def tensors_of(path: Path, into: Mapping[str, "Tensor"]) -> Callable[[], None]:
-    """What fills tensors with those of a file, straight into their memory.
+def tensors_of(path: Path, into: Mapping[str, "Tensor"], held: Held) -> Callable[[], None]:
+    """What fills tensors with those of a file, straight into their memory; where parts of them are held, with these.
 
     Raises:
         ValueError: it does not hold just these.
@@ -234,14 +266,16 @@ def tensors_of(path: Path, into: Mapping[str, "Tensor"]) -> Callable[[], None]:
     """
     header = reading.read_header(path)
     said = {name: (entry.dtype, tuple(entry.shape)) for name, entry in header.items()}
-    if said != {name: ("F32", tuple(tensor.shape)) for name, tensor in into.items()}:
+    if said != {name: ("F32", held.shape(name, tensor)) for name, tensor in into.items()}:
         raise ValueError(f"{path.name} holds other tensors than this fit has")
 
     def fill() -> None:
         with path.open("rb", buffering=0) as stream:
             first = 8 + int.from_bytes(stream.read(8), "little")
             for name, tensor in into.items():
-                stream.seek(first + header[name].begin)
+                # Rows lie one behind the other.
+                skipped = held.begins(name) * 4 * math.prod(tensor.shape[1:])
+                stream.seek(first + header[name].begin + skipped)
                 here = tensor.cpu()
                 rest = _memory(here)
                 while rest:

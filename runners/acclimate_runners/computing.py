@@ -51,9 +51,18 @@ def be_deterministic(threads: int) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def multiplying(dtype: str, on: torch.device | None = None) -> AbstractContextManager[Any]:
-    """What a forward pass is done in, by a recipe's dtype: in "bfloat16" matrices are multiplied in it, with weights as they are, float32."""
-    return torch.autocast(on.type if on else CPU, dtype=torch.bfloat16) if dtype == "bfloat16" else nullcontext()
+def multiplying(dtype: str, on: torch.device | None = None, *, keep: bool = True) -> AbstractContextManager[Any]:
+    """What a forward pass is done in, by a recipe's dtype: in "bfloat16" matrices are multiplied in it, with weights as they are, float32.
+
+    Args:
+        dtype: the recipe's.
+        on: the device that computes; None for the processor.
+        keep: whether what a weight is in bfloat16 is kept to the end, in case it is used again; the numbers are the same.
+    """
+    if dtype != "bfloat16":
+        return nullcontext()
+    cast: AbstractContextManager[Any] = torch.autocast(on.type if on else CPU, dtype=torch.bfloat16, cache_enabled=keep)
+    return cast
 
 
 def in_main_memory(tensor: Tensor) -> Tensor:

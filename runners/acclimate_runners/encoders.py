@@ -142,7 +142,7 @@ def distilbert(config: Mapping[str, Any]) -> Shapes:
 
 
 def vit(config: Mapping[str, Any]) -> Shapes:
-    """ViT's, under the names of files; transformers has others in memory (network.by_file_name)."""
+    """ViT's, under the names of files; transformers has others in memory (building.by_file_name)."""
     width, inner, patch = config["hidden_size"], config["intermediate_size"], config["patch_size"]
     found: Shapes = {
         "vit.embeddings.cls_token": (1, 1, width),

@@ -60,7 +60,7 @@ def evaluate(job: EvaluateJob, folder: Path, progress: Callable[[int, int, str],
             model.set_weights(begun)
         else:
             path = input_path(folder, job.prepared[f"{name}/{seed}"])
-            model.set_weights(network.read_weights([path], model.facts))
+            model.set_weights(network.read_weights([path], model.facts, model.held))
         words.again()
         # 3. The table.
         examples, asked = questions[name]

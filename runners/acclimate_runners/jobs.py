@@ -81,7 +81,7 @@ class CheckJob:
     """Load a submitted model safely and run three preparation steps on public data.
 
     Attributes:
-        micro_batch, recompute, device: as of PrepareJob; in no result.
+        micro_batch, recompute, device, processes, weights: as of PrepareJob; in no result.
     """
 
     kind: Literal["check"]
@@ -93,6 +93,8 @@ class CheckJob:
     micro_batch: int | None = None
     recompute: bool = False
     device: str = "cpu"
+    processes: int = 1
+    weights: str = "whole"
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class PrepareJob:
         recompute: whether a layer keeps only its inputs for the backward pass and is computed again in it (gradient checkpointing): less
             memory, more time, and the same bytes, so that no record says it.
         processes: of a node, that share each batch (ranks.py). The last bits of a result depend on it.
+        weights: whole, each process has all of them; or shards, each has some rows of each (sharding.py). The last bits of a result depend on it.
         nodes: 1; a job for more is refused.
         lr: the learning rate, where none is to be chosen; no round's job has one.
         max_steps: after which each fit ends early, for trying; no round's job has it.
@@ -121,6 +124,7 @@ class PrepareJob:
     micro_batch: int | None = None
     recompute: bool = False
     processes: int = 1
+    weights: str = "whole"
     nodes: int = 1
     lr: float | None = None
     max_steps: int | None = None
@@ -134,6 +138,7 @@ class EvaluateJob:
     Attributes:
         prepared: digest of the prepared weights (safetensors) per stage "task/seed"; direct stages use the model's own.
         device: as of PrepareJob.
+        processes, weights: as of PrepareJob; the bits of a result do not depend on them.
     """
 
     kind: Literal["evaluate"]
@@ -146,6 +151,8 @@ class EvaluateJob:
     stages: tuple[tuple[str, int | None, str], ...]
     prepared: Mapping[str, str]
     device: str = "cpu"
+    processes: int = 1
+    weights: str = "whole"
 
 
 Job = CheckJob | PrepareJob | EvaluateJob

@@ -286,13 +286,13 @@ def train(spec: Spec, lessons: Lessons, practised: dict[str, int]) -> Any:
     import torch
     from torch.nn import functional
 
-    from acclimate_runners import architectures, computing, network
+    from acclimate_runners import architectures, building, computing, network
     from acclimate_runners.reading import ModelFacts
 
     computing.be_deterministic(1)
     torch.manual_seed(spec.seed)
     described = config(spec, lessons)
-    model = network.build(described, max_length=described.get("max_position_embeddings") or described["n_positions"])
+    model = building.build(described, max_length=described.get("max_position_embeddings") or described["n_positions"])
     parameters = dict(model.named_parameters())
     names = architectures.shapes(described)
     facts = ModelFacts(spec.architecture, sum(p.numel() for p in parameters.values()), 0, described)

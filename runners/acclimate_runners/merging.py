@@ -8,15 +8,17 @@ from torch import Tensor
 
 from acclimate_competitions.errors import Refusal
 from acclimate_runners.adapter_files import WEIGHTS, Adapter
+from acclimate_runners.holding import Held
 
 
-def merge(weights: dict[str, Tensor], path: Path, adapter: Adapter) -> None:
+def merge(weights: dict[str, Tensor], path: Path, adapter: Adapter, held: Held) -> None:
     """Change the base's weights in place.
 
     Args:
-        weights: name -> float32 weight of the base.
+        weights: name -> float32 weight of the base, or what is held of it.
         path: the adapter's weights, read strictly before.
         adapter: what was read of it.
+        held: what this process holds of the base.
 
     Raises:
         Refusal: model_invalid, where a matrix holds NaN or infinity.
@@ -30,4 +32,4 @@ def merge(weights: dict[str, Tensor], path: Path, adapter: Adapter) -> None:
     for name, start in adapter.layers.items():
         product = stored[f"{start}.lora_B.weight"] @ stored[f"{start}.lora_A.weight"]
         # What overflows here is found when the model is tried.
-        weights[name] += (product.T if adapter.transposed else product) * adapter.scale
+        weights[name] += held.own(name, product.T if adapter.transposed else product) * adapter.scale

@@ -4,19 +4,16 @@ The forward pass is transformers' own. Only what it is asked for is chosen here:
 embedding applied at the answers' positions alone, which changes nothing but the time.
 """
 
-import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -24,55 +21,15 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
-from acclimate_runners import adapter_files, architectures, computing, merging, packing, reading, shards
+from acclimate_runners import adapter_files, architectures, checkpoints, computing, merging, packing, reading, shards
+from acclimate_runners.building import build, by_file_name
+from acclimate_runners.holding import Held, Whole
 from acclimate_runners.layouts import Answers, Laid
 from acclimate_runners.packing import Packed
 from acclimate_runners.reading import ModelFacts, Rules
 
-# Up to this length the plain attention is the faster one on a CPU; the choice depends on the recipe alone, so it is the same for all.
-EAGER_UP_TO = 128
-
 LOGITS = 1 << 22
 """How many logits are held at once where nothing is learned; in the code's digest, as it can change the last bits of a number."""
-
-_CONFIGS = {
-    "llama": "LlamaConfig",
-    "gpt2": "GPT2Config",
-    "gpt_neox": "GPTNeoXConfig",
-    "mistral": "MistralConfig",
-    "qwen2": "Qwen2Config",
-    "qwen3": "Qwen3Config",
-    "gemma": "GemmaConfig",
-    "olmo": "OlmoConfig",
-    "olmo2": "Olmo2Config",
-    "phi": "PhiConfig",
-    "gemma2": "Gemma2Config",
-    "gemma3_text": "Gemma3TextConfig",
-    "falcon": "FalconConfig",
-    "mamba": "MambaConfig",
-    "falcon_mamba": "FalconMambaConfig",
-    "bert": "BertConfig",
-    "roberta": "RobertaConfig",
-    "distilbert": "DistilBertConfig",
-    "vit": "ViTConfig",
-}
-"""Names of transformers' configuration classes, each in the module of its model type, or in that of _MODULES."""
-
-_MODULES = {"gemma3_text": "gemma3"}
-_VIT_NAMES = {
-    "vit.layers.": "vit.encoder.layer.",
-    "attention.q_proj.": "attention.attention.query.",
-    "attention.k_proj.": "attention.attention.key.",
-    "attention.v_proj.": "attention.attention.value.",
-    "attention.o_proj.": "attention.output.dense.",
-    "mlp.fc1.": "intermediate.dense.",
-    "mlp.fc2.": "output.dense.",
-}
-"""Parts of names in memory -> in files, which are what versions of transformers share."""
-_EAGER_ONLY = ("gemma2", "mamba", "falcon_mamba")
-"""Architectures whose attention the faster one can't do, or that have none."""
-_KERNELS = ("mamba_ssm", "causal_conv1d", "mambapy")
-"""Packages that transformers would take for Mamba where a machine has them, with other numbers than everywhere else."""
 
 
 @dataclass
@@ -82,8 +39,9 @@ class Network:
     Attributes:
         model: transformers' causal language model or sequence classifier, float32, on its device.
         facts: of its files.
-        weights: its parameters by name, a tied head left out; changing them in place changes the model.
+        weights: its parameters by name, a tied head left out, or what this process holds of them; changing them in place changes the model.
         on_batch: called after each batch that it has read.
+        held: whether this process holds all of each weight.
         submitted_labels: those of a sequence classifier as it was submitted, whatever task its head was made for since.
     """
 
@@ -92,6 +50,7 @@ class Network:
     weights: dict[str, Tensor]
     on_batch: Callable[[], object] = lambda: None
     submitted_labels: tuple[str, ...] = ()
+    held: Held = field(default_factory=Whole)
     _masks: dict[int, Tensor | None] = field(default_factory=dict)
 
     @property
@@ -111,7 +70,7 @@ class Network:
 
     def logits(self, inputs: Tensor, at: Tensor) -> Tensor:
         """Next-token logits [positions, vocabulary] at the flat positions `at`, each once and ascending, of inputs [rows, length]."""
-        return self.head(self.hidden(inputs, at))
+        return self.held.ask(lambda: self.head(self.hidden(inputs, at)))
 
     def hidden(self, inputs: Tensor, at: Tensor) -> Tensor:
         """What the head makes logits of [positions, width]; as logits.
@@ -127,7 +86,7 @@ class Network:
 
     def laid_logits(self, rows: Laid, at: Tensor) -> Tensor:
         """As logits, of rows that hold several sequences each; only of those that `can_lay`."""
-        return self.head(self.laid_hidden(rows, at))
+        return self.held.ask(lambda: self.head(self.laid_hidden(rows, at)))
 
     def laid_hidden(self, rows: Laid, at: Tensor) -> Tensor:
         """As hidden, of rows that hold several sequences each; only of those that `can_lay`."""
@@ -148,15 +107,19 @@ class Network:
         model, device = self.model.base_model, self.device
         # Versions of transformers differ in what they call it.
         kept = {"cache" if "cache" in signature(model.forward).parameters else "past_key_values": cache}
-        hidden = model(
-            input_ids=inputs.to(device),
-            attention_mask=seen.to(device),
-            position_ids=positions.to(device),
-            use_cache=True,
-            **kept,
-        ).last_hidden_state
-        self.on_batch()
-        return self.head(hidden[:, -1])
+
+        def read() -> Tensor:
+            hidden = model(
+                input_ids=inputs.to(device),
+                attention_mask=seen.to(device),
+                position_ids=positions.to(device),
+                use_cache=True,
+                **kept,
+            ).last_hidden_state
+            self.on_batch()
+            return self.head(hidden[:, -1])
+
+        return self.held.ask(read)
 
     def new_cache(self) -> Any:
         """Room for keys and values."""
@@ -273,46 +236,6 @@ def _mask(length: int) -> Tensor:
     return torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None]
 
 
-def classes(kind: str) -> tuple[Any, Any]:
-    """Transformers' classes of an architecture: of its configuration and of its language model."""
-    for name in _KERNELS:
-        # None has an import fail.
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
-    found = import_module(f"transformers.models.{_MODULES.get(kind, kind)}")
-    return getattr(found, _CONFIGS[kind]), getattr(found, architectures.ARCHITECTURES[kind].model_class)
-
-
-def _classifier(kind: str) -> Any:
-    """Transformers' class of an architecture's sequence classifiers."""
-    return getattr(
-        import_module(f"transformers.models.{_MODULES.get(kind, kind)}"),
-        str(architectures.ARCHITECTURES[kind].classifier),
-    )
-
-
-def build(config: Mapping[str, Any], *, max_length: int) -> Any:
-    """Transformers' model of a checked config, with weights of no meaning; nothing is looked up outside this process."""
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    config_class, model_class = classes(config["model_type"])
-    eager = max_length <= EAGER_UP_TO or config["model_type"] in _EAGER_ONLY
-    given = architectures.effective(config)
-    if (names := architectures.labels(config)) is not None:
-        model_class, given["num_labels"] = _classifier(config["model_type"]), len(names)
-    made = config_class(**given, attn_implementation="eager" if eager else "sdpa")
-    _drop_nothing(made)
-    return model_class(made).float().eval()
-
-
-def _drop_nothing(config: Any) -> None:
-    """Switch dropout off: how strongly a fine-tune is held back is the recipe's to say, the same for all, and no entrant's.
-
-    Its noise would also depend on which sequences are read at once.
-    """
-    for name, value in vars(config).items():
-        if name.endswith(("dropout", "pdrop", "dropout_prob")) and value is not None:
-            setattr(config, name, 0.0)
-
-
 def load(
     files: Mapping[str, Path],
     rules: Rules,
@@ -321,6 +244,7 @@ def load(
     tokenizer: str | None = None,
     base: Mapping[str, Path] | None = None,
     device: torch.device | None = None,
+    in_shards: bool = False,
 ) -> Network:
     """Read a submission strictly, then load it; an adapter is merged into its base, and from there on it is a model as any other.
 
@@ -331,6 +255,7 @@ def load(
         tokenizer: digest of the competition's tokenizer, where it fixes one.
         base: name -> path of the files of the model that an adapter stands on; none for a whole model.
         device: where it is to compute; None for the processor.
+        in_shards: whether each of several processes is to hold a part of each weight; these load it together.
 
     Raises:
         Refusal: model_invalid.
@@ -345,8 +270,14 @@ def load(
         adapter = adapter_files.inspect(files, rules, config=base["config.json"])
         facts = adapter.facts
     try:
-        model = build(facts.config, max_length=max_length)
-        model = model if device is None else model.to(device)
+        if in_shards:
+            from acclimate_runners import sharding
+
+            with sharding.unfilled():
+                model = build(facts.config, max_length=max_length)
+        else:
+            model = build(facts.config, max_length=max_length)
+            model = model if device is None else model.to(device)
     except (ValueError, TypeError, KeyError) as error:
         raise Refusal("model_invalid", f"config.json describes no {facts.architecture}: {str(error)[:200]}") from error
     names = architectures.shapes(facts.config)
@@ -359,30 +290,30 @@ def load(
     if {name: tuple(tensor.shape) for name, tensor in parameters.items()} != names:
         raise Refusal("model_invalid", "the tensors of config.json differ from those of transformers' model")
     found = {name: parameters[name] for name in sorted(names)}
-    network = Network(model, facts, found, submitted_labels=architectures.labels(facts.config) or ())
-    weights = read_weights([whole[name] for name in shards.weights_of(whole)], facts)
+    held: Held = Whole()
+    if in_shards:
+        held, found = _sharded(model, facts, device or torch.device(computing.CPU))
+    network = Network(model, facts, found, submitted_labels=architectures.labels(facts.config) or (), held=held)
+    weights = read_weights([whole[name] for name in shards.weights_of(whole)], facts, held)
     if adapter is not None:
-        merging.merge(weights, files[adapter_files.WEIGHTS], adapter)
+        merging.merge(weights, files[adapter_files.WEIGHTS], adapter, held)
     network.set_weights(weights)
     return network
 
 
-def by_file_name(model: Any, architecture: str) -> dict[str, Tensor]:
-    """A model's parameters under the names that files give them; GPT-NeoX files call the head `embed_out`, ViT's have those of its first version."""
-    if architecture == "vit":
-        return {_vit_file_name(name): tensor for name, tensor in model.named_parameters()}
-    head = architectures.ARCHITECTURES[architecture].head
-    return {head if name == "lm_head.weight" else name: tensor for name, tensor in model.named_parameters()}
+def _sharded(model: Any, facts: ModelFacts, device: torch.device) -> tuple[Held, dict[str, Tensor]]:
+    from acclimate_runners import sharding
+
+    kind = architectures.ARCHITECTURES[facts.architecture]
+    named = partial(by_file_name, model, facts.architecture)
+    whole = [] if architectures.labels(facts.config) is None else [kind.score, kind.score_bias]
+    like = {} if kind.head in architectures.shapes(facts.config) else {kind.head: kind.embedding}
+    held = sharding.Shards(model, named, device=device, whole=[name for name in whole if name], like=like)
+    return held, held.weights
 
 
-def _vit_file_name(name: str) -> str:
-    for here, there in _VIT_NAMES.items():
-        name = name.replace(here, there)
-    return name
-
-
-def read_weights(paths: Sequence[Path], facts: ModelFacts) -> dict[str, Tensor]:
-    """The weights of safetensors files as float32, for a model of these facts.
+def read_weights(paths: Sequence[Path], facts: ModelFacts, held: Held | None = None) -> dict[str, Tensor]:
+    """The weights of safetensors files as float32, for a model of these facts; where a process holds parts of them, its parts.
 
     Raises:
         Refusal: model_invalid, where a tensor is missing, has another shape or holds NaN or infinity.
@@ -396,13 +327,14 @@ def read_weights(paths: Sequence[Path], facts: ModelFacts) -> dict[str, Tensor]:
     if problems:
         raise Refusal("model_invalid", problems[0], problems=problems)
     # One file after the other, so that only one is there twice.
-    stored = {name: tensor.to(torch.float32) for path in paths for name, tensor in load_file(path).items()}
+    held = held or Whole()
+    stored = {name: tensor.to(torch.float32) for path in paths for name, tensor in held.stored(path).items()}
     problems = [f"tensor {name!r} holds NaN or infinity" for name, tensor in stored.items() if not is_finite(tensor)]
     kind = architectures.ARCHITECTURES[facts.architecture]
     tied = architectures.labels(facts.config) is None and kind.head not in expected
     if tied and kind.head in stored and not torch.equal(stored[kind.head], stored[kind.embedding]):
         problems.append(f"tensor {kind.head!r} is tied to {kind.embedding!r} by config.json, but differs from it")
-    if problems:
+    if problems := held.agreed(problems):
         raise Refusal("model_invalid", f"model.safetensors: {problems[0]}", problems=problems)
     return {name: stored[name] for name in expected}
 
@@ -412,9 +344,19 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor).all())
 
 
-def write_weights(weights: Mapping[str, Tensor], path: Path) -> str:
-    """Write weights as safetensors, the same bytes for the same numbers, and return the file's digest."""
+def write_weights(weights: Mapping[str, Tensor], path: Path, held: Held | None = None) -> str:
+    """Write weights as safetensors, the same bytes for the same numbers, and return the file's digest.
+
+    Of processes that hold parts of them the first writes all; the others write nothing, and the digest is empty.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if held is not None and not held.everything:
+        gathering = held.gathered(weights)
+        if held.first:
+            checkpoints.stream(gathering, path, metadata={"format": "pt"})
+        for _ in gathering.each:
+            pass
+        return digests.of_file(path) if held.first else ""
     save_file(
         {name: weights[name].detach().cpu().contiguous() for name in sorted(weights)}, path, metadata={"format": "pt"}
     )
@@ -431,7 +373,7 @@ def answer_loglikelihoods(network: Network, packed: Packed) -> Tensor:
         labels = torch.from_numpy(packed.labels[rows, :longest])
         at = (labels != packing.NOT_SCORED).flatten().nonzero()[:, 0]
         with torch.no_grad():
-            picked = _picked(network, network.hidden(inputs, at), torch.arange(len(at)), labels.flatten()[at])
+            picked = _picked(network, partial(network.hidden, inputs, at), torch.arange(len(at)), labels.flatten()[at])
         sums = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, at // longest, picked)
         result[torch.from_numpy(rows)] = sums
     return result
@@ -443,8 +385,8 @@ def shared_loglikelihoods(network: Network, answers: Answers) -> Tensor:
     needed, place = np.unique(answers.at[answers.real], return_inverse=True)
     tokens = torch.from_numpy(answers.tokens[answers.real])
     with torch.no_grad():
-        hidden = network.laid_hidden(answers.laid, torch.from_numpy(needed))
-        picked = _picked(network, hidden, torch.from_numpy(place), tokens)
+        read = partial(network.laid_hidden, answers.laid, torch.from_numpy(needed))
+        picked = _picked(network, read, torch.from_numpy(place), tokens)
     of = torch.from_numpy(answers.real.nonzero()[0])
     return torch.zeros(len(answers.at), dtype=torch.float64).index_add_(0, of, picked)
 
@@ -460,13 +402,17 @@ def last_logprobs(network: Network, packed: Packed, choices: packing.Integers) -
         wanted = torch.from_numpy(choices[rows])
         place = torch.arange(len(rows))[:, None].expand_as(wanted)
         with torch.no_grad():
-            picked = _picked(network, network.hidden(inputs, at), place.flatten(), wanted.flatten())
+            picked = _picked(network, partial(network.hidden, inputs, at), place.flatten(), wanted.flatten())
         result[torch.from_numpy(rows)] = picked.view(wanted.shape)
     return result
 
 
-def _picked(network: Network, hidden: Tensor, place: Tensor, tokens: Tensor) -> Tensor:
-    """Log-probabilities [tokens], float64, of `tokens`, each by the row `place` of hidden; few rows' logits are held at once."""
+def _picked(network: Network, read: Callable[[], Tensor], place: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probabilities [tokens], float64, of `tokens`, each by the row `place` of what is read; few rows' logits are held at once."""
+    return network.held.ask(lambda: _chances(network, read(), place, tokens))
+
+
+def _chances(network: Network, hidden: Tensor, place: Tensor, tokens: Tensor) -> Tensor:
     result = torch.zeros(len(tokens), dtype=torch.float64)
     size = max(1, LOGITS // network.vocabulary)
     for begin in range(0, len(hidden), size):

@@ -390,12 +390,12 @@ def main(kind: str, descriptor: int, parent: int, linger: float) -> None:
     elif os.fork():
         # An actor's child would end with the actor.
         os._exit(0)
-    from acclimate_runners import architectures, evaluation, network
+    from acclimate_runners import architectures, building, evaluation
 
     for name in (evaluation.__name__, *_MODULES.split()):
         import_module(name)
     for kind in architectures.ARCHITECTURES:
-        network.classes(kind)
+        building.classes(kind)
     # What is there now stays: the collector need not write to pages that the children share.
     gc.collect()
     gc.freeze()

@@ -84,9 +84,9 @@ def fit(
     rows, _ = data
     total = packing.steps(len(rows), epochs=recipe.epochs, global_batch=recipe.global_batch)
     with adapters.learned(model, recipe.lora, seed=seed) as named:
-        weights, constants, beside = list(named.values()), recipe.optimizer, adapters.count(named, recipe.lora)
+        constants, beside = recipe.optimizer, adapters.count(named, recipe.lora, model.held)
         optimizer = torch.optim.AdamW(
-            weights,
+            list(named.values()),
             lr=lr,
             betas=(constants.beta1, constants.beta2),
             eps=constants.eps,
@@ -94,18 +94,17 @@ def fit(
             fused=True,
         )
         begun = fitting.begin(named, optimizer) if fitting else Standing()
-        model.model.train()
+        model.model.train().zero_grad()
         losses, tokens, began = list(begun.losses), begun.tokens, time.monotonic() - begun.seconds
         for step in range(len(losses) + 1, min(total, stop_after or total) + 1):
             # 1. The batch follows from the seed and the step's number alone; nothing else is drawn.
             batch = packing.batch_of_step(step - 1, rows=len(rows), global_batch=recipe.global_batch, seed=seed)
             # 2. Loss on the answers' tokens, and its gradient.
             optimizer.zero_grad()
-            parts = packing.micro_batches(ranks.share(batch), size=ranks.part(micro_batch))
-            loss = learn(model, rows, parts, recipe=recipe, batch=batch)
-            loss = ranks.added(loss, [weight.grad for weight in weights], rows=len(batch))
+            loss = learn(model, rows, ranks.parts(batch, micro_batch), recipe=recipe, batch=batch)
+            loss = model.held.added(loss, named)
             # 3. Clip, and step at the schedule's learning rate.
-            torch.nn.utils.clip_grad_norm_(weights, recipe.clip)
+            model.held.clip(named, recipe.clip)
             optimizer.param_groups[0]["lr"] = learning_rate(step, total=total, peak=lr, schedule=recipe.schedule)
             optimizer.step()
             losses.append(loss)
@@ -119,7 +118,8 @@ def fit(
                 fitting.after_step(partial(_standing, losses, tokens, began))
     # 5. The validation split decides whether the weights are of use, and later which rate is chosen.
     nll = validation_nll(model, data[1])
-    fine = nll is not None and all(network.is_finite(tensor) for tensor in model.weights.values())
+    wrong = model.held.agreed([name for name, tensor in model.weights.items() if not network.is_finite(tensor)])
+    fine = nll is not None and not wrong
     reason, seconds = "" if fine else "the weights diverged", time.monotonic() - began
     return Fit(tuple(losses), nll if fine else None, reason, tokens, seconds, beside)
 
@@ -129,19 +129,20 @@ def learn(
 ) -> float:
     """The parts' share of the mean NLL over a batch's answers' tokens; its gradient is added to that of what is learned.
 
-    The parts are together the batch, or this process's part of it.
+    The parts are together the batch, or this process's part of it. For an empty one a row is read that counts nothing: where the weights lie in
+    shards, all processes read as often.
     """
     whole = len(parts) == 1 and len(parts[0]) == len(batch)
     scored = 0 if whole else int((rows.labels[batch] != packing.NOT_SCORED).sum())
     found = 0.0
     for part in parts:
-        with computing.multiplying(recipe.dtype, model.device):
-            logits, wanted = _read(model, rows, part, packed=recipe.packing)
+        with computing.multiplying(recipe.dtype, model.device, keep=model.held.everything):
+            logits, wanted = _read(model, rows, part if len(part) else batch[:1], packed=recipe.packing)
         loss = functional.cross_entropy(logits, wanted, reduction="sum" if scored else "mean")
         # Of the whole batch's tokens, as parts may have different numbers of them.
         loss = loss / scored if scored else loss
-        loss.backward()
-        found += loss.item()
+        (loss if len(part) else loss * 0).backward()
+        found += loss.item() if len(part) else 0.0
     return found
 
 
@@ -300,7 +301,7 @@ def prepare(job: PrepareJob, folder: Path, progress: Progress, *, kept_from: str
     hardware, versions = computing.hardware(job.recipe.dtype, job.device), computing.versions()
     identity = {"job": jobs.digest(job), "hardware": hardware, "versions": versions}
     every = job.limits.checkpoint_seconds
-    checkpoints = Checkpoints(folder, identity=identity, seconds=every, network=kept_from)
+    checkpoints = Checkpoints(folder, identity=identity, seconds=every, network=kept_from, held=model.held)
     start = Start(model, weights, job.recipe, checkpoints, job.micro_batch, job.max_steps)
     counter = _Counter(job, packed, wanted, words, checkpoints)
     selections: list[dict[str, Any]] = []
@@ -363,7 +364,7 @@ def _written(start: Start, make: Callable[[], dict[str, Any]], out: Path, name: 
         return {**entry, "file": None, "prepared": None}
     file = f"{name}.safetensors"
     weights = start.weights if entry["base"] else start.model.weights
-    return {**entry, "file": file, "prepared": network.write_weights(weights, out / file)}
+    return {**entry, "file": file, "prepared": network.write_weights(weights, out / file, start.model.held)}
 
 
 def _diverged(model: Network, recipe: Recipe, reason: str, done: Fit | None) -> dict[str, Any]:
@@ -445,9 +446,11 @@ def open_model(job: CheckJob | PrepareJob | EvaluateJob, folder: Path) -> tuple[
         {name: input_path(folder, digest) for name, digest in given.items()}
         for given in (job.model.files, job.model.base)
     )
-    where: dict[str, Any] = {"base": base, "device": computing.device(job.device)}
+    in_shards = job.weights == "shards"
+    where: dict[str, Any] = {"base": base, "device": computing.device(job.device), "in_shards": in_shards}
     model = network.load(files, job.limits, max_length=job.recipe.max_length, tokenizer=job.tokenizer, **where)
-    if not isinstance(job, EvaluateJob) and job.recompute:
+    # Weights in bfloat16 that a layer has multiplied with would be kept for the backward pass, of all layers.
+    if not isinstance(job, EvaluateJob) and (job.recompute or (in_shards and job.recipe.dtype == "bfloat16")):
         model.recompute()
     return model, None if model.sees else packing.load_tokenizer((base or files)["tokenizer.json"])
 

@@ -1,7 +1,7 @@
 """Several processes of one node that share each batch of a preparation.
 
-Each holds the whole model and does all that the others do, but for the batch: it reads its own share, and the gradients are added up (data
-parallelism). Batch and step stay those of the recipe, so that the losses are those of one process but for the last bits; the bytes
+Each does all that the others do, but for the batch: it reads its own share, and the gradients are added up (data parallelism). Each holds the whole
+model, or some rows of each weight (sharding.py); then they check and evaluate together, too, all reading everything. Batch and step stay those of the recipe, so that the losses are those of one process but for the last bits; the bytes
 depend on the number of processes, which is the job's, and are equal again for the same number. The child of a job is the first, and writes; it
 starts the others inside its own confinement: in its process group and network namespace, with its environment and limits. They work in
 folders of their own, which nobody reads. Gloo adds up what lies in main memory, NCCL what lies on GPUs, of which each process has one.
@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, distributed
 
 from acclimate_competitions.errors import Refusal
-from acclimate_runners.jobs import PrepareJob
+from acclimate_runners import packing
+from acclimate_runners.jobs import Job, PrepareJob
 from acclimate_runners.packing import Integers
 
 _ENDED_WITHIN = 30.0
@@ -30,13 +31,13 @@ _LOOK = 0.2
 
 
 @contextmanager
-def joined(job: PrepareJob, folder: Path) -> Iterator[Path]:
+def joined(job: Job, folder: Path) -> Iterator[Path]:
     """The folder that this process works in, once all of the job's processes are there.
 
     Raises:
         Refusal: request_invalid, where the job is for several nodes.
     """
-    if job.nodes != 1:
+    if isinstance(job, PrepareJob) and job.nodes != 1:
         raise Refusal(
             "request_invalid", f"the job is for {job.nodes} nodes: one entry is prepared on one node only, so far"
         )
@@ -110,34 +111,31 @@ def _watch(started: Sequence["subprocess.Popen[bytes]"], over: threading.Event) 
             os._exit(max(1, status))
 
 
-def part(micro_batch: int | None) -> int | None:
-    """How many sequences this process reads at once, where all together read so many; None for all of its share."""
-    return micro_batch if micro_batch is None else max(1, micro_batch // _count())
+def parts(batch: Integers, micro_batch: int | None) -> list[Integers]:
+    """This process's share of a batch, in parts that are read at once; of an empty part nothing counts.
+
+    All have as many parts as the one that has most rows, as they may have to do all together (sharding.py).
+
+    Args:
+        batch: row numbers, at least one.
+        micro_batch: how many sequences all processes together read at once, each at least one; None for all of the batch.
+    """
+    count, rank = _count(), distributed.get_rank() if _count() > 1 else 0
+    size = micro_batch if micro_batch is None else max(1, micro_batch // count)
+    own, most = (packing.micro_batches(batch[first::count], size=size) for first in (rank, 0))
+    return own + [batch[:0]] * (len(most) - len(own))
 
 
-def share(batch: Integers) -> Integers:
-    """This process's part of a batch; where the batch has fewer rows than there are processes, a row that `added` leaves out."""
-    if _count() == 1:
-        return batch
-    own = batch[distributed.get_rank() :: _count()]
-    return own if len(own) else batch[:1]
-
-
-def added(number: float, gradients: Iterable[Tensor | None] = (), *, rows: int | None = None) -> float:
+def added(number: float, gradients: Iterable[Tensor | None] = ()) -> float:
     """The sum of all processes' numbers; gradients are summed in place.
 
     Args:
         number: of this process's share.
         gradients: of this process's share.
-        rows: of the batch that was shared; None where all have a part.
     """
     if _count() == 1:
         return number
     mine = [each for each in gradients if each is not None]
-    if rows is not None and distributed.get_rank() >= rows:
-        number = 0.0
-        for each in mine:
-            each.zero_()
     total = torch.tensor(number, dtype=torch.float64)
     begun = [distributed.all_reduce(each, async_op=True) for each in mine]
     distributed.all_reduce(total)

@@ -40,7 +40,7 @@ def write_model(folder: Path, size: str) -> None:
     """A Llama of this size with random weights, and a tokenizer of words."""
     import torch
 
-    from acclimate_runners import network
+    from acclimate_runners import building, network
 
     width, layers, inner = SIZES[size]
     config = {"model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": width, "intermediate_size": inner}
@@ -49,7 +49,7 @@ def write_model(folder: Path, size: str) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     torch.manual_seed(1)
-    model = network.build(config, max_length=LONGEST)
+    model = building.build(config, max_length=LONGEST)
     network.write_weights(dict(model.named_parameters()), folder / "model.safetensors")
     from tokenizers import Tokenizer, pre_tokenizers
     from tokenizers.models import WordLevel

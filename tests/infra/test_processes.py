@@ -151,6 +151,8 @@ def test_the_gpu_smoke_test_measures_where_the_preparation_ran() -> None:
     assert found["preparation"]["said"] == "the preparation ran on cpu"
     assert found["preparation"]["same_bytes_twice"] is True
     assert len(found["preparation"]["files"]) == 1 and found["gpus"] == [] and found["training_on_gpu"] is None
+    assert found["in_shards"]["same_bytes_twice"] is True
+    assert found["in_shards"]["largest_difference_of_a_loss"] < 1e-4
 
 
 def leads(machine: Machine) -> dict[str, float]:

@@ -109,6 +109,29 @@ def test_the_processes_of_a_definition_share_each_batch(at_home: Path, tmp_path:
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-5) and len(two["losses"]) == 3
 
 
+@pytest.mark.slow
+def test_a_definition_s_shards_are_checked_prepared_and_evaluated_at_home(at_home: Path, tmp_path: Path) -> None:
+    shutil.copytree(at_home / "competition", tmp_path / "competition")
+    path = tmp_path / "competition/competition.toml"
+    lines = '[compute]\nprocesses = 2\ncpus = 2\nweights = "shards"\n'
+    path.write_text(path.read_text("utf-8").replace("[compute]\n", lines), "utf-8")
+    how = {"task": "size", "lr": 0.01, "seed": 5, "max_steps": 3}
+    one, two = (
+        acclimate.prepare(at_home / "model", folder, out=tmp_path / f"out-{name}", **how)
+        for name, folder in (("one", at_home / "competition"), ("two", tmp_path / "competition"))
+    )
+    ((first,), (second,)) = (each["tasks"]["size"]["seeds"].values() for each in (one, two))
+    assert second["losses"] == pytest.approx(first["losses"], rel=1e-5) and len(second["losses"]) == 3
+    # The processes' memory counts together, and each of them takes some before it has a model.
+    assert two["memory"] > 1.5 * one["memory"]
+    scores = [
+        acclimate.evaluate(at_home / "model", folder, task="size")["tasks"]
+        for folder in (at_home / "competition", tmp_path / "competition")
+    ]
+    assert scores[0] == scores[1]
+    assert acclimate.check(at_home / "model", tmp_path / "competition")["model"].startswith("sha256:")
+
+
 def test_a_device_that_is_not_here_is_refused_before_anything_runs(at_home: Path, tmp_path: Path) -> None:
     for device, words in (("cuda", "this machine shows no NVIDIA GPU"), ("tpu", "preparations run on cpu or cuda")):
         with pytest.MonkeyPatch.context() as patch:

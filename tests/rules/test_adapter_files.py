@@ -88,7 +88,7 @@ def test_what_peft_writes_is_merged_to_what_peft_merges(
 ) -> None:
     import torch
 
-    from acclimate_runners import network
+    from acclimate_runners import building, network
 
     still = {"gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}.get(architecture, {})
     base = tiny.model(tmp_path / "base", architecture, **still)
@@ -104,7 +104,7 @@ def test_what_peft_writes_is_merged_to_what_peft_merges(
         before = plain.logits(inputs, torch.arange(inputs.numel()))
     assert (unmerged - before).abs().max() > 0.001
     torch.testing.assert_close(found, unmerged, atol=1e-4, rtol=0)
-    merged = network.by_file_name(theirs.merge_and_unload(), architecture)
+    merged = building.by_file_name(theirs.merge_and_unload(), architecture)
     changed = {name for name, tensor in loaded.weights.items() if not tensor.equal(plain.weights[name])}
     adapter = adapter_files.inspect(files, tiny.limits, config=base / "config.json")
     assert changed == set(adapter.layers) != set()

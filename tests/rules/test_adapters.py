@@ -164,11 +164,11 @@ def test_all_linear_layers_of_every_architecture_have_a_name_in_the_rule(tiny: A
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    from acclimate_runners import network
+    from acclimate_runners import building
 
     assert tuple(tensors.PARTS) == LINEAR
     for architecture, config in tiny.configs.items():
-        model, head = network.build(config, max_length=16), architectures.ARCHITECTURES[architecture].head
+        model, head = building.build(config, max_length=16), architectures.ARCHITECTURES[architecture].head
         linear = {
             f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear | Conv1D)
         }

@@ -227,6 +227,8 @@ CASES = [
     ("max_gpu_hours = 0", "max_gpu_hours = 0\nprocesses = 65", "compute.processes = 65: must be at most 64"),
     ('hardware = "cpu"', 'hardware = "cuda"\ngpus = 2\nprocesses = 1', "compute.processes = 1: each has a GPU of its own, gpus is 2"),
     ('hardware = "cpu"', 'hardware = "cuda"\ngpus = 0.5\nprocesses = 2\ncpus = 2', "compute.processes = 2: each has a GPU of its own"),
+    ("max_gpu_hours = 0", 'max_gpu_hours = 0\nweights = "shards"', 'compute.weights = "shards": of one process there is one shard only'),
+    ("max_gpu_hours = 0", 'max_gpu_hours = 0\nweights = "shard"', "compute.weights = \"shard\" is unknown: did you mean 'shards'?"),
     ("max_gpu_hours = 0", 'max_gpu_hours = 0\nmemory = "0GiB"', "compute.memory = '0GiB': must be above 0"),
     ("max_gpu_hours = 0", 'max_gpu_hours = 0\nlabels = ["H100"]', "compute.labels must be a table"),
     ("max_gpu_hours = 0", "max_gpu_hours = 0\nlabels = { zone = 3 }", "compute.labels.zone must be text, not 3"),

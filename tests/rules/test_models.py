@@ -98,13 +98,13 @@ def write_header(path: Path, header: Any, data: bytes = b"", *, length: int | No
 def test_expected_tensors_are_those_of_the_library(
     tiny: Any, tmp_path: Path, architecture: str, changes: dict[str, Any]
 ) -> None:
-    from acclimate_runners import network
+    from acclimate_runners import building, network
 
     folder = tiny.model(tmp_path / "model", architecture, **changes)
     facts = models.inspect(folder, tiny.limits)
-    built = network.build(facts.config, max_length=16)
+    built = building.build(facts.config, max_length=16)
     assert {
-        name: tuple(p.shape) for name, p in network.by_file_name(built, architecture).items()
+        name: tuple(p.shape) for name, p in building.by_file_name(built, architecture).items()
     } == architectures.shapes(facts.config)
     assert facts.parameters == sum(p.numel() for p in built.parameters())
     assert facts.architecture == architecture
@@ -195,12 +195,12 @@ def test_a_padding_tokens_embedding_is_learned_as_any_other(tiny: Any, tmp_path:
 
 @pytest.mark.parametrize("architecture", sorted(n for n, k in architectures.ARCHITECTURES.items() if not k.encodes))
 def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path, architecture: str) -> None:
-    from acclimate_runners import network
+    from acclimate_runners import building
 
     first = tiny.model(tmp_path / "first", architecture)
     facts = models.inspect(first, tiny.limits)
     saved = tmp_path / "saved"
-    network.build(facts.config, max_length=16).save_pretrained(saved)
+    building.build(facts.config, max_length=16).save_pretrained(saved)
     (saved / "generation_config.json").unlink(missing_ok=True)
     (saved / "tokenizer.json").write_bytes(tiny.tokenizer.read_bytes())
     assert models.inspect(saved, tiny.limits).parameters == facts.parameters

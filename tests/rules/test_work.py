@@ -11,7 +11,7 @@ from sqlalchemy import insert
 
 from acclimate import assignments, commits, config, round_jobs
 from acclimate.store import Store, accounts, rounds, submissions
-from acclimate_competitions import records
+from acclimate_competitions import digests, records
 from acclimate_competitions.phases import Phase
 from acclimate_runners import jobs
 from acclimate_runners.jobs import ModelFiles, Outcome
@@ -114,6 +114,44 @@ def test_whoever_makes_an_entry_again_makes_the_dispatchers_jobs(tmp_path):
         entrant="e0",
     )
     assert jobs.to_json(again) == jobs.to_json(dispatched.job)
+
+
+def computing(state, **changes):
+    competition = replace(state.competition, compute=replace(state.competition.compute, **changes))
+    return replace(state, competition=competition)
+
+
+def test_where_weights_lie_is_in_jobs_and_keys_and_leaves_other_keys_as_they_were():
+    state = with_files(opened_round(1).state)
+    model = ModelFiles({name: told.digest(name) for name in FILES})
+    inputs = {task.name: told.digest(task.name) for task in state.competition.tasks}
+    task, found, keys = state.competition.tasks[0].name, {}, {}
+    for weights in ("whole", "shards"):
+        now = computing(state, processes=2, weights=weights)
+        prepared = round_jobs.prepare(now, model, [(task, 1)])
+        asked = [(task, None, "direct")]
+        evaluated = round_jobs.evaluate(now, model, asked, inputs=inputs, prepared={}, entrant="e0")
+        every = (round_jobs.check(now, model), prepared, evaluated)
+        assert all(jobs.from_json(jobs.to_json(job)) == job for job in every)
+        found[weights] = [(job.processes, job.weights) for job in every]
+        keys[weights] = assignments.stage_key("prepare", now, inputs=["x"], params={"task": task})
+    # A model in shards is checked and evaluated by all of them, too: it need not fit anywhere else.
+    assert found == {"whole": [(1, "whole"), (2, "whole"), (1, "whole")], "shards": [(2, "shards")] * 3}
+    assert keys["whole"] != keys["shards"]
+    mandated = state.competition.preparation
+    assert keys["whole"] == digests.of_json(
+        {
+            "kind": "prepare",
+            "code": state.defined["code"],
+            "recipe": mandated.digest,
+            "inputs": ["x"],
+            "params": {"task": task},
+            "hardware": state.competition.compute.hardware,
+            "world_size": 2,
+            "determinism": mandated.determinism,
+            "salt": state.id,
+        }
+    )
 
 
 def test_planning_costs_the_same_for_an_entry_in_any_round(tmp_path):

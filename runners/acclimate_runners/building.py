@@ -1,0 +1,107 @@
+"""Transformers' model of a checked config.json: which class, which attention, and what its parameters are called in files."""
+
+import logging
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor
+
+from acclimate_runners import architectures
+
+# Up to this length the plain attention is the faster one on a CPU; the choice depends on the recipe alone, so it is the same for all.
+EAGER_UP_TO = 128
+
+_CONFIGS = {
+    "llama": "LlamaConfig",
+    "gpt2": "GPT2Config",
+    "gpt_neox": "GPTNeoXConfig",
+    "mistral": "MistralConfig",
+    "qwen2": "Qwen2Config",
+    "qwen3": "Qwen3Config",
+    "gemma": "GemmaConfig",
+    "olmo": "OlmoConfig",
+    "olmo2": "Olmo2Config",
+    "phi": "PhiConfig",
+    "gemma2": "Gemma2Config",
+    "gemma3_text": "Gemma3TextConfig",
+    "falcon": "FalconConfig",
+    "mamba": "MambaConfig",
+    "falcon_mamba": "FalconMambaConfig",
+    "bert": "BertConfig",
+    "roberta": "RobertaConfig",
+    "distilbert": "DistilBertConfig",
+    "vit": "ViTConfig",
+}
+"""Names of transformers' configuration classes, each in the module of its model type, or in that of _MODULES."""
+
+_MODULES = {"gemma3_text": "gemma3"}
+_VIT_NAMES = {
+    "vit.layers.": "vit.encoder.layer.",
+    "attention.q_proj.": "attention.attention.query.",
+    "attention.k_proj.": "attention.attention.key.",
+    "attention.v_proj.": "attention.attention.value.",
+    "attention.o_proj.": "attention.output.dense.",
+    "mlp.fc1.": "intermediate.dense.",
+    "mlp.fc2.": "output.dense.",
+}
+"""Parts of names in memory -> in files, which are what versions of transformers share."""
+_EAGER_ONLY = ("gemma2", "mamba", "falcon_mamba")
+"""Architectures whose attention the faster one can't do, or that have none."""
+_KERNELS = ("mamba_ssm", "causal_conv1d", "mambapy")
+"""Packages that transformers would take for Mamba where a machine has them, with other numbers than everywhere else."""
+
+
+def classes(kind: str) -> tuple[Any, Any]:
+    """Transformers' classes of an architecture: of its configuration and of its language model."""
+    for name in _KERNELS:
+        # None has an import fail.
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    found = import_module(f"transformers.models.{_MODULES.get(kind, kind)}")
+    return getattr(found, _CONFIGS[kind]), getattr(found, architectures.ARCHITECTURES[kind].model_class)
+
+
+def _classifier(kind: str) -> Any:
+    """Transformers' class of an architecture's sequence classifiers."""
+    return getattr(
+        import_module(f"transformers.models.{_MODULES.get(kind, kind)}"),
+        str(architectures.ARCHITECTURES[kind].classifier),
+    )
+
+
+def build(config: Mapping[str, Any], *, max_length: int) -> Any:
+    """Transformers' model of a checked config, with weights of no meaning; nothing is looked up outside this process."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    config_class, model_class = classes(config["model_type"])
+    eager = max_length <= EAGER_UP_TO or config["model_type"] in _EAGER_ONLY
+    given = architectures.effective(config)
+    if (names := architectures.labels(config)) is not None:
+        model_class, given["num_labels"] = _classifier(config["model_type"]), len(names)
+    made = config_class(**given, attn_implementation="eager" if eager else "sdpa")
+    _drop_nothing(made)
+    return model_class(made).float().eval()
+
+
+def _drop_nothing(config: Any) -> None:
+    """Switch dropout off: how strongly a fine-tune is held back is the recipe's to say, the same for all, and no entrant's.
+
+    Its noise would also depend on which sequences are read at once.
+    """
+    for name, value in vars(config).items():
+        if name.endswith(("dropout", "pdrop", "dropout_prob")) and value is not None:
+            setattr(config, name, 0.0)
+
+
+def by_file_name(model: Any, architecture: str) -> dict[str, Tensor]:
+    """A model's parameters under the names that files give them; GPT-NeoX files call the head `embed_out`, ViT's have those of its first version."""
+    if architecture == "vit":
+        return {_vit_file_name(name): tensor for name, tensor in model.named_parameters()}
+    head = architectures.ARCHITECTURES[architecture].head
+    return {head if name == "lm_head.weight" else name: tensor for name, tensor in model.named_parameters()}
+
+
+def _vit_file_name(name: str) -> str:
+    for here, there in _VIT_NAMES.items():
+        name = name.replace(here, there)
+    return name
