@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import Run, done
+from in_threads import serving
 from safetensors.numpy import save_file
 
 from acclimate import client as actors
@@ -69,7 +70,11 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self.to))
+            try:
+                far = socket.create_connection(("127.0.0.1", self.to))
+            except OSError:
+                near.close()
+                continue
             for end in (near, far):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for source, sink, counts in ((near, far, True), (far, near, False)):
@@ -109,22 +114,19 @@ class World:
         self.now = YESTERDAY
         self.settings = config.load(self.data, environ={})
         self.store = Store.open(self.settings, clock=lambda: self.now)
-        self._server = uvicorn.Server(configure(create_app(self.settings, clock=lambda: self.now)))
+        self._running = contextlib.ExitStack()
+        self._running.callback(self.store.close)
         listener = listen("127.0.0.1", 0)
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
-        self._thread.start()
-        self._listener = listener
+        server = uvicorn.Server(configure(create_app(self.settings, clock=lambda: self.now)))
+        self._running.enter_context(serving(server, listener))
         self.proxy = Proxy(listener.getsockname()[1])
+        self._running.callback(self.proxy.close)
         self.url = f"http://127.0.0.1:{self.proxy.port}"
         self.competition = build_competition(root / "competition")
         self.count = 0
 
     def close(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-        self._listener.close()
-        self.proxy.close()
-        self.store.close()
+        self._running.close()
 
     def tick(self, round_id: str, **later: float) -> list[str]:
         """Let the database's time pass, and make the transitions that are due; those of a round."""

@@ -6,8 +6,6 @@ that a test must do in its place: set the database's clock, make invitations, an
 
 import base64
 import contextlib
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -19,6 +17,7 @@ import pyrage
 import tiny
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from in_threads import serving
 from waiting import WITHIN
 
 from acclimate import config, custody, sealing
@@ -162,20 +161,9 @@ def serve(folder: Path, *, clock: Clock | None = None, **given: Any) -> Iterator
     app = create_app(settings, clock=clock)
     listener = listen("127.0.0.1", 0)
     server = uvicorn.Server(configure(app))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    with contextlib.ExitStack() as stack:
-        try:
-            while not server.started:
-                assert thread.is_alive(), "the server did not start"
-                time.sleep(0.01)
-            host, port = listener.getsockname()
-            yield Live(f"http://{host}:{port}", settings, app.state.services.store, clock, stack)
-        finally:
-            stack.close()
-            server.should_exit = True
-            thread.join(WITHIN)
-            listener.close()
+    with serving(server, listener), contextlib.ExitStack() as stack:
+        host, port = listener.getsockname()
+        yield Live(f"http://{host}:{port}", settings, app.state.services.store, clock, stack)
 
 
 # ---- a competition and its round -----------------------------------------------------------------------------------

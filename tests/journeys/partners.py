@@ -10,9 +10,8 @@ from typing import Any
 
 import live
 import pytest
-import uvicorn
 from chosen_ports import free_port
-from waiting import WITHIN
+from in_threads import serving
 
 from acclimate import notes, witness_folder, witness_http
 from acclimate.config import Settings
@@ -29,7 +28,7 @@ class Partner:
     def __init__(self, folder: Path, name: str) -> None:
         self.identity = witness_folder.create(folder, name, now=0)
         self.port = free_port()
-        self._server: uvicorn.Server | None = None
+        self._running = ExitStack()
 
     @property
     def verifier(self) -> notes.Verifier:
@@ -55,24 +54,11 @@ class Partner:
         name, key = self.identity.verifier.name, self.identity.keys.ed25519
         listener = witness_http.listen("127.0.0.1", self.port)
         server = witness_http.server(witness_http.App(Witness(name, key, logs=known, state=memory, clock=clock)))
-
-        def run() -> None:
-            with listener:
-                server.run(sockets=[listener])
-            memory.close()
-
-        self._thread = threading.Thread(target=run)
-        self._thread.start()
-        self._server = server
-        while not server.started:
-            assert self._thread.is_alive()
-            time.sleep(0.01)
+        self._running.callback(memory.close)
+        self._running.enter_context(serving(server, listener))
 
     def stop(self) -> None:
-        if self._server is not None:
-            self._server.should_exit = True
-            self._thread.join(WITHIN)
-            self._server = None
+        self._running.close()
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 import witnessed
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from in_threads import serving
 from waiting import WITHIN
 from witnessed import MADE, SmallLog
 
@@ -42,15 +42,9 @@ def here(
 
 @contextlib.contextmanager
 def served(app: witness_http.App) -> Iterator[str]:
-    with witness_http.listen("127.0.0.1", 0) as listener:
-        server: uvicorn.Server = witness_http.server(app)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
+    listener = witness_http.listen("127.0.0.1", 0)
+    with serving(witness_http.server(app), listener):
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.fixture

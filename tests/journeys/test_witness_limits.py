@@ -4,7 +4,6 @@ import contextlib
 import select
 import socket
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from in_threads import serving
 from waiting import WITHIN, until
 from witnessed import MADE, SmallLog
 
@@ -70,16 +70,9 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             stack.callback(state.close)
             small = SmallLog(size=5)
             mine = Witness(VERIFIER.name, KEY, logs=[log.parse_vkey(small.vkey)], state=state)
-            listener = stack.enter_context(witness_http.listen("127.0.0.1", 0))
+            listener = witness_http.listen("127.0.0.1", 0)
             server: uvicorn.Server = witness_http.server(witness_http.App(mine, limits=limits))
-            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-            thread.start()
-
-            def end() -> None:
-                server.should_exit = True
-                thread.join()
-
-            stack.callback(end)
+            stack.enter_context(serving(server, listener))
             return Served(listener.getsockname()[1], server, small)
 
         yield start
