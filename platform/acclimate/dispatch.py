@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from acclimate import config, console, facts, installation
+from acclimate import config, console, facts, hosting, installation
 from acclimate import lease as leases
 from acclimate.config import Settings
 from acclimate.console import say
@@ -73,6 +73,7 @@ class Dispatcher:
     Attributes:
         vitals: what it notes of itself.
         holder: the name under which it leads; empty before it has its folder.
+        left: whether a runner was still being made as it ended, and left alone.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Dispatcher:
         self.vitals = Vitals(patience=_HUNG)
         self._lock: IO[str] | None = None
         self._health: HealthServer | None = None
+        self.left, self._leaving = False, False
         self.holder, self._former = "", tuple[str, ...]()
         self._presence: Presence | None = None
         # By the monotonic clock: when a step last reached its end, and before when the lease is not asked for.
@@ -109,13 +111,16 @@ class Dispatcher:
         """Whether it leads, as far as it knows."""
         return self._term is not None
 
-    def run(self, stop: threading.Event) -> None:
+    def run(self, stop: threading.Event, *, leaving: bool = False) -> None:
         """Work until `stop` is set; then hand over: what runs here is killed, what runs on a cluster goes on for the next leader.
+
+        With `leaving` this process ends with it: a runner that is still being made is left alone, and `left` says so.
 
         Raises:
             Refusal: busy, where another dispatcher has this data folder; config_invalid; data_version, other_installation, where the
                 database was upgraded or exchanged under this process.
         """
+        self._leaving = leaving
         with self:
             while not stop.is_set():
                 try:
@@ -154,8 +159,9 @@ class Dispatcher:
     def __exit__(self, *_: object) -> None:
         try:
             if self._term is not None:
-                self._term.end(keep=outlives(self._settings))
+                self._term.end(keep=outlives(self._settings), leaving=self._leaving)
         finally:
+            self.left = self._term is not None and self._term.host.left
             self._term = None
             if self._health is not None:
                 self._health.close()
@@ -333,11 +339,11 @@ class _Term:
             self.lease.renew()
         self._leader.step()
 
-    def end(self, *, keep: bool) -> None:
-        """Hand over in order."""
+    def end(self, *, keep: bool, leaving: bool = False) -> None:
+        """Hand over in order; `leaving`, as of Host.close."""
         try:
             self._renewal.alive()
-            self.host.close(keep=keep)
+            self.host.close(keep=keep, leaving=leaving)
             with contextlib.suppress(Refusal):
                 if self._leader is not None:
                     self._leader.end()
@@ -396,9 +402,11 @@ def run(
         dispatcher = Dispatcher(store, store.blobs, settings, factory_of(settings, store), finish_round=finish_round)
         if warning := facts.clock_warning(facts.clock_offset(store)):
             say(warning, level="warning")
-        dispatcher.run(stop)
+        dispatcher.run(stop, leaving=True)
     finally:
         store.close()
+    if dispatcher.left:
+        hosting.leave()
 
 
 def factory_of(settings: Settings, store: Store) -> Callable[[], Runner]:

@@ -4,10 +4,13 @@ It looks after the runner too. Where the pool can't be told any more, or starts 
 made anew, with growing pauses, and its user goes on. A pool that tells that it has no machines is no lost one: it is waited for.
 """
 
+import os
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 from acclimate.config import Settings
 from acclimate.console import say
@@ -17,7 +20,7 @@ from acclimate_runners.runner import Machine, Runner
 
 _PAUSES = (1.0, 60.0)
 _LOOK_EVERY, _LOOKS = 2.0, 3
-_PATIENCE = 60.0
+_PATIENCE, _LOOK = 60.0, 0.05
 NO_MACHINES = f"{UNMET}joined the pool, or none that is fit for work is left in it"
 """The problem of a pool that is there and empty."""
 
@@ -39,6 +42,7 @@ class Host:
         machines: the pool as last seen.
         problem: why there is no runner, or NO_MACHINES; empty where all is well or no try has failed.
         since: since when it is, or was last, without a runner that has machines, by the monotonic clock.
+        left: whether it was closed while a runner was being made, which was not waited for.
     """
 
     def __init__(
@@ -46,9 +50,9 @@ class Host:
     ) -> None:
         self.runner: Runner | None = None
         self.machines: tuple[Machine, ...] = ()
-        self.problem, self.since = "", 0.0
+        self.problem, self.since, self.left = "", 0.0, False
         self._factory, self._pause, self._keep = factory, pause, False
-        self._stop, self._wake = threading.Event(), threading.Event()
+        self._stop, self._wake, self._making = threading.Event(), threading.Event(), threading.Event()
         self._cut, self._well = 0, False
         self._thread = threading.Thread(target=self._hold, name="runner", daemon=True)
 
@@ -57,13 +61,21 @@ class Host:
         self.since = time.monotonic()
         self._thread.start()
 
-    def close(self, *, keep: bool = False) -> None:
-        """Close the runner; what runs is killed, or with `keep` goes on where it can. One that hangs is left alone after a while."""
+    def close(self, *, keep: bool = False, leaving: bool = False) -> None:
+        """Close the runner; what runs is killed, or with `keep` goes on where it can. One that hangs is left alone after a while.
+
+        With `leaving` this process is about to end: a runner that is still being made, which takes a Ray up to half a minute, is left alone
+        at once, and `left` says so. It has run nothing yet.
+        """
         self._keep = keep
         self._stop.set()
         self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(_PATIENCE)
+        deadline = time.monotonic() + _PATIENCE
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            if leaving and self._making.is_set():
+                self.left = True
+                return
+            self._thread.join(_LOOK)
 
     def suspect(self, error: Exception) -> None:
         """A start failed: look after the runner now. Several in a row for want of a connection and it is made anew."""
@@ -78,12 +90,15 @@ class Host:
         pause = _PAUSES[0]
         while not self._stop.is_set():
             began = time.monotonic()
+            self._making.set()
             try:
                 runner = self._factory()
                 machines = runner.machines()
             except Exception as error:
+                self._making.clear()
                 self._troubled(error.sentence if isinstance(error, Refusal) else f"{type(error).__name__}: {error}")
             else:
+                self._making.clear()
                 self._cut = 0
                 self._see(machines)
                 self.runner = runner
@@ -139,6 +154,17 @@ class Host:
         if self._well:
             self.since, self._well = time.monotonic(), False
         self.problem = problem
+
+
+def leave() -> NoReturn:
+    """End this process with status 0, as one has to after a close that left a runner in the making.
+
+    The interpreter's own end would pull the floor from under a thread that is in Ray's libraries. What that thread has started ends
+    with it: Ray has the kernel see to that.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def runner_of(settings: Settings, *, installation: str = "") -> Runner:
