@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
-from acclimate import foreign_results, item_analysis, item_sources, table_analysis, task_analysis
+from acclimate import chosen_rows, foreign_results, item_analysis, item_sources, table_analysis, task_analysis
 from acclimate.analysis_options import CompareOptions, RankOptions, StabilityOptions, chosen, known
 from acclimate.score_tables import Source
 from acclimate_competitions.errors import Refusal, installing
@@ -118,17 +118,19 @@ def stability(
     known(options, StabilityOptions)
     _one_of(scores, items)
     if scores is not None:
-        return table_analysis.stability({name: _of_tasks(one, options) for name, one in scores.items()}, options)
+        tables = {name: _of_tasks(one, options, name=name) for name, one in scores.items()}
+        return table_analysis.stability(tables, options)
     _need_scipy()
     items, options = item_sources.opened(items, options, rounds_are_sets=True)
     return item_analysis.stability(items, options)
 
 
-def _of_tasks(source: Source, options: Mapping[str, Any]) -> Source:
-    """A table entrants × tasks; of other programs' results, their means."""
+def _of_tasks(source: Source, options: Mapping[str, Any], *, name: str | None = None) -> Source:
+    """A table entrants × tasks, of the protocol and metric that count; of other programs' results, their means."""
     if isinstance(source, str | Path) and foreign_results.is_foreign(Path(source)):
-        return foreign_results.scores(Path(source), metric=options.get("metric"))
-    return source
+        source = foreign_results.scores(Path(source), metric=options.get("metric"))
+        options = {key: value for key, value in options.items() if key != "metric"}
+    return chosen_rows.narrowed(source, options, name=name)
 
 
 def _one_of(scores: Any, items: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from acclimate import score_tables
+from acclimate import chosen_rows, score_tables
 from acclimate.analysis_options import chosen, left_out, require_left
 from acclimate.score_tables import Columns, Source, listed
 from acclimate_competitions import items
@@ -20,7 +20,7 @@ from acclimate_competitions.items import Items
 
 ROLES: Mapping[str, tuple[str, ...]] = {
     "entrant": ("entrant", "model", "system", "algorithm", "team", "submission"),
-    "set": ("set", "task", "round", "dataset", "benchmark", "split"),
+    "set": chosen_rows.SETS,
     "example": ("example", "item", "case", "example_id", "item_id", "doc_id", "id", "target"),
     "score": ("score", "correct", "value"),
     "cluster": ("cluster", "group"),
@@ -53,7 +53,8 @@ def rows(source: Source, options: Mapping[str, Any]) -> tuple[items.Rows, list[s
     notes = list(table.notes)
     kept = np.ones(len(table.rows), dtype=bool)
     for role in ("protocol", "metric"):
-        kept &= _of_one(table, roles, role, options.get(role))
+        chosen_places = chosen_rows.of_one(table, roles.get(role), role, options.get(role))
+        kept &= np.isin(np.arange(len(table.rows)), chosen_places)
     sets = np.array(_sets(table, notes), dtype=object)
     if "set" in roles and options.get("tasks"):
         unknown = sorted(set(options["tasks"]) - set(sets.tolist()))
@@ -161,25 +162,6 @@ def _roles(table: Columns) -> dict[str, str]:
         hint="a row is one score: entrant, set, example, score; a table entrants × tasks is for --scores",
     )
     return found
-
-
-def _of_one(table: Columns, roles: Mapping[str, str], role: str, wanted: str | None) -> Any:
-    """[rows] whether a row is of the protocol or metric that counts."""
-    if role not in roles:
-        if wanted is not None:
-            raise Refusal("scores_invalid", f"{table.name}: no column {role!r}", hint=f"leave --{role} out")
-        return np.ones(len(table.rows), dtype=bool)
-    names = table.names(roles[role])
-    known = sorted(set(names))
-    if wanted is None and len(known) > 1:
-        raise Refusal(
-            "scores_invalid",
-            f"{table.name} mixes {len(known)} {role}s: {listed(known)}",
-            hint=f"choose one with --{role}: they are never pooled",
-        )
-    if wanted is not None and wanted not in known:
-        raise Refusal("scores_invalid", f"{table.name}: no {role} {wanted!r}", hint=f"there are {listed(known)}")
-    return np.array([name == wanted for name in names]) if wanted is not None else np.ones(len(names), dtype=bool)
 
 
 def _set_columns(table: Columns) -> list[str]:

@@ -1,7 +1,7 @@
 """`acclimate export`: scores of rounds, bundles, tables or other programs' results, as tables for any tool, or as Every Eval Ever.
 
 As CSV or Parquet a folder gets `examples` (long: a row a score), `scores` (a row an entrant and set, with error and counts) and for each protocol
-`table-PROTOCOL` (entrants × sets): `rank`, `compare` and `stability` read the first and the last. As Every Eval Ever (every_eval_ever.py) it gets
+`table-PROTOCOL` (entrants × sets): `rank`, `compare` and `stability` read all of them, of one protocol. As Every Eval Ever (every_eval_ever.py) it gets
 for each entrant one evaluation of one protocol, and beside it the single samples.
 """
 

@@ -40,6 +40,8 @@ _LONG = (
     ("task", "benchmark", "dataset", "target", "set"),
     ("score", "value"),
 )
+_BESIDE = frozenset({"se", "n", "missing"})
+"""What a long table of scores may have beside, as `acclimate export` writes it."""
 _NO_ROWS = "was it written to its end? A table has a header and below it a row for each entrant or score"
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
@@ -205,14 +207,13 @@ def wide(table: Columns, *, tasks: Sequence[str] = ()) -> Wide:
         tasks: the tasks to take, in this order; all where none are given.
 
     Raises:
-        Refusal: scores_invalid: no task, an entrant twice, two protocols, text in numbers.
+        Refusal: scores_invalid: no task, an entrant twice, text in numbers.
     """
-    check_protocol(table)
     long = _long(table)
     if long is not None:
         table = _widened(table, *long)
     first, *others = table.cells
-    chosen = list(tasks) or [column for column in others if column != "protocol"]
+    chosen = list(tasks) or others
     if first in chosen:
         raise Refusal("scores_invalid", f"{table.name}: {first!r} names the entrants, it is no task")
     doubled = sorted({task for task in chosen if chosen.count(task) > 1})
@@ -226,8 +227,8 @@ def wide(table: Columns, *, tasks: Sequence[str] = ()) -> Wide:
 
 
 def _long(table: Columns) -> list[str] | None:
-    """The columns of entrant, task and score, where the table has these and no others but a protocol."""
-    by_name = {column.lower(): column for column in table.cells if column != "protocol"}
+    """The columns of entrant, task and score, where the table has these and no others but errors and counts."""
+    by_name = {column.lower(): column for column in table.cells if column.lower() not in _BESIDE}
     found = [next((by_name[name] for name in names if name in by_name), None) for names in _LONG]
     columns = [column for column in found if column is not None]
     return columns if len(columns) == len(by_name) == len(_LONG) else None
@@ -251,7 +252,9 @@ def _widened(table: Columns, entrant: str, task: str, score: str) -> Columns:
     for column in columns:
         places = [keys.get((name, column)) for name in order]
         cells[column] = [None if where is None else table.cells[score][where[0]] for where in places]
-    notes = (*table.notes, f"{table.name} is a long table: {len(order)} entrants in {len(columns)} tasks")
+    beside = [column for column in table.cells if column not in (entrant, task, score)]
+    left = f"; not looked at: {listed(beside)}" if beside else ""
+    notes = (*table.notes, f"{table.name} is a long table: {len(order)} entrants in {len(columns)} tasks{left}")
     return Columns(table.name, cells, list(range(1, len(order) + 1)), "entrant", table.comma, notes)
 
 
@@ -272,22 +275,6 @@ def entrants(table: Columns, column: str) -> tuple[str, ...]:
         hint="a table has one row an entrant: take one out, or give them different names",
     )
     return tuple(names)
-
-
-def check_protocol(table: Columns) -> None:
-    """Refuse rows of two protocols: direct and prepared scores are never pooled.
-
-    Raises:
-        Refusal: scores_invalid.
-    """
-    if "protocol" in table.cells:
-        found = sorted({_name(value) for value in table.cells["protocol"]})
-        if len(found) > 1:
-            raise Refusal(
-                "scores_invalid",
-                f"{table.name} mixes {len(found)} protocols: {listed(found)}",
-                hint="give each protocol a table of its own: they are never pooled",
-            )
 
 
 def refuse(sentence: str, problems: Sequence[str], *, hint: str) -> None:
@@ -313,6 +300,11 @@ def absent(value: Any) -> bool:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return True
     return isinstance(value, str) and value.strip().lower() in MISSING
+
+
+def is_number(value: Any) -> bool:
+    """Whether a cell is a number with a decimal point, or missing."""
+    return _number(value, comma=False) is not None
 
 
 def _count(number: int, noun: str) -> str:

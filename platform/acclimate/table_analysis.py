@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from acclimate import score_tables
+from acclimate import chosen_rows, score_tables
 from acclimate.analysis_options import (
     RESAMPLES,
     RankOptions,
@@ -32,11 +32,13 @@ RESERVED = frozenset({"pairs_risen", "same_winner", "notes", "error", "against"}
 
 def rank(scores: Source, options: RankOptions) -> dict[str, Any]:
     """`acclimate.rank` of scores with standard errors."""
+    whole = score_tables.read(scores)
     for name in ("score", "se"):
         if name not in options:
-            raise Refusal("scores_invalid", f"no column of {name} is named", hint=f"--{name} COLUMN")
-    table = score_tables.read(scores)
-    score_tables.check_protocol(table)
+            columns = listed(list(whole.cells)[1:], most=40)
+            hint = f"--{name} COLUMN; beside the names {whole.name} has the columns {columns}"
+            raise Refusal("scores_invalid", f"no column of {name} is named", hint=hint)
+    table = chosen_rows.of_tasks(chosen_rows.narrowed(whole, options), options.get("tasks", ()))
     entrants = score_tables.entrants(table, next(iter(table.cells)))
     numbers = table.numbers(options["score"], options["se"])
     negative = [f"{entrants[place]!r}: {numbers[place, 1]}" for place in np.flatnonzero(numbers[:, 1] < 0)]
@@ -72,7 +74,7 @@ def rank(scores: Source, options: RankOptions) -> dict[str, Any]:
 
 def casp_rank(source: Source, options: RankOptions) -> dict[str, Any]:
     """`acclimate.rank` by CASP's z-scores, of a table entrants × targets."""
-    table = score_tables.wide(score_tables.read(source), tasks=options.get("tasks", ()))
+    table = score_tables.wide(chosen_rows.narrowed(source, options), tasks=options.get("tasks", ()))
     threshold = options.get("threshold", -2.0)
     if threshold not in casp.THRESHOLDS:
         raise Refusal("scores_invalid", f"a threshold of {threshold}", hint="-2 or 0, as CASP has them")
@@ -181,7 +183,7 @@ def ranked(
 
 
 def stability(scores: Mapping[str, Source], options: StabilityOptions) -> dict[str, Any]:
-    """`acclimate.stability` of tables entrants × tasks."""
+    """`acclimate.stability` of tables entrants × tasks, each of one protocol and metric."""
     _check_names(scores)
     tables = {name: _matrix(name, source, options) for name, source in scores.items()}
     notes: list[str] = []

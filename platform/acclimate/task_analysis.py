@@ -16,7 +16,7 @@ from acclimate_competitions.scores import Floats
 
 
 def compare(source: Source, options: CompareOptions) -> dict[str, Any]:
-    """`acclimate.compare` of a table entrants × tasks, whose first column names the entrant."""
+    """`acclimate.compare` of a table entrants × tasks of one protocol and metric, whose first column names the entrant."""
     table = score_tables.wide(score_tables.read(source), tasks=options.get("tasks", ()))
     level, lower = confidence_level(options.get("level", 0.95)), options.get("lower", ())
     unknown = [task for task in lower if task not in table.tasks]

@@ -373,8 +373,9 @@ def test_exported_tables_read_back_give_the_same_ranking(
         before = acclimate.rank(items=acclimate.load_rounds(uri, "digits", "2027-2"), protocol=protocol)
         after = acclimate.rank(items=tmp_path / "out" / f"examples.{form}", protocol=protocol)
         assert after["ranking"] == before["ranking"]
-    wide = acclimate.stability({"wide": tmp_path / "out" / f"table-prepared.{form}"})
-    assert (wide["wide"]["models"], wide["wide"]["tasks"]) == (3, 2)
+        wide = acclimate.stability({"t": tmp_path / "out" / f"table-{protocol}.{form}"})["t"]
+        assert (wide["models"], wide["tasks"]) == (3, 2)
+        assert acclimate.stability({"t": tmp_path / "out" / f"scores.{form}"}, protocol=protocol)["t"] == wide
     refused = command("export", *words, "--out", tmp_path / "out")
     assert refused[0] == 1
     assert "is there and not empty" in refused[2]

@@ -87,7 +87,7 @@ def rank(
         str | None, typer.Option("--baselines", help="CASP: who is in no mean and has no rank.", metavar="A,B,…")
     ] = None,
     tasks: Annotated[
-        str | None, typer.Option("--tasks", help="Only these sets or targets count.", metavar="A,B,…")
+        str | None, typer.Option("--tasks", help="Only these sets, tasks or targets count.", metavar="A,B,…")
     ] = None,
     protocol: OneProtocol = None,
     metric: OneMetric = None,
