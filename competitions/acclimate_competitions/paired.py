@@ -77,6 +77,16 @@ def sign_flip(
     return [1.0 if value is None else value for value in found]
 
 
+def least(differences: Floats, *, draws: int) -> list[float | None]:
+    """The least p that sign_flip can give each pair; None where it counts all ways, so that nothing but the differences sets it.
+
+    Args:
+        differences: [units, pairs].
+        draws: of Monte Carlo.
+    """
+    return [None if _counts_all(column[column != 0]) else 1 / (1 + draws) for column in differences.T]
+
+
 def holm(values: Sequence[float | None]) -> list[float | None]:
     """Holm's adjusted p-values in the same places; what is None is no test."""
     order = sorted((value, place) for place, value in enumerate(values) if value is not None)
@@ -92,15 +102,23 @@ def _exact(differences: Floats, alternative: Alternative) -> float | None:
     """The p of the differences that are not 0 by counting; None where they are too many."""
     if not len(differences):
         return 1.0
+    if not _counts_all(differences):
+        return None
     sizes = np.abs(differences)
-    if sizes.max() - sizes.min() <= _EQUAL * sizes.max():
+    if _of_one_size(sizes):
         more = int((differences > 0).sum())
         return mcnemar(more, len(differences) - more, alternative)
-    if len(differences) > ENUMERATED:
-        return None
     bits = np.arange(2 ** len(differences))[:, None] >> np.arange(len(differences))
     sums: Floats = np.where(bits & 1, 1.0, -1.0) @ sizes[:, None]
     return float(_as_large(sums, differences[:, None], alternative).mean())
+
+
+def _counts_all(differences: Floats) -> bool:
+    return len(differences) <= ENUMERATED or _of_one_size(np.abs(differences))
+
+
+def _of_one_size(sizes: Floats) -> bool:
+    return bool(sizes.max() - sizes.min() <= _EQUAL * sizes.max())
 
 
 def _as_large(sums: Floats, columns: Floats, alternative: Alternative) -> Bools:

@@ -69,8 +69,9 @@ def compare(
 
     Returns:
         {a, b, n, clusters, left_out, score_a, score_b, difference, low, high, se_paired, se_unpaired, only_a, only_b, mcnemar_p, permutation_p,
-        wilcoxon_p, wilcoxon_p_one_sided, and each p_holm, alternative, notes}; of all pairs such rows under `pairs`. difference is
-        score_a − score_b. wilcoxon_p_one_sided is that a is better, as challengeR has it.
+        permutation_least_p, wilcoxon_p, wilcoxon_p_one_sided, and each p_holm, alternative, notes}; of all pairs such rows under `pairs`. difference
+        is score_a − score_b. permutation_least_p is the least p that the number of random flips allows, None where all ways to flip are counted.
+        wilcoxon_p_one_sided is that a is better, as challengeR has it.
         Of scores {entrants, tasks, ranking: [{entrant, rank, average_rank, rank_low, rank_high}], friedman_chi2, friedman_p, iman_davenport_f,
         iman_davenport_p, critical_difference, pairs: [{a, b, difference, nemenyi, wilcoxon_p, wilcoxon_p_holm}], level, notes}; there rank_low and
         rank_high are the best and worst rank where one task is left out.

@@ -17,7 +17,11 @@ RESAMPLES = 2_000
 SPLITS = 400
 """Of a set's examples into halves."""
 FLIPS = 9_999
-"""Of the signs of differences."""
+"""Of the signs of differences, of one pair."""
+FLIPS_A_PAIR = 200
+"""Of many pairs, so that Holm's adjustment leaves a p that tells."""
+MOST_FLIPPED = 500_000_000_000
+"""Flips × clusters × pairs: some minutes."""
 _LISTS = frozenset({"tasks", "lower", "against", "models", "baselines"})
 
 
@@ -166,6 +170,12 @@ def draws(options: Mapping[str, Any], entrants: int) -> int:
     """Of Monte Carlo, for rank intervals: as asked for, or fewer for many entrants, whose pairs take time by their square."""
     fewer = int(DRAWS * (MANY / max(MANY, entrants)) ** 2)
     return int(options.get("draws", max(FEWEST_DRAWS, fewer)))
+
+
+def flips(options: Mapping[str, Any], clusters: int, pairs: int) -> int:
+    """Of the signs: as asked for, else more for many pairs, as far as time allows."""
+    affordable = MOST_FLIPPED // max(1, clusters * pairs)
+    return int(options.get("draws", max(FLIPS, min(FLIPS_A_PAIR * pairs, affordable))))
 
 
 def number(value: Any) -> float | None:

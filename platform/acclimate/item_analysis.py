@@ -9,7 +9,6 @@ import numpy as np
 
 from acclimate import example_tables, table_analysis
 from acclimate.analysis_options import (
-    FLIPS,
     RESAMPLES,
     SPLITS,
     CompareOptions,
@@ -18,6 +17,7 @@ from acclimate.analysis_options import (
     chosen,
     confidence_level,
     draws,
+    flips,
     number,
 )
 from acclimate.score_tables import Named, Source, listed
@@ -167,6 +167,7 @@ def compare(one: str | None, other: str | None, source: Source, options: Compare
     notes += _described(found)
     if len(found.seeds) > 1:
         notes.append("the tests take the seeds as given; the errors and the interval of a difference count them, too")
+    notes += _floors(rows)
     if found.clustered:
         notes.append("McNemar's test is not made: examples of one cluster are not independent")
     elif not found.binary or len(found.seeds) > 1 or len(found.sets) > 1:
@@ -306,13 +307,31 @@ def _compared(found: Items, pairs: Sequence[tuple[str, str]], options: CompareOp
         parts = both.contributions()
         apart[:, place] = (parts[0] - parts[1]) * turn
         rows.append({"a": one, "b": other, **_pair(both, apart[:, place], options), "left_out": gone})
-    flips = paired.sign_flip(
-        apart,
-        alternative=options.get("alternative", "two-sided"),
-        draws=options.get("draws", FLIPS),
-        seed=options.get("seed", 1),
+    drawn = flips(options, *apart.shape)
+    found_p = paired.sign_flip(
+        apart, alternative=options.get("alternative", "two-sided"), draws=drawn, seed=options.get("seed", 1)
     )
-    return [{**row, "permutation_p": p} for row, p in zip(rows, flips, strict=True)]
+    floors = paired.least(apart, draws=drawn)
+    return [
+        {**row, "permutation_p": p, "permutation_least_p": floor}
+        for row, p, floor in zip(rows, found_p, floors, strict=True)
+    ]
+
+
+def _floors(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What the number of random flips keeps the permutation test from saying."""
+    reached = [row["permutation_least_p"] for row in rows if row["permutation_p"] == row["permutation_least_p"]]
+    if not reached:
+        return []
+    floor, count = reached[0], len(rows)
+    drawn = round(1 / floor) - 1
+    notes = [f"the permutation test flips the signs at random, {drawn:,} times: its p is never below {floor:.2g}"]
+    if count > 1 and count * floor > 0.05:
+        notes.append(
+            f"over {count:,} pairs no p of it is below {min(1.0, count * floor):.2g} by Holm, so that it can't show that any pair differs; "
+            "Wilcoxon's has no such floor"
+        )
+    return notes
 
 
 def _pair(both: Items, apart: Floats, options: CompareOptions) -> dict[str, Any]:

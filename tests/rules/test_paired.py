@@ -77,6 +77,16 @@ def test_flips_of_many_units_agree_with_scipy():
     assert paired.sign_flip(np.column_stack([values, values, -values])) == [ours] * 3
 
 
+def test_the_least_p_is_that_of_the_flips_unless_all_are_counted():
+    random = np.random.default_rng(3)
+    many, few, alike, none = random.normal(5, 0.1, 60), np.zeros(60), np.zeros(60), np.zeros(60)
+    few[:14] = random.normal(5, 0.1, 14)
+    alike[:40] = 0.5
+    columns = np.column_stack([many, few, alike, none])
+    assert paired.least(columns, draws=99) == [0.01, None, None, None]
+    assert paired.sign_flip(columns, draws=99) == [0.01, 2 / 2**14, pytest.approx(2 / 2**40), 1.0]
+
+
 def test_right_and_wrong_are_flipped_as_mcnemar_counts_them():
     column = np.array([1.0] * 24 + [-1.0] * 9 + [0.0] * 500) / 533
     assert paired.sign_flip(column[:, None]) == [pytest.approx(paired.mcnemar(24, 9))]

@@ -244,11 +244,12 @@ def _two(found: Mapping[str, Any]) -> Iterator[str]:
     yield from table(("", ""), rows, right=())[1:]
     yield ""
     p = found["permutation_p"]
+    told = f"{p_value(p)}{' or less' if p == found['permutation_least_p'] else ''}"
     if found["alternative"] != "two-sided":
         side = "better" if found["alternative"] == "greater" else "worse"
         yield f"That {a} is {side} than {b} is {'shown' if p <= 0.05 else 'not shown'} at 0.05 (permutation test, one-sided)."
     elif p <= 0.05:
-        yield f"{a} and {b} differ: by chance alone a difference as large comes with probability {p_value(p)}."
+        yield f"{a} and {b} differ: by chance alone a difference as large comes with probability {told}."
     else:
         yield f"{a} and {b} can't be told apart on these examples: chance alone gives a difference as large with probability {p_value(p)}."
     if found["clusters"] < 10:
