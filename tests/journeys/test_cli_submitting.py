@@ -72,6 +72,16 @@ def test_who_enters_too_early_or_too_late_is_told_when(acclimate: Run, world: Wo
     assert "acclimate round list" in ran.err and "EntrantRegistered" not in kinds(world, round_id)
 
 
+def test_who_enters_as_the_round_opens_is_told_to_do_it_again(acclimate: Run, world: World, tmp_path: Path) -> None:
+    """The server refused; once the client asks for the round's phase, it is open."""
+    round_id = new_round(acclimate, world, until="sealed")
+    opened = {f"/rounds/{round_id}$": in_json(phase="open")}
+    with cheating(world, opened) as server:
+        me = server.folder(person(acclimate, world, "gil"), tmp_path / "gil")
+        ran = acclimate("enter", round_id, "--keys", me, "--json")
+    assert "opened just now" in refused(ran, "phase_wrong") and "the same command again" in ran.err
+
+
 def test_submissions_are_listed_by_their_log_entries(acclimate: Run, world: World, tmp_path: Path) -> None:
     round_id = new_round(acclimate, world)
     me = person(acclimate, world, "hal")

@@ -92,6 +92,8 @@ def enter(client: Client, round_id: str, fields: dict[str, Any], keys: Keys) -> 
             sentence = f"{round_id} is not open yet, and takes entrants once it is: not before {state['opens']}"
             hint = f"wait for it: acclimate status {round_id} --until open; then the same command again"
             raise Refusal("phase_wrong", sentence, hint=hint) from refusal
+        if state["phase"] == "open" and refusal.code == "phase_wrong":
+            raise Refusal("phase_wrong", f"{round_id} opened just now", hint="the same command again") from refusal
         ended = f"closed {state['closes']}" if refusal.code == "round_closed" else f"is {state['phase']}"
         sentence = f"{round_id} {ended}: it takes entrants only while it is open"
         hint = "enter the competition's next round: acclimate round list"
