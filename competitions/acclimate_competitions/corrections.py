@@ -7,14 +7,14 @@ follows from the predictions, the holdout and its own correction alone. Nothing 
 import base64
 import binascii
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from acclimate_competitions import digests, splits
+from acclimate_competitions import digests, metrics, splits
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.metrics import METRICS
+from acclimate_competitions.metrics import MAJORITY, METRICS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,6 +83,46 @@ class Correction:
 
         gone = pa.array(self.void.get(task, ()), pa.string())
         return rows.filter(pc.invert(pc.is_in(rows.column("example"), gone)))
+
+
+def scores(
+    correction: Correction,
+    competition: Competition,
+    *,
+    predictions: "Iterable[tuple[str, pa.Table]]",
+    holdout: "Callable[[str], pa.Table]",
+    preparation: "Callable[[str], pa.Table]",
+) -> "pa.Table":
+    """All scores as a correction has them, of the entries and of the null predictor.
+
+    Args:
+        correction: what is judged otherwise.
+        competition: as it is defined.
+        predictions: each with its task.
+        holdout: gives a task's rows, as they were opened.
+        preparation: gives a task's rows, which the null predictor counts.
+
+    Returns:
+        tables.SCORES.
+
+    Raises:
+        Refusal: scores_invalid.
+    """
+    import pyarrow as pa
+
+    from acclimate_competitions import tables
+
+    made, parts = correction.competition(competition), []
+    cluster, seeds = made.ranking.cluster, made.preparation.seeds
+    truth = {task.name: correction.holdout(task.name, holdout(task.name)) for task in made.tasks}
+    for name, found in predictions:
+        counted = correction.counted(name, found)
+        parts.append(metrics.score_predictions(counted, truth[name], made.task(name), cluster=cluster))
+    for task in made.tasks if MAJORITY in made.ranking.baselines else ():
+        parts.append(
+            metrics.majority_scores(preparation(task.name), truth[task.name], task, seeds=seeds, cluster=cluster)
+        )
+    return pa.concat_tables(parts) if parts else tables.SCORES.empty_table()
 
 
 def parse(document: object) -> Correction:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from acclimate_competitions import corrections, digests, metrics, tables
+from acclimate_competitions import corrections, digests, tables
 from acclimate_competitions.corrections import Correction
 from acclimate_competitions.definition import Competition
-from acclimate_competitions.metrics import MAJORITY
 
 if TYPE_CHECKING:
     from acclimate.verify.files import Bundle
@@ -29,17 +28,31 @@ def correction_in_force(bundle: "Bundle", own: list[tuple[int, Any]]) -> tuple[i
         Failed: the correction is missing, or is not the one that the log names.
         Refusal: correction_invalid.
     """
-    from acclimate.verify.report import Failed
-
     rankings = [record for _, record in own if record.type in ("RankingPublished", "RankingRevised")]
     digest = rankings[-1].fields.get("correction") if rankings else None
     if not digest:
         return len(rankings), None
-    name = f"versions/{len(rankings)}/correction.json"
+    return len(rankings), corrections.parse(of_version(bundle, len(rankings), digest))
+
+
+def name_of(version: int) -> str:
+    """The file of a version's correction in a bundle."""
+    return f"versions/{version}/correction.json"
+
+
+def of_version(bundle: "Bundle", version: int, digest: str) -> Any:
+    """The document of the correction that the log names with a version.
+
+    Raises:
+        Failed: it is missing, or is another.
+    """
+    from acclimate.verify.report import Failed
+
+    name = name_of(version)
     document = bundle.json(name)
     if (found := digests.of_json(document)) != digest:
-        raise Failed(name, f"it has {found}, the log's version {len(rankings)} names {digest}")
-    return len(rankings), corrections.parse(document)
+        raise Failed(name, f"it has {found}, the log's version {version} names {digest}")
+    return document
 
 
 def judged(bundle: "Bundle", competition: Competition, correction: Correction) -> pa.Table:
@@ -49,19 +62,13 @@ def judged(bundle: "Bundle", competition: Competition, correction: Correction) -
         Failed: a file is missing.
         Refusal: scores_invalid, file_unreadable.
     """
-    made, parts = correction.competition(competition), []
-    cluster, seeds = made.ranking.cluster, made.preparation.seeds
-    truth = {
-        task.name: correction.holdout(task.name, tables.read(bundle.path(f"holdout/{task.name}.parquet")))
-        for task in made.tasks
-    }
-    for name, found in _predictions(bundle).items():
-        counted = correction.counted(name, found)
-        parts.append(metrics.score_predictions(counted, truth[name], made.task(name), cluster=cluster))
-    for task in made.tasks if MAJORITY in made.ranking.baselines else ():
-        preparation = tables.read(bundle.path(f"public/splits/{task.name}/preparation.parquet"))
-        parts.append(metrics.majority_scores(preparation, truth[task.name], task, seeds=seeds, cluster=cluster))
-    return pa.concat_tables(parts) if parts else tables.SCORES.empty_table()
+    return corrections.scores(
+        correction,
+        competition,
+        predictions=_predictions(bundle).items(),
+        holdout=lambda task: tables.read(bundle.path(f"holdout/{task}.parquet")),
+        preparation=lambda task: tables.read(bundle.path(f"public/splits/{task}/preparation.parquet")),
+    )
 
 
 def _predictions(bundle: "Bundle") -> Mapping[str, pa.Table]:

@@ -208,18 +208,17 @@ def of_bundle(path: Path) -> Round:
     try:
         with files.opened(path) as bundle:
             files.manifest(bundle)
-            called = order.round_name(bundle)
+            own = order.own_records(bundle)
+            called = str(own[0][1]["name"])
             ranking = cast(dict[str, Any], bundle.json("ranking.json"))
             competition = definition.parse(bundle.read("definition.toml"))
-            linked = _linked(bundle, called, competition, ranking)
+            linked = _linked(own, called, competition, ranking)
             names = bundle.under("scores")
-            given_up = _given_up(bundle)
+            given_up = given_up_of((record for _, record in own), _accepted(own))
             if not names and competition.round.holdout_after != "private":
                 raise Refusal("bundle_invalid", f"the bundle {path} has no scores of single examples")
             parts = [tables.read(bundle.path(name), tables.SCORES).select(COLUMNS) for name in names]
-            version, correction = (
-                corrected_scores.correction_in_force(bundle, order.own_records(bundle)) if parts else (1, None)
-            )
+            version, correction = corrected_scores.correction_in_force(bundle, own) if parts else (1, None)
             if correction is not None:
                 parts = [corrected_scores.judged(bundle, competition, correction).select(COLUMNS)]
                 competition = correction.competition(competition)
@@ -242,13 +241,9 @@ def of_bundle(path: Path) -> Round:
     )
 
 
-def _given_up(bundle: Any) -> tuple[str, ...]:
-    """Whose preparations and evaluations the organizer gave up, and why, by what a bundle's records say."""
-    from acclimate.verify import order
-
-    own = order.own_records(bundle)
-    accepted = {index: record["entrant"] for index, record in own if record.type == "SubmissionAccepted"}
-    return given_up_of((record for _, record in own), accepted)
+def _accepted(own: Sequence[tuple[int, Record]]) -> dict[int, str]:
+    """Submission -> whose it is."""
+    return {index: record["entrant"] for index, record in own if record.type == "SubmissionAccepted"}
 
 
 def given_up_of(found: Iterable[Record], entrants: Mapping[int, str]) -> tuple[str, ...]:
@@ -269,12 +264,9 @@ def given_up_of(found: Iterable[Record], entrants: Mapping[int, str]) -> tuple[s
     )
 
 
-def _linked(bundle: Any, name: str, competition: Any, ranking: Mapping[str, Any]) -> Linked:
+def _linked(own: Sequence[tuple[int, Record]], name: str, competition: Any, ranking: Mapping[str, Any]) -> Linked:
     """What ties a bundle's round to others, by what its records say."""
-    from acclimate.verify import order
-
-    own = order.own_records(bundle)
-    accepted = {index: record["entrant"] for index, record in own if record.type == "SubmissionAccepted"}
+    accepted = _accepted(own)
     models = {accepted[r["submission"]]: r["base"] for _, r in own if r.type == "ModelPrepared"}
     beside = {row["entrant"]: (row["score"], row["se"]) for row in ranking["baselines"]}
     anchors = {anchor.name: beside[anchor.name] for anchor in competition.anchors if anchor.name in beside}

@@ -22,13 +22,12 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from acclimate import console, ports
+from acclimate import console, framing, ports
 from acclimate.console import say
 from acclimate.witness import LARGEST_REQUEST, Answer, Witness
 from acclimate_competitions.errors import Refusal
 
 OPTION = "--port"
-_LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 _SHOWN = re.compile(r"/([0-9a-f]{64})/checkpoint")
 _PLAIN = "text/plain; charset=utf-8"
 
@@ -77,12 +76,10 @@ class App:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
         began, path, method = time.monotonic(), str(scope["path"]), str(scope["method"])
-        if _LENGTHS <= {name for name, _ in scope["headers"]}:
+        if framing.is_ambiguous(scope["headers"]):
             # Nobody can say where it ends; a proxy before us may have seen two requests in it.
-            what, answer = (
-                "",
-                _plain(400, "Content-Length and Transfer-Encoding say two lengths of one body: send one of them"),
-            )
+            said = "Content-Length and Transfer-Encoding say two lengths of one body: send one of them"
+            what, answer = "", _plain(400, said)
         else:
             what, answer = await self._answer(path.removeprefix(self.prefix), method, receive)
         # A body that was not read to its end would be taken for the next request.

@@ -1,6 +1,7 @@
 """A task's prompt template filled with rows, and whether it can be: before a round is fixed, not when an entrant first tries it."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,15 +110,8 @@ def _filler(task: Task) -> Callable[[Mapping[str, Any]], str]:
     Raises:
         Refusal: definition_invalid.
     """
-    from jinja2 import TemplateError
-
-    environment = _environment()
-    try:
-        _require_alone(task, environment)
+    with _read(task) as environment:
         template = environment.from_string(task.prompt)
-    # RecursionError: it is nested too deeply. OverflowError, MemoryError: sums of constants are done while it is read.
-    except (TemplateError, RecursionError, ArithmeticError, ValueError, TypeError, MemoryError) as error:
-        raise _misfit(task, str(error) or type(error).__name__, {}) from error
     return lambda row: template.render({name: value for name, value in row.items() if name != _HIDDEN})
 
 
@@ -127,19 +121,29 @@ def _parsed(task: Task) -> "jinja2.nodes.Template":
     Raises:
         Refusal: definition_invalid.
     """
-    from jinja2 import TemplateError, nodes
+    from jinja2 import nodes
 
-    environment = _environment()
-    try:
-        _require_alone(task, environment)
+    with _read(task) as environment:
         tree = environment.parse(task.prompt)
-    except (TemplateError, RecursionError, ValueError) as error:
-        raise _misfit(task, str(error) or type(error).__name__, {}) from error
     for node in tree.find_all((nodes.Filter, nodes.Test)):
         what, known = ("filter", environment.filters) if isinstance(node, nodes.Filter) else ("test", environment.tests)
         if node.name not in known:
             raise _misfit(task, f"no {what} is named {node.name!r}", {})
     return tree
+
+
+@contextlib.contextmanager
+def _read(task: Task) -> "Iterator[jinja2.Environment]":
+    """An environment to read a task's template in, which needs no other one; what goes wrong there is told as a misfit."""
+    from jinja2 import TemplateError
+
+    environment = _environment()
+    try:
+        _require_alone(task, environment)
+        yield environment
+    # RecursionError: it is nested too deeply. OverflowError, MemoryError: a compiler does the sums of constants.
+    except (TemplateError, RecursionError, ArithmeticError, ValueError, TypeError, MemoryError) as error:
+        raise _misfit(task, str(error) or type(error).__name__, {}) from error
 
 
 def _environment() -> "jinja2.Environment":

@@ -61,7 +61,7 @@ def _least(times: str) -> int:
     if times.startswith("{"):
         # Of {2,1} Oniguruma takes the smaller as the least.
         return min(int(number) for number in times[1:-1].split(",") if number)
-    return 0 if times in ("*", "?") and times else 1
+    return 0 if times in ("*", "?") else 1
 
 
 def written(text: Any) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from children import ran, started
 
 from acclimate_runners import isolation, jobs
 from acclimate_runners.checkpoints import RESUME, STATE, WRITTEN
@@ -22,19 +23,6 @@ def job_in(tiny: Any, folder: Path, model: Path, **changes: Any) -> Any:
     limits = dataclasses.replace(tiny.limits, checkpoint_seconds=0.0)
     values = {"stages": (("words", 11),), "lr": 0.003, "recipe": tiny.recipe(epochs=2), "limits": limits, **changes}
     return tiny.job(folder, model, "prepare", **values)
-
-
-def started(folder: Path, *, memory: int = 4 << 30) -> isolation.Child:
-    limits = jobs.Limits((), 0, 0, memory=memory, wall_seconds=280.0)
-    return isolation.spawn(folder, limits=limits, threads=1)
-
-
-def ran(folder: Path) -> jobs.Outcome:
-    ended = started(folder).supervise(threading.Event())
-    assert not ended.reason, (ended, (folder / "child.log").read_text("utf-8")[-3000:])
-    outcome = jobs.read_outcome(folder)
-    assert outcome is not None and outcome.status == "done"
-    return outcome
 
 
 def group(child: isolation.Child) -> set[int]:

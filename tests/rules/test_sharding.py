@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import processes_together
 import pytest
+from children import ran, started
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from acclimate_competitions import tables
 from acclimate_competitions.recipe import Lora
-from acclimate_runners import architectures, checkpoints, isolation, jobs
+from acclimate_runners import architectures, checkpoints, jobs
 
 NEAR = 1e-5
 """Losses in float32, relative."""
@@ -237,19 +238,6 @@ def test_a_torch_that_can_only_average_gradients_is_refused(monkeypatch: pytest.
     with pytest.raises(Refusal, match="can't add up the gradients") as refused:
         sharding.require_sums()
     assert refused.value.code == "request_invalid"
-
-
-def started(folder: Path, *, memory: int = 4 << 30) -> isolation.Child:
-    limits = jobs.Limits((), 0, 0, memory=memory, wall_seconds=280.0)
-    return isolation.spawn(folder, limits=limits, threads=1)
-
-
-def ran(folder: Path) -> jobs.Outcome:
-    ended = started(folder).supervise(threading.Event())
-    assert not ended.reason, (ended, (folder / "child.log").read_text("utf-8")[-3000:])
-    outcome = jobs.read_outcome(folder)
-    assert outcome is not None and outcome.status == "done"
-    return outcome
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from acclimate import framing
 from acclimate.api import problems
 from acclimate.metrics import Metrics
 from acclimate_competitions.errors import Refusal
@@ -23,7 +24,6 @@ _ROUND = 100
 _PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 NOWHERE = "(none)"
 """The route of an address that there isn't."""
-LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 _log = logging.getLogger("acclimate.requests")
 
 
@@ -72,7 +72,7 @@ class Requests:
 
         self._metrics.began()
         try:
-            if LENGTHS <= {name for name, _ in scope["headers"]}:
+            if framing.is_ambiguous(scope["headers"]):
                 await _ambiguous(scope)(scope, count, answer)
             else:
                 await self._app(scope, count, answer)

@@ -11,7 +11,6 @@ from acclimate.store import Store
 from acclimate_competitions import corrections, digests
 from acclimate_competitions.corrections import Correction
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.phases import Round
 from acclimate_competitions.records import format_time
 
@@ -53,22 +52,20 @@ def scores(store: Store, state: Round, correction: Correction, *, holdout: Mappi
     Raises:
         Refusal: blob_unknown, blob_corrupt, scores_invalid.
     """
-    import pyarrow as pa
-
     from acclimate import table_blobs
-    from acclimate_competitions import metrics, tables
+    from acclimate_competitions import tables
 
-    competition, parts = correction.competition(state.competition), []
-    cluster, seeds = competition.ranking.cluster, competition.preparation.seeds
-    truth = {t.name: correction.holdout(t.name, _truth(store, t.name, holdout)) for t in competition.tasks}
-    for (_, name, _, _), record in state.evaluated.items():
-        found = correction.counted(name, table_blobs.read(store.blobs, record["predictions"], tables.PREDICTIONS))
-        parts.append(metrics.score_predictions(found, truth[name], competition.task(name), cluster=cluster))
-    for task in competition.tasks if MAJORITY in competition.ranking.baselines else ():
-        digest = state.defined["files"][f"splits/{task.name}/preparation.parquet"]
-        preparation = table_blobs.read(store.blobs, digest)
-        parts.append(metrics.majority_scores(preparation, truth[task.name], task, seeds=seeds, cluster=cluster))
-    return pa.concat_tables(parts) if parts else tables.SCORES.empty_table()
+    files = state.defined["files"]
+    return corrections.scores(
+        correction,
+        state.competition,
+        predictions=(
+            (task, table_blobs.read(store.blobs, record["predictions"], tables.PREDICTIONS))
+            for (_, task, _, _), record in state.evaluated.items()
+        ),
+        holdout=lambda task: _truth(store, task, holdout),
+        preparation=lambda task: table_blobs.read(store.blobs, files[f"splits/{task}/preparation.parquet"]),
+    )
 
 
 def _truth(store: Store, task: str, holdout: Mapping[str, str]) -> "pa.Table":

@@ -56,16 +56,6 @@ def first_of(log: Sequence[Record], bundle: Bundle) -> int:
     return best[0]
 
 
-def round_name(bundle: Bundle) -> str:
-    """What the organizer called the round; the definition may be that of several. Nothing else of the log is looked at.
-
-    Raises:
-        Failed: as first_of.
-        Refusal: record_invalid.
-    """
-    return str(own_records(bundle)[0][1]["name"])
-
-
 def own_records(bundle: Bundle) -> list[tuple[int, Record]]:
     """The records of the bundle's round with their log indices, RoundDefined first, as they stand there: nothing of them is checked.
 

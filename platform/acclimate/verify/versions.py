@@ -4,14 +4,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from acclimate.corrected_scores import name_of, of_version
 from acclimate.verify import parquet
 from acclimate.verify.audit import Audit
 from acclimate.verify.names import predictions_name
 from acclimate.verify.report import Beside, Failed, NotChecked
-from acclimate_competitions import corrections, digests, metrics, ranking, tables
+from acclimate_competitions import corrections, digests, ranking, tables
 from acclimate_competitions.corrections import Correction
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.metrics import MAJORITY
 
 
 def rank(audit: Audit) -> str:
@@ -27,7 +27,7 @@ def older(audit: Audit) -> str:
     """Each version before the newest is in the bundle, as the log names it, and follows from its own correction; nothing else is there."""
     count = len(audit.round.rankings)
     wanted = {f"versions/{number}/ranking.json" for number in range(1, count)}
-    wanted |= {_name(number) for number, digest in enumerate(audit.round.corrections, start=1) if digest}
+    wanted |= {name_of(number) for number, digest in enumerate(audit.round.corrections, start=1) if digest}
     for name in audit.bundle.under("versions"):
         if name not in wanted:
             raise Failed(name, "the log has no such version of the ranking, or it has no correction")
@@ -84,27 +84,26 @@ def revised(audit: Audit, correction: Correction | None) -> ranking.Ranking:
 
 
 def _judged(audit: Audit, correction: Correction) -> pa.Table:
-    competition, parts = correction.competition(audit.competition), []
-    cluster, seeds = competition.ranking.cluster, competition.preparation.seeds
-    for task in competition.tasks:
-        truth = correction.holdout(task.name, audit.holdout[task.name])
-        for entrant in audit.plan:
-            names = [predictions_name(entrant, key) for key in audit.plan[entrant][task.name]]
-            found = pa.concat_tables(parquet.read(audit.bundle.path(n), n, tables.PREDICTIONS) for n in names)
-            found = correction.counted(task.name, found)
-            parts.append(metrics.score_predictions(found, truth, task, cluster=cluster))
-        if MAJORITY in competition.ranking.baselines:
-            name = f"public/splits/{task.name}/preparation.parquet"
-            preparation = parquet.read(audit.bundle.path(name), name)
-            parts.append(metrics.majority_scores(preparation, truth, task, seeds=seeds, cluster=cluster))
-    return pa.concat_tables(parts)
+    def read(name: str, schema: Any = None) -> pa.Table:
+        return parquet.read(audit.bundle.path(name), name, schema)
+
+    predictions = (
+        (task, read(predictions_name(entrant, key), tables.PREDICTIONS))
+        for entrant, tasks in audit.plan.items()
+        for task, keys in tasks.items()
+        for key in keys
+    )
+    return corrections.scores(
+        correction,
+        audit.competition,
+        predictions=predictions,
+        holdout=lambda task: audit.holdout[task],
+        preparation=lambda task: read(f"public/splits/{task}/preparation.parquet"),
+    )
 
 
 def _correction(audit: Audit, number: int, digest: str) -> Correction:
-    name = _name(number)
-    document = audit.bundle.json(name)
-    if (found := digests.of_json(document)) != digest:
-        raise Failed(name, f"it has {found}, the log's version {number} names {digest}")
+    name, document = name_of(number), of_version(audit.bundle, number, digest)
     try:
         correction = corrections.parse(document)
         corrections.check(correction, audit.competition, audit.holdout)
@@ -119,10 +118,6 @@ def _told(correction: Correction) -> str:
     metrics_ = ", ".join(f"{metric} for {task}" for task, metric in sorted(correction.metrics.items()))
     said = f"{targets} targets changed and {void} examples void"
     return said + (f", the metric {metrics_}" if metrics_ else "")
-
-
-def _name(number: int) -> str:
-    return f"versions/{number}/correction.json"
 
 
 def _first_difference(found: bytes, expected: bytes) -> tuple[str, str]:
