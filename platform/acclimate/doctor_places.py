@@ -43,7 +43,8 @@ def database_(settings: Settings) -> Iterator[Finding]:
     """Whether the database answers, its schema, its clock, and whether it belongs with the blobs."""
     if not (is_there("sqlalchemy") and is_there("alembic")):
         return
-    from acclimate import database, installation, migrations, writability
+    from acclimate import database, facts, installation, migrations, writability
+    from acclimate.clocks import Clocks
     from acclimate.store import Store
     from acclimate_runners.blobs import blobs_at
 
@@ -69,8 +70,15 @@ def database_(settings: Settings) -> Iterator[Finding]:
             )
             return
         blobs = blobs_at(settings.blobs, endpoint=settings.blobs_endpoint, scratch=settings.work / "blobs")
-        store = Store(engine, blobs)
+        store = Store(engine, blobs, clocks=Clocks(behind=settings.clock_behind))
         yield from _clock_offset(settings, store)
+        if why := facts.unloggable(store):
+            yield Finding(
+                "log",
+                "warning",
+                why,
+                "until then whatever would be logged is refused with busy; see docs/operators.md, The clock",
+            )
         yield Finding("database", "ok", f"{shown}, schema {version}")
         found_ = installation.check(store, settings)
         yield Finding("installation", "ok", f"{found_.id}, log {found_.origin}; database and blobs belong together")

@@ -54,7 +54,8 @@ def _finding(settings: Settings, endpoint: Endpoint, own: Own, client: httpx.Cli
 
     1. Another witness answers at its address. Witnesses of other software need not say who they are.
     2. It does not know the log's key.
-    3. It has cosigned the log, or less of it than there has been for a while.
+    3. It has cosigned more of the log than the database has: entries were lost.
+    4. It has cosigned the log, or less of it than there has been for a while.
     """
     name, quorum = (
         f"witness {endpoint.verifier.name}",
@@ -70,12 +71,23 @@ def _finding(settings: Settings, endpoint: Endpoint, own: Own, client: httpx.Cli
         knows = ", ".join(key for key in about.logs if key.startswith(f"{settings.origin}+")) or "no key"
         found = f"{endpoint.url} knows {knows} of {settings.origin}, and cosigns nothing for {own.key}"
         return Finding(name, "warning", found, f"send its operator the log's key, {own.key}; {quorum}")
-    # 3
     size = witness_client.cosigned(endpoint, settings.origin, client=client)
     if size is None and about is None:
         found = f"{endpoint.url} has cosigned nothing of {settings.origin}"
         hint = "its operator needs the key of this log, which `acclimate up` prints; with an empty log all is well"
         return Finding(name, "warning" if own.size else "ok", found, f"{hint}; {quorum}" if own.size else "")
+    # 3
+    if (
+        own.size
+        and (size or 0) > own.size
+        and (here := max(own.size, *(n for n, _ in _checkpoints(settings)), 0)) < (size or 0)
+    ):
+        found = f"{endpoint.url} has cosigned {size} entries of {settings.origin}, the database has {here}"
+        hint = (
+            "the database was put back, or is not the newest: see docs/operators.md, Backup, before anything is logged"
+        )
+        return Finding(name, "warning", found, hint)
+    # 4
     done, since = size or 0, own.waits_since(size or 0)
     of = f" of {own.size}" if own.size else ""
     if since is not None and datetime.now(UTC) - since > _LATE:

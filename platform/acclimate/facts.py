@@ -176,6 +176,22 @@ def clock_warning(offset: float) -> str:
     )
 
 
+def unloggable(store: Store) -> str:
+    """Why no record can be logged now, by the database's clock and the log's newest record, and what to do; empty where one can.
+
+    Raises:
+        Refusal: database_unreachable.
+    """
+    with store.snapshot() as tx:
+        try:
+            tx.next_record()
+        except Refusal as refusal:
+            if refusal.code == "database_unreachable":
+                raise
+            return refusal.sentence + (f" ({refusal.hint})" if refusal.hint else "")
+    return ""
+
+
 def _counted(tx: Tx, column: Column[str]) -> dict[str, int]:
     return {row[0]: int(row[1]) for row in tx.execute(select(column, func.count()).group_by(column))}
 

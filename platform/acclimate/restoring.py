@@ -7,7 +7,7 @@
    the newest checkpoint its signature. Does anything differ, then there is no database. Then the outbox is emptied: MLflow, bundles and
    reports are in no backup, and the next dispatcher makes them again (finishing.py), to the same end where they are still there.
 5. Keys, if the backup has them. RESTORING, which lies in the data folder all the while, goes last, once it is known what is lost: until then
-   the same command goes on.
+   the same command goes on. RESTORED stays where nobody here knows of entries after the backup, until the operator has asked elsewhere.
 """
 
 import base64
@@ -27,6 +27,7 @@ from acclimate import (
     backups,
     config,
     database,
+    facts,
     files,
     garbage,
     installation,
@@ -38,14 +39,15 @@ from acclimate import (
     table_files,
 )
 from acclimate.backups import Progress
-from acclimate.checkpoints import Copies
+from acclimate.checkpoints import COPY, Copies
 from acclimate.config import Settings
 from acclimate.store import Store, attempts, results, stages
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
 from acclimate_runners.blobs import Blobs, FolderBlobs, blobs_at, space
 
-UNDER_WAY = "RESTORING"
+UNDER_WAY, BLIND = "RESTORING", "RESTORED"
+"""Files of the data folder: while a restore is under way, and after one that found no checkpoint of the living log."""
 _AT_ONCE = 4
 _OVER = ("committed", "failed", "cancelled")
 
@@ -58,11 +60,13 @@ class Gap:
         entries: how many entries of the log were signed beyond what the database has, at least.
         lost: a sentence for each signed checkpoint that the log does not hold.
         adopted: {attempt, fence, kind, stages} of each outcome with the blobs that has no result: it is taken as it is, not made again.
+        unknown: what nothing here could tell of a restored log, and who could; empty where that is known or was accepted.
     """
 
     entries: int
     lost: list[str]
     adopted: list[dict[str, Any]]
+    unknown: str = ""
 
     def lines(self) -> list[str]:
         """For people."""
@@ -72,6 +76,8 @@ class Gap:
             found.append(
                 "tell everybody which entries; then `acclimate db accept-loss`, once for each API's data folder"
             )
+        elif self.unknown:
+            found.append(f"not known: {self.unknown}")
         if self.adopted:
             found.append(
                 f"with the blobs: outcomes of {len(self.adopted)} attempts ({stages} stages), taken as they are"
@@ -83,8 +89,9 @@ def restore(folder: Path, settings: Settings, *, progress: Progress) -> dict[str
     """Restore a backup.
 
     Returns:
-        What BACKUP.json holds, with `restored` (blobs that were copied), `upgraded` (steps), `gap`, and `missing`: digests of the blobs that
-        the database names and that are not there; None where the backup is without blobs and none are at their place.
+        What BACKUP.json holds, with `restored` (blobs that were copied), `upgraded` (steps), `gap`, `clock` (why nothing can be logged now;
+        empty where it can), and `missing`: digests of the blobs that the database names and that are not there; None where the backup is
+        without blobs and none are at their place.
 
     Raises:
         Refusal: backup_invalid, data_version, other_installation, config_invalid, busy, no_space, file_unreadable, blobs_unreachable,
@@ -121,6 +128,10 @@ def _restored(folder: Path, settings: Settings, progress: Progress) -> dict[str,
         settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Whole or not at all: half of it on a full disk would be nobody's, and the same command would not go on.
         files.write(settings.data / UNDER_WAY, manifest["digest"].encode())
+        if place.note(COPY) is None:
+            # Asked before the backup's own copy comes there.
+            blind = {"made": manifest["made"], "size": manifest["log"]["size"], "blobs": manifest["blobs"] is not None}
+            files.write(settings.data / BLIND, digests.canonical(blind))
     config.claim(settings)
     with config.lock(settings, "upgrade"):
         # 3
@@ -139,18 +150,18 @@ def _restored(folder: Path, settings: Settings, progress: Progress) -> dict[str,
             engine.dispose()
         # 5
         _keys(folder, manifest, settings)
-    found, missing = Gap(0, [], []), None
-    if place.marker() is not None:
-        store = Store.open(settings)
-        try:
+    store = Store.open(settings)
+    try:
+        found, missing, clock = Gap(0, [], [], unknown(store.blobs, settings)), None, facts.unloggable(store)
+        if place.marker() is not None:
             found = gap(store, settings, log.parse_vkey(installation.check(store, settings).log))
             with store.snapshot() as tx:
                 named = backups.named(tx)
             missing = sorted(named - {each.digest for each in place.listing()})
-        finally:
-            store.close()
+    finally:
+        store.close()
     (settings.data / UNDER_WAY).unlink()
-    return {**manifest, "restored": restored, "upgraded": upgraded, "gap": found, "missing": missing}
+    return {**manifest, "restored": restored, "upgraded": upgraded, "gap": found, "clock": clock, "missing": missing}
 
 
 def gap(store: Store, settings: Settings, verifier: log.Verifier) -> Gap:
@@ -183,7 +194,44 @@ def gap(store: Store, settings: Settings, verifier: log.Verifier) -> Gap:
         if digest in known:
             told["stages"] = len(known[digest])
         adopted[digest] = {"attempt": digest, "fence": int(fence), **told}
-    return Gap(max((signed.size - size for _, signed in behind), default=0), lost, list(adopted.values()))
+    entries = max((signed.size - size for _, signed in behind), default=0)
+    return Gap(entries, lost, list(adopted.values()), unknown(store.blobs, settings))
+
+
+def unknown(blobs: Blobs, settings: Settings) -> str:
+    """What nothing here can tell of a log that was restored where no checkpoint of the living one was; empty elsewhere.
+
+    Raises:
+        Refusal: blobs_unreachable.
+    """
+    try:
+        blind = json.loads((settings.data / BLIND).read_bytes())
+        made, size, brought = str(blind["made"]), int(blind["size"]), bool(blind["blobs"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+    if not brought and blobs.note(COPY) is not None:
+        # The living ones came to their place after the restore, and say it.
+        return ""
+    return (
+        f"whether entries were signed after this backup, which is of {made} and has {size}. Nothing here would tell, but people may hold "
+        f"more: a witness (`acclimate doctor` asks each), a mirror (`acclimate log check DIR`), an entrant or organizer (`acclimate receipt "
+        "verify`), a custodian (pins.json); who follows the log is refused with log_inconsistent once other entries came in their place. Ask "
+        "them before you start. If nobody has more, or it is lost for good: `acclimate db accept-loss`"
+    )
+
+
+def accept(settings: Settings) -> list[str]:
+    """The operator asked whoever might know, and goes on: what is not known of a restored log is told no more. What was done, a line each.
+
+    Raises:
+        Refusal: no_space.
+    """
+    path = settings.data / BLIND
+    if not path.exists():
+        return []
+    with space(path):
+        path.unlink()
+    return ["what was signed after the backup, if anything was, which nothing here tells"]
 
 
 def _told(blobs: Blobs, name: str) -> dict[str, Any]:

@@ -2,15 +2,19 @@
 
 import json
 import shutil
+from datetime import UTC, datetime, timedelta
 
 import kept
+import pytest
+import rounds_made
 from backed_up import AT, back_up, more
 from sqlalchemy import insert
 
 from acclimate import log
 from acclimate.checkpoints import Copies
-from acclimate.store import attempts, results, stages, submissions
+from acclimate.store import attempts, log_entries, results, stages, submissions
 from acclimate_competitions import digests
+from acclimate_competitions.records import Record
 
 
 def test_an_older_backup_beside_living_blobs_tells_what_it_lacks(tmp_path, database_url, s3_place, acclimate):
@@ -65,7 +69,78 @@ def test_an_older_backup_beside_living_blobs_tells_what_it_lacks(tmp_path, datab
     assert check.code == 1 and "entries were signed" in check.out and "2 attempts (5 stages)" in check.out
     assert acclimate("db", "accept-loss", *given).code == 0
     check = acclimate("db", "check", *given)
-    assert check.code == 0 and "nothing is wrong" in check.out and "2 attempts (5 stages)" in check.out
+    assert check.code == 0 and "lost:" not in check.out and "2 attempts (5 stages)" in check.out
+
+
+def test_a_restore_into_new_blobs_says_what_nobody_here_can_know_and_who_could(tmp_path, acclimate):
+    whole = kept.installation(tmp_path)
+    settings = tmp_path / "settings.toml"
+    settings.write_text(f'origin = "{whole.settings.origin}"\n')
+    Copies(whole.store.blobs, whole.settings.data, log.parse_vkey(whole.made.signer.vkey)).keep(
+        log.sign_checkpoint(whole.made.signer, len(whole.made.entries), whole.made.tree.root())
+    )
+    made = back_up(whole, tmp_path / "backup", keys=True)
+    new = ["--data", tmp_path / "new", "--config", settings]
+    done = acclimate("restore", tmp_path / "backup", *new)
+    size = made["log"]["size"]
+    for ran in (done, acclimate("db", "check", *new)):
+        assert ran.code == 0, ran.err
+        assert (
+            f"not known: whether entries were signed after this backup, which is of {made['made']} and has {size}."
+            in ran.out
+        )
+        assert all(
+            f"`acclimate {way}" in ran.out
+            for way in ("doctor`", "log check DIR`", "receipt verify`", "db accept-loss`")
+        )
+        assert "nothing is wrong" not in ran.out and "lost:" not in ran.out
+    accepted = acclimate("db", "accept-loss", *new)
+    assert accepted.code == 0 and "accepted: what was signed after the backup, if anything was" in accepted.out
+    check = acclimate("db", "check", *new)
+    assert check.code == 0 and "not known" not in check.out
+    assert acclimate("db", "accept-loss", *new).out == "nothing is lost\n"
+    whole.store.close()
+
+
+def test_blobs_that_come_after_the_restore_are_asked_once_they_are_there(tmp_path, acclimate):
+    whole = kept.installation(tmp_path)
+    settings = tmp_path / "settings.toml"
+    settings.write_text(f'origin = "{whole.settings.origin}"\n')
+    back_up(whole, tmp_path / "rows", blobs=False, keys=True)
+    signer, tree, size = whole.made.signer, whole.made.tree, len(whole.made.entries)
+    Copies(whole.store.blobs, whole.settings.data, log.parse_vkey(signer.vkey)).keep(
+        log.sign_checkpoint(signer, size, tree.root())
+    )
+    new = ["--data", tmp_path / "new", "--config", settings]
+    ran = acclimate("restore", tmp_path / "rows", *new)
+    assert ran.code == 0 and "not known: " in ran.out
+    shutil.copytree(whole.store.blobs.root, tmp_path / "new" / "blobs", dirs_exist_ok=True)
+    check = acclimate("db", "check", *new)
+    assert check.code == 0 and "not known" not in check.out
+    whole.store.close()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_newest_record_ahead_of_the_clock_is_told_where_an_operator_looks(ahead, tmp_path, acclimate):
+    """As after a clock was set back: the server would answer whatever it is to log with busy."""
+    settings = tmp_path / "settings.toml"
+    settings.write_text(f'origin = "{rounds_made.ORIGIN}"\nclock_behind = {3600 if ahead else 10**9}\n')
+    whole = kept.installation(tmp_path)
+    record = Record("RoundOpened", "r", datetime.now(UTC) + timedelta(days=1), {"seal": digests.of_bytes(b"")})
+    with whole.store.transaction() as tx:
+        row = {"index": tx.size(), "round": "r", "type": record.type, "data": record.encode()}
+        tx.execute(insert(log_entries), row)
+    back_up(whole, tmp_path / "backup", keys=True)
+    whole.store.close()
+    new = ["--data", tmp_path / "new", "--config", settings]
+    for ran in (acclimate("restore", tmp_path / "backup", *new), acclimate("db", "check", *new)):
+        assert ran.code == 0, ran.err
+        assert ("warning: the database's clock says " in ran.out) is ahead
+        assert ("the log's newest record " in ran.out) is ahead and ("`clock_behind`" in ran.out) is ahead
+    found = {one["name"]: one for one in acclimate("doctor", *new, "--json").json["findings"]}
+    assert ("log" in found) is ahead
+    if ahead:
+        assert found["log"]["state"] == "warning" and "newest record" in found["log"]["found"]
 
 
 def test_the_commands_say_what_they_did(tmp_path, acclimate):

@@ -11,7 +11,7 @@ import pytest
 from backed_up import back_up, contents, quiet, refused, restore, target
 from waiting import WITHIN
 
-from acclimate import backups, locks
+from acclimate import backups, locks, log
 from acclimate.service import identity
 from acclimate.store import Store
 from acclimate_competitions.errors import Refusal
@@ -80,6 +80,8 @@ def test_killed_anywhere_it_goes_on(tmp_path):
 
 def test_killed_before_it_told_what_is_lost_the_same_command_tells_it(tmp_path):
     whole = kept.installation(tmp_path)
+    checkpoint = log.sign_checkpoint(whole.made.signer, len(whole.made.entries), whole.made.tree.root())
+    whole.store.blobs.put_note("CHECKPOINT", checkpoint.encode())
     back_up(whole, tmp_path / "backup", keys=True)
     whole.store.close()
     before = contents(whole.settings)
@@ -88,6 +90,8 @@ def test_killed_before_it_told_what_is_lost_the_same_command_tells_it(tmp_path):
     assert contents(target(whole, new)) == before
     made = restore(tmp_path / "backup", target(whole, new))
     assert made["gap"].lost == [] and made["missing"] == []
+    # The checkpoint that is there by now came from the backup.
+    assert made["made"] in made["gap"].unknown
     assert not (new / "RESTORING").exists() and contents(target(whole, new)) == before
     with pytest.raises(Refusal) as caught:
         restore(tmp_path / "backup", target(whole, new))

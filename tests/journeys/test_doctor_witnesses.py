@@ -96,3 +96,22 @@ def test_how_far_a_witness_is_behind_is_held_against_the_log(
         assert said(5, timedelta(seconds=5)).state == "ok"  # it is about to be asked
         behind = said(5, timedelta(minutes=5))
     assert behind.state == "warning" and f"{size} of {size + 5} entries" in behind.found
+
+
+def test_a_witness_that_cosigned_more_than_the_database_has_tells_of_lost_entries(
+    running: live.Live, two: list[Partner], tmp_path: Path
+) -> None:
+    """As after a restore from an older backup with new blobs, where nothing else tells of what came after."""
+    own = log_key(running.settings, running.store)
+    for one in two:
+        one.start(own)
+    live.seal(live.create(running, tmp_path))
+    size = until(lambda: (found := two[0].size(running.settings.origin)) > 1 and found)
+    endpoint, older = parse_endpoint(two[0].text), Own(own, [(size - 1, datetime.now(UTC))])
+    elsewhere = replace(running.settings, database=f"sqlite:///{tmp_path / 'older.db'}")
+    with httpx.Client() as client:
+        # The log may grow between two questions.
+        assert doctor_witnesses._finding(running.settings, endpoint, older, client).state == "ok"
+        lost = doctor_witnesses._finding(elsewhere, endpoint, older, client)
+    assert lost.state == "warning" and "put back" in lost.hint
+    assert f"has cosigned {size} entries of {running.settings.origin}, the database has {size - 1}" in lost.found

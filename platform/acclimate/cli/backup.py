@@ -101,6 +101,7 @@ def restore(
         if made["keys"]
         else f"keys: not in the backup; put them into {settings.keys} before you start",
         *gap.lines(),
+        *([f"warning: {made['clock']}"] if made["clock"] else []),
     ]
     missing = made["missing"] or []
     lines += [f"problem: blob {digest} is named, and not at {settings.blobs}" for digest in missing]

@@ -92,35 +92,41 @@ def check(
 
     Tables and columns, triggers, the log's numbering, and whether blobs and settings are of the same installation. Where the database was put
     back from an older backup: the entries that were signed and are not there, and the attempts whose outcomes are with the blobs, which are
-    taken as they are. Changes nothing; exit code 1 where something is wrong.
+    taken as they are; or that nothing here can tell of such entries, and who could. A warning where the clock lets nothing be logged. Changes
+    nothing; exit code 1 where something is wrong.
 
     Example: acclimate db check --data /srv/acclimate
     """
     need("server", "sqlalchemy", "alembic")
-    from acclimate import installation, log, migrations, restoring
+    from acclimate import facts, installation, log, migrations, restoring
+    from acclimate.clocks import Clocks
     from acclimate.database import connect
     from acclimate.store import Store, metadata
     from acclimate_runners.blobs import blobs_at
 
     settings = existing(data, file=config, database=database, blobs=blobs)
-    engine, gap = connect(settings.database), restoring.Gap(0, [], [])
+    engine, gap, clock = connect(settings.database), restoring.Gap(0, [], []), ""
     try:
         problems = migrations.problems(engine, metadata)
         if not problems:
             place = blobs_at(settings.blobs, endpoint=settings.blobs_endpoint, scratch=settings.work / "blobs")
             try:
-                store = Store(engine, place)
+                store = Store(engine, place, clocks=Clocks(behind=settings.clock_behind))
                 verifier = log.parse_vkey(installation.check(store, settings).log)
                 gap = restoring.gap(store, settings, verifier)
+                clock = facts.unloggable(store)
             except Refusal as refusal:
                 problems = [refusal.sentence]
     finally:
         engine.dispose()
     wrong = bool(problems or gap.lost)
     lines = [f"problem: {problem}" for problem in problems]
-    lines += [] if wrong else [f"schema {migrations.HEAD}: nothing is wrong"]
-    value = {"schema": migrations.HEAD, "problems": problems, "gap": dataclasses.asdict(gap)}
-    emit(value, as_json=as_json, text=[*lines, *gap.lines()])
+    doubts = [f"warning: {clock}"] if clock else []
+    if not wrong:
+        sound = "as this version leaves it" if doubts or gap.unknown else "nothing is wrong"
+        lines.append(f"schema {migrations.HEAD}: {sound}")
+    value = {"schema": migrations.HEAD, "problems": problems, "gap": dataclasses.asdict(gap), "clock": clock}
+    emit(value, as_json=as_json, text=[*lines, *gap.lines(), *doubts])
     if wrong:
         raise typer.Exit(1)
 
@@ -137,12 +143,13 @@ def accept_loss(
 
     After a restore from an older backup the API refuses to start (log_inconsistent), since it would sign other entries in their place. Look for
     a newer backup first. If there is none, tell everybody which entries are lost, then run this once for each API's data folder.
-    The checkpoint that was signed over them is kept with the blobs.
+    The checkpoint that was signed over them is kept with the blobs. Where a restore could not know of such entries (`acclimate db check` says so),
+    ask whoever might hold them, then run it as well.
 
     Example: acclimate db accept-loss --data /srv/acclimate
     """
     need("server", "sqlalchemy", "alembic")
-    from acclimate import installation, log
+    from acclimate import installation, log, restoring
     from acclimate.checkpoints import Copies
     from acclimate.store import Store
 
@@ -151,7 +158,7 @@ def accept_loss(
         store = Store.open(settings)
         try:
             verifier = log.parse_vkey(installation.check(store, settings).log)
-            steps = Copies(store.blobs, settings.data, verifier).accept(store)
+            steps = Copies(store.blobs, settings.data, verifier).accept(store) + restoring.accept(settings)
         finally:
             store.close()
     emit({"steps": steps}, as_json=as_json, text=[f"accepted: {step}" for step in steps] or ["nothing is lost"])
