@@ -1,15 +1,16 @@
-"""A bundle's scores by example as its ranking in force has them: where that was revised, judged again with its correction.
+"""A bundle's scores by example that do not lie in it: by the correction in force where its ranking was revised, or by another metric.
 
-`scores/` has the scores of the opened holdout, which a correction changes. Predictions, holdout and correction are in the bundle too, so that the
-scores in force follow from it. Nothing is verified here: `acclimate verify` shows that the ranking in force is that of these scores.
+`scores/` has the scores of the opened holdout by the definition's metrics. Predictions, holdout and correction are in the bundle too, so that the
+others follow from it. Nothing is verified here: `acclimate verify` shows that the ranking in force is that of these scores.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from acclimate_competitions import corrections, digests, tables
+from acclimate_competitions import corrections, digests, metrics, tables
 from acclimate_competitions.corrections import Correction
 from acclimate_competitions.definition import Competition
 
@@ -69,6 +70,26 @@ def judged(bundle: "Bundle", competition: Competition, correction: Correction) -
         holdout=lambda task: tables.read(bundle.path(f"holdout/{task}.parquet")),
         preparation=lambda task: tables.read(bundle.path(f"public/splits/{task}/preparation.parquet")),
     )
+
+
+def by_metric(bundle: "Bundle", competition: Competition, correction: Correction | None, metric: str) -> pa.Table:
+    """All scores by another metric than the tasks' own, tables.SCORES, of the tasks that it can score; arguments and refusals as judged."""
+    fits = {task.name: metric for task in competition.tasks if task.kind in metrics.METRICS[metric].kinds}
+    correction = Correction({}, {}, {}, "") if correction is None else correction
+    return corrections.scores(
+        dataclasses.replace(correction, metrics=fits),
+        dataclasses.replace(competition, tasks=tuple(task for task in competition.tasks if task.name in fits)),
+        predictions=[(task, found) for task, found in _predictions(bundle).items() if task in fits],
+        holdout=lambda task: tables.read(bundle.path(f"holdout/{task}.parquet")),
+        preparation=lambda task: tables.read(bundle.path(f"public/splits/{task}/preparation.parquet")),
+    )
+
+
+def other_metrics(competition: Competition) -> tuple[str, ...]:
+    """The metrics beside the tasks' own by which predictions of some task can be judged."""
+    own = {task.metric for task in competition.tasks}
+    kinds = {task.kind for task in competition.tasks}
+    return tuple(sorted(one.name for one in metrics.METRICS.values() if one.name not in own and kinds & set(one.kinds)))
 
 
 def _predictions(bundle: "Bundle") -> Mapping[str, pa.Table]:

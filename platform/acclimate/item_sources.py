@@ -61,6 +61,8 @@ class Round:
         aggregate: how its ranking makes one score of several tasks.
         unranked: entrants beside the ranking too, as they declared a conflict of interest.
         given_up: whose work its organizer gave up, and why, a sentence each; none where it is not known.
+        entrants: who stands in its ranking; none where it is not known.
+        others: metrics that its scores are not by, and that its predictions can be judged by.
     """
 
     name: str
@@ -74,6 +76,8 @@ class Round:
     aggregate: str = "mean"
     unranked: frozenset[str] = frozenset()
     given_up: tuple[str, ...] = ()
+    entrants: frozenset[str] = frozenset()
+    others: tuple[str, ...] = ()
 
 
 def opened(
@@ -97,7 +101,11 @@ def opened(
         source = Bundle(Path(source))
     if isinstance(source, Bundle):
         return chosen(
-            [of_bundle(source.path)], f"the bundle {source.path.name!r}", (), options, as_published=as_published
+            [of_bundle(source.path, metric=options.get("metric"))],
+            f"the bundle {source.path.name!r}",
+            (),
+            options,
+            as_published=as_published,
         )
     if hasattr(source, "example_table"):
         wanted = options.get("protocol", PROTOCOL)
@@ -156,7 +164,16 @@ def of_tracked(found: Any, protocol: str) -> list[Round]:
         aggregate = (tracked_rows.policy_of(tags) or {}).get("aggregate", "mean")
         beside = unranked(ranking)
         parts.append(
-            Round(name, table, own, baselines, linked=found.linked(name), aggregate=aggregate, unranked=beside)
+            Round(
+                name,
+                table,
+                own,
+                baselines,
+                linked=found.linked(name),
+                aggregate=aggregate,
+                unranked=beside,
+                entrants=frozenset(ranking["entrant"]) - baselines,
+            )
         )
     return parts
 
@@ -189,13 +206,21 @@ def standing_only(rounds: Sequence[Round], notes: list[str]) -> list[Round]:
         notes.append(f"left out, as not in all rounds with the same model: {listed(gone, most=40)}")
     wanted = pa.array([*kept, *sorted({name for one in rounds for name in one.baselines})], pa.string())
     return [
-        replace(one, scores=None if one.scores is None else one.scores.filter(pc.is_in(one.scores["entrant"], wanted)))
+        replace(
+            one,
+            scores=None if one.scores is None else one.scores.filter(pc.is_in(one.scores["entrant"], wanted)),
+            entrants=one.entrants & set(kept),
+        )
         for one in rounds
     ]
 
 
-def of_bundle(path: Path) -> Round:
+def of_bundle(path: Path, *, metric: str | None = None) -> Round:
     """The round of a bundle, once its files are what its MANIFEST says.
+
+    Args:
+        path: folder or ZIP.
+        metric: by which its predictions are judged, too, where its scores are by others.
 
     Raises:
         Refusal: bundle_invalid.
@@ -222,6 +247,9 @@ def of_bundle(path: Path) -> Round:
             if correction is not None:
                 parts = [corrected_scores.judged(bundle, competition, correction).select(COLUMNS)]
                 competition = correction.competition(competition)
+            others = corrected_scores.other_metrics(competition) if parts else ()
+            if metric in others:
+                parts.append(corrected_scores.by_metric(bundle, competition, correction, metric).select(COLUMNS))
     except Failed as failed:
         raise Refusal(
             "bundle_invalid", f"the bundle {path}: {failed}", hint="acclimate verify tells all that is wrong with it"
@@ -238,6 +266,8 @@ def of_bundle(path: Path) -> Round:
         competition.ranking.aggregate,
         frozenset(row["entrant"] for row in ranking["baselines"]) - {*competition.ranking.baselines, MAJORITY},
         given_up,
+        frozenset(row["entrant"] for row in ranking["ranking"]),
+        others,
     )
 
 
@@ -322,6 +352,9 @@ def chosen(
             said.append(
                 f"{name}: the published ranking of {one.name} is by {one.aggregate} over its tasks; means over tasks, and ranks by them, are others"
             )
+        lacking = sorted(one.entrants - one.baselines - one.unranked - set(_values(table, "entrant")))
+        if lacking:
+            said.append(f"{name}: left out, as without any score in round {one.name}: {listed(lacking, most=40)}")
         gone |= one.baselines & set(_values(table, "entrant"))
         beside |= (one.unranked - one.baselines) & set(_values(table, "entrant"))
         left_out = pa.array(sorted(one.baselines | one.unranked), pa.string())
@@ -360,8 +393,15 @@ def _of_metrics(table: pa.Table, one: Round, metric: str | None, notes: list[str
     known = _values(table, "metric")
     if metric is not None and metric not in known:
         hint = f"there are {listed(known)}"
+        hint += (
+            f"; from its predictions {listed(one.others)} can be computed"
+            if one.others
+            else "; of a round's bundle others are computed from its predictions (--bundle PATH --metric NAME)"
+        )
         raise Refusal("scores_invalid", f"{name}: no metric {metric!r} in round {one.name}", hint=hint)
     tasks = _values(table, "task")
+    if metric in one.others:
+        notes.append(f"{name}: {metric} is computed from the predictions of round {one.name}; it is not what ranked it")
     own = pa.array([metric or one.metrics.get(task) for task in table["task"].to_pylist()], pa.string())
     kept = table.filter(pc.equal(table["metric"], own))
     lost = sorted(set(tasks) - set(_values(kept, "task")))

@@ -209,7 +209,7 @@ def _direction(metric: str) -> str:
 
 
 def _bundle(path: Path, options: Mapping[str, Any]) -> RoundScores:
-    found = item_sources.of_bundle(path)
+    found = item_sources.of_bundle(path, metric=options.get("metric"))
     made = of_round(found, options=options, label=f"the bundle {path.name!r}")
     notes = list(dict.fromkeys((*made.notes, *found.given_up)))
     if not made.private:
@@ -240,7 +240,16 @@ def _tracked(found: Any, options: Mapping[str, Any]) -> list[RoundScores]:
                 hint="acclimate mlflow sync",
             )
         beside = item_sources.unranked(frame)
-        one = item_sources.Round(name, scores, own, baselines, document, linked=found.linked(name), unranked=beside)
+        one = item_sources.Round(
+            name,
+            scores,
+            own,
+            baselines,
+            document,
+            linked=found.linked(name),
+            unranked=beside,
+            entrants=frozenset(frame["entrant"]) - baselines,
+        )
         made.append(of_round(one, options=options, label="MLflow", notes=found.notes, policy=policy))
     return made
 
