@@ -57,7 +57,7 @@ class Round:
         ranking: as Ranking.document(); None where it is not known.
         public_data: whether the definition says that the data were public before; None where it is not known.
         linked: what ties it to other rounds; None where it is not known.
-        version: of its ranking; above 1 where it was revised, and the scores are judged as that version has them.
+        version: of its ranking; above 1 where it was revised and has scores, which are judged as that version has them.
         aggregate: how its ranking makes one score of several tasks.
         unranked: entrants beside the ranking too, as they declared a conflict of interest.
         given_up: whose work its organizer gave up, and why, a sentence each; none where it is not known.
@@ -460,7 +460,7 @@ def _by_round(table: pa.Table, notes: list[str]) -> pa.Table:
 def _known(rounds: Sequence[Round], name: str) -> Iterator[str]:
     """What rounds tell of themselves, whatever is chosen of them."""
     for one in rounds:
-        yield from one.given_up
+        yield from (f"{one.name}: {said}" if len(rounds) > 1 else said for said in one.given_up)
         if one.version > 1:
             yield f"{name}: the ranking was revised; it and scores by example are of version {one.version}"
 

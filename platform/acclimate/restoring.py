@@ -302,10 +302,12 @@ def _check_database(settings: Settings, manifest: Mapping[str, Any], *, begun: b
     finally:
         engine.dispose()
     if not begun or here != manifest["installation"]["id"] or size != manifest["log"]["size"]:
+        own = "it is this installation's own, of which `acclimate db check` tells what it holds; else "
         raise Refusal(
             "backup_invalid",
             f"the database to restore into is not empty: its log has {size} entries",
-            hint="name an empty one with --database or in the setting `database`; nothing is restored over anything",
+            hint=(own if here == manifest["installation"]["id"] else "")
+            + "name an empty one with --database or in the setting `database`; nothing is restored over anything",
         )
 
 

@@ -18,6 +18,9 @@ _HIDDEN = "target"
 """The column that no prompt may name."""
 _ROWS = 1024
 """Rows that are filled at once."""
+_OF_MACROS = frozenset({"caller", "varargs", "kwargs"})
+_OF_BLOCKS = frozenset({"self", "super"})
+"""What a template's own parts are given without naming it."""
 HINT = "mend the prompt, or write the splits with the column that it names; then: acclimate competition check FOLDER"
 
 
@@ -47,7 +50,8 @@ def require_template(task: Task) -> None:
 def require_columns(task: Task, columns: Collection[str]) -> None:
     """Refuse a template that names none of these columns, without filling it: a server runs no template of others.
 
-    A name that the template itself asks for, by `is defined` or with a default, may be missing.
+    A name that the template itself asks for, by `is defined` or with a default, may be missing. One that it sets anywhere counts as set: whether
+    that is so where it is read, filling it tells.
 
     Args:
         task: whose template.
@@ -56,17 +60,29 @@ def require_columns(task: Task, columns: Collection[str]) -> None:
     Raises:
         Refusal: definition_invalid.
     """
-    from jinja2 import meta, nodes
+    from jinja2 import nodes
 
-    environment, tree = _environment(), _parsed(task)
-    asked = [test.node for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined")]
-    asked += [found.node for found in tree.find_all(nodes.Filter) if found.name in ("default", "d") and found.node]
-    may_lack = {node.name for node in asked if isinstance(node, nodes.Name)} | set(environment.globals)
-    there = set(columns) - {_HIDDEN}
-    # What looks for the names is a compiler, too: without constants there are no sums to do.
-    for constant in tree.find_all(nodes.Const):
-        constant.value = None
-    if lacking := sorted(meta.find_undeclared_variables(tree) - may_lack - there):
+    named: set[str] = set()
+    known = set(columns) - {_HIDDEN} | set(_environment().globals)
+    for node in _parsed(task):
+        match node:
+            case nodes.Name(name=name, ctx="load"):
+                named.add(name)
+            case nodes.Name(name=name):
+                known.add(name)
+            case nodes.Macro(name=name):
+                known |= {name, *_OF_MACROS}
+            case nodes.CallBlock():
+                known |= _OF_MACROS
+            case nodes.Block():
+                known |= _OF_BLOCKS
+            case nodes.For():
+                known.add("loop")
+            case nodes.Test(name="defined" | "undefined", node=nodes.Name(name=name)):
+                known.add(name)
+            case nodes.Filter(name="default" | "d", node=nodes.Name(name=name)):
+                known.add(name)
+    if lacking := sorted(named - known):
         raise _misfit(task, f"{lacking[0]!r} is undefined", dict.fromkeys(columns))
 
 
@@ -115,8 +131,8 @@ def _filler(task: Task) -> Callable[[Mapping[str, Any]], str]:
     return lambda row: template.render({name: value for name, value in row.items() if name != _HIDDEN})
 
 
-def _parsed(task: Task) -> "jinja2.nodes.Template":
-    """The template's parts, not compiled: a compiler does sums of constants, and one of them could hold up a server.
+def _parsed(task: Task) -> "list[jinja2.nodes.Node]":
+    """All of the template's parts, not compiled: a compiler does sums of constants, and one of them could hold up a server.
 
     Raises:
         Refusal: definition_invalid.
@@ -124,12 +140,22 @@ def _parsed(task: Task) -> "jinja2.nodes.Template":
     from jinja2 import nodes
 
     with _read(task) as environment:
-        tree = environment.parse(task.prompt)
-    for node in tree.find_all((nodes.Filter, nodes.Test)):
-        what, known = ("filter", environment.filters) if isinstance(node, nodes.Filter) else ("test", environment.tests)
-        if node.name not in known:
-            raise _misfit(task, f"no {what} is named {node.name!r}", {})
-    return tree
+        parts = list(_walked(environment.parse(task.prompt)))
+    for node in parts:
+        if isinstance(node, nodes.Filter) and node.name not in environment.filters:
+            raise _misfit(task, f"no filter is named {node.name!r}", {})
+        if isinstance(node, nodes.Test) and node.name not in environment.tests:
+            raise _misfit(task, f"no test is named {node.name!r}", {})
+    return parts
+
+
+def _walked(tree: "jinja2.nodes.Node") -> "Iterator[jinja2.nodes.Node]":
+    """A template and all its parts, however deeply they are nested."""
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        yield node
+        todo.extend(node.iter_child_nodes())
 
 
 @contextlib.contextmanager
@@ -157,7 +183,9 @@ def _require_alone(task: Task, environment: "jinja2.Environment") -> None:
     from jinja2 import nodes
 
     others = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
-    for node in environment.parse(task.prompt).find_all(others):
+    for node in _walked(environment.parse(task.prompt)):
+        if not isinstance(node, others):
+            continue
         word = {"FromImport": "from"}.get(type(node).__name__, type(node).__name__.lower())
         raise _misfit(task, f"it takes in another template ({word}), and there is none beside it", {})
 

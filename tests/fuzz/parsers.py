@@ -7,6 +7,7 @@ with the rest of the bytes, and write it canonically.
 
 import base64
 import contextlib
+import dataclasses
 import io
 import json
 import tempfile
@@ -28,6 +29,8 @@ from acclimate.verify import files
 from acclimate.verify.report import Failed
 from acclimate_competitions import corrections, definition, digests, records, rounds
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.splits import columns_of
+from acclimate_runners import prompts
 
 SIGNER = log.Signer("log.example/acclimate", Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
 WITNESS_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
@@ -273,6 +276,24 @@ def competition(data: bytes) -> None:
         same(parsed.digest, digests.of_bytes(data))
 
 
+TASK = definition.parse(rounds_made.DEFINITION.encode()).tasks[0]
+PROMPTS = (
+    "{{ input }}", "{{ 'a' * 9 ~ input }}", "{{ ('a' ~ {}) | urlencode | list | string }}", "{{ ---input + -1 }}",
+    "{% for word in input.split() %}{{ loop.index }} {{ word | default('') }}{% endfor %}",
+    "{% macro of(text) %}{{ text }}{{ caller() }}{% endmacro %}{% call of(input) %}{% endcall %}",
+    "{% set all = namespace(a=1) %}{% set all.a = 2 %}{% block text %}{% if a is defined %}{{ all.a }}{% endif %}{% endblock %}",
+)  # fmt: skip
+
+
+def prompt(data: bytes) -> None:
+    """A task's template, as a server looks at it: it is never filled."""
+    task = dataclasses.replace(TASK, prompt=data.decode("utf-8", "ignore"))
+    columns_of(task)
+    with contextlib.suppress(Refusal):
+        prompts.require_template(task)
+        prompts.require_columns(task, ("example", "input", "target"))
+
+
 def unpacked(data: bytes) -> None:
     """The archive in an opened seal."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
@@ -376,6 +397,11 @@ TARGETS: dict[str, Target] = {
         competition,
         lambda: [rounds_made.DEFINITION.encode()],
         ("[[tasks]]", "[round]", " = ", "true", "'''", '\\"\\"\\"', "inf", "nan", "0x", "{ ", "1979-05-27T07:32:00Z"),
+    ),
+    "prompts": Target(
+        prompt,
+        lambda: [text.encode() for text in PROMPTS],
+        ("{{ ", " }}", "{% ", " %}", " | string", " | urlencode", " is defined", "{% endfor %}", "{% endif %}", "range(", " ** ", "'a' * "),
     ),
     "archives": Target(unpacked, lambda: [packed()]),
     "models": Target(submitting.model, submitting.models, submitting.WORDS),

@@ -18,7 +18,7 @@ import submitting
 HERE = Path(__file__).parent
 NAMES = (
     "notes", "keys", "receipts", "proofs", "json", "records", "rules", "shares", "envelopes", "definitions", "archives", "bundles",
-    "requests", "answers", "corrections", "models", "adapters",
+    "requests", "answers", "corrections", "models", "adapters", "prompts",
 )  # fmt: skip
 
 pytestmark = pytest.mark.skipif(

@@ -228,6 +228,9 @@ def test_a_report_of_the_bundle_says_whose_work_was_given_up(bundle: Path) -> No
     # Whoever ranks its scores is told the same.
     named, _ = item_sources.opened(bundle, {})
     assert f"bea: 1 preparation {WHY}" in named.notes
+    one = item_sources.of_bundle(bundle)
+    named, _ = item_sources.chosen([one, dataclasses.replace(one, name="other", given_up=())], "two", (), {})
+    assert f"{one.name}: bea: 1 preparation {WHY}" in named.notes
 
 
 @pytest.mark.parametrize("private", [False, True])

@@ -1,3 +1,4 @@
+import contextlib
 import subprocess
 import sys
 import tracemalloc
@@ -73,9 +74,14 @@ def test_what_fits_no_rows_whatever_is_refused_without_rows(prompt: str):
     prompts.require_template(replace(TASK, prompt="{% for word in input.split() %}{{ word }}{% endfor %}"))
 
 
-def test_a_template_is_read_without_doing_its_sums():
+@pytest.mark.parametrize(
+    "sums",
+    ["'a' * 20000000", "('a' ~ {})" + "|urlencode|list|string" * 7, "-" * 150 + "1"],
+    ids=["product", "filters", "signs"],
+)
+def test_a_template_is_read_without_doing_its_sums(sums: str):
     """A server reads it; whoever fills it needs the memory."""
-    heavy = replace(TASK, prompt="{{ input }}{{ 'a' * 20000000 }}")
+    heavy = replace(TASK, prompt=f"{{{{ input }}}}{{{{ {sums} }}}}")
     tracemalloc.start()
     try:
         prompts.require_template(heavy)
@@ -83,6 +89,47 @@ def test_a_template_is_read_without_doing_its_sums():
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "{% if 'a' in input %}{% set kind = 'one' %}{% else %}{% set kind = 'other' %}{% endif %}{{ kind }}: {{ input }}",
+        "{% if passage is defined %}{% set text = passage %}{% else %}{% set text = input %}{% endif %}{{ text }}",
+        "{% for word in input.split() %}{{ loop.index }} {{ word }} {% endfor %}",
+        "{% macro of(text) %}{{ text }}{{ varargs | length }}{% endmacro %}{{ of(input, 1) }}",
+        "{% macro of() %}{{ caller() }}{% endmacro %}{% call of() %}{{ input }}{% endcall %}",
+        "{% with text = input %}{{ text }}{% endwith %}{% set block %}{{ input }}{% endset %}{{ block }}",
+        "{% set all = namespace(text='') %}{% for word in input %}{% set all.text = word %}{% endfor %}{{ all.text }}",
+        "{% block text %}{{ input }}{% endblock %}{{ self.text() }}{% filter upper %}{{ input }}{% endfilter %}",
+        "{{ passage | default(input) }}{{ range(3) | join }}{{ dict(a=input).a }}",
+    ],
+)
+def test_what_can_be_filled_is_let_through_by_who_looks_at_names_alone(prompt: str):
+    task = replace(TASK, prompt=prompt)
+    assert prompts.filled(task, [ROW])
+    prompts.require_columns(task, list(ROW))
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "{% for loop in input %}{% endfor %}",
+        "{% block a %}{% endblock %}{% block a %}{% endblock %}",
+        "{% macro of(caller) %}{{ caller }}{% endmacro %}",
+        "{{ " + "input + " * 700 + "input }}",
+        "{{ input" + " | trim" * 1000 + " }}",
+        "{{ " + "(" * 3000 + "input" + ")" * 3000 + " }}",
+    ],
+    ids=["loop", "blocks", "caller", "sums", "filters", "brackets"],
+)
+def test_what_no_compiler_takes_ends_in_words(prompt: str):
+    """By whoever fills it; who only reads it may let it through."""
+    task = replace(TASK, prompt=prompt)
+    with pytest.raises(Refusal, match="does not fit"):
+        prompts.filled(task, [ROW])
+    with contextlib.suppress(Refusal):
+        prompts.require_columns(task, list(ROW))
 
 
 # Where the answers stand in the prompt, the splits share them, which is said first.
