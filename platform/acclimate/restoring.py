@@ -250,6 +250,12 @@ def _verified(folder: Path, settings: Settings, progress: Progress) -> dict[str,
             f"the backup has schema {manifest['schema']}, this version of Acclimate reads {migrations.HEAD}: a newer one wrote it",
             hint=f"use Acclimate {manifest['version']}, which wrote the backup, or a newer one",
         )
+    if manifest["schema"] == migrations.REVISIONS[0]:
+        raise Refusal(
+            "backup_invalid",
+            f"the backup says that it has schema {manifest['schema']}, which had no installations yet, and no version made backups of",
+            hint="somebody altered it: take another copy. A data folder of that version is copied as it is, and brought up by `acclimate db upgrade`",
+        )
     origin = manifest["installation"]["log"].partition("+")[0]
     if settings.origin != origin:
         raise Refusal(
@@ -389,6 +395,10 @@ def _filled(connection: Connection, folder: Path, manifest: Mapping[str, Any], p
         if signed.size > len(tree) or tree.root(signed.size) != signed.root:
             raise _damaged(folder, [f"the checkpoint over {signed.size} entries is not of this log"])
     connection.execute(metadata.tables["outbox"].delete())
+    # Whoever led then leads over the database that was backed up, not over this one; its epoch stays.
+    leases = metadata.tables["leases"]
+    ended = {"expires": manifest["made"]}
+    connection.execute(leases.update().where(leases.c.expires > manifest["made"]).values(ended))
 
 
 def _keys(folder: Path, manifest: Mapping[str, Any], settings: Settings) -> None:

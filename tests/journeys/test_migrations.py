@@ -3,6 +3,7 @@
 import json
 import os
 import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
 
 import engines
@@ -29,7 +30,7 @@ from acclimate.store import (
     timestamp,
     wishes,
 )
-from acclimate_competitions import records
+from acclimate_competitions import digests, records
 
 __all__ = ["on_postgresql", "settings", "store"]
 
@@ -111,7 +112,8 @@ def old_folder(tmp_path):
     keys.create_signing_key(settings.keys / "evaluator.pem")
     made = sqlite3.connect(data / "acclimate.db")
     made.executescript((HERE / "schema-1.sql").read_text("utf-8"))
-    entry = b'{"an":"entry"}'
+    at = datetime(2026, 5, 1, tzinfo=UTC)
+    entry = records.Record("RoundOpened", "r", at, {"seal": digests.of_bytes(b"seal")}).encode()
     tree = log.Tree([log.leaf_hash(entry)])
     made.execute("INSERT INTO log_entries VALUES (0, 'r', 't', ?)", (entry,))
     made.execute("INSERT INTO log_checkpoints VALUES (1, ?, '')", (log.sign_checkpoint(signer, 1, tree.root()),))
