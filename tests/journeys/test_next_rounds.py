@@ -3,6 +3,7 @@
 import json
 import shutil
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from cli_world import CUSTODIANS, World, new_round, person, world
 from commands import Run, done, refused
 
 from acclimate import client as actors
+from acclimate import keys
+from acclimate.client import holdouts
 from acclimate_competitions import definition
+from acclimate_competitions.errors import Refusal
 
 __all__ = ["world"]
 
@@ -129,6 +133,25 @@ def test_a_holdout_that_was_published_is_not_sealed_again(
     assert f"warning: {played}: its holdout has" in ran.err
     ran = done(acclimate("round", "seal", ran.json["round"], public, "--keys", me, "--json"))
     assert f"warning: {played}: its holdout has" in ran.err
+
+
+def test_a_holdout_is_read_only_where_an_earlier_round_of_the_keys_is_known(
+    acclimate: Run, world: World, played: str, tmp_path: Path
+) -> None:
+    """It may have millions of rows."""
+    competition = definition.load(world.competition)
+    broken = Path(shutil.copytree(world.competition, tmp_path / "broken"))
+    for path in broken.glob("splits/*/holdout.parquet"):
+        path.write_bytes(b"nothing that can be read")
+    for name, reads in (("organizer", True), ("somebody-new", False)):
+        own = keys.load(person(acclimate, world, name, "organizer"))
+        with actors.Client(world.url) as client:
+            asked = partial(holdouts.require_unknown, client, own, competition, broken, but="", follows=False)
+            if reads:
+                with pytest.raises(Refusal):
+                    asked()
+            else:
+                asked()
 
 
 def test_the_newest_round_of_ones_own_is_followed_and_no_strangers(
