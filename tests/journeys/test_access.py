@@ -223,6 +223,7 @@ def test_whose_stage_it_is_is_hidden_until_the_close(stage):
         ("pending", "no machine has 8 GPUs; the pool has gpu-7 (2 GPUs)", "no machine has 8 GPUs"),
         ("blocked", "the round is pinned to code sha256:ab", "the round is pinned to code sha256:ab"),
         ("failed", "the model holds NaN", "the model holds NaN"),
+        ("cancelled", "the round was voided", "the round was voided"),
     ],
 )
 def test_machines_addresses_and_folders_are_not_told_to_others(stage, state, reason, told):
@@ -240,6 +241,43 @@ def test_machines_addresses_and_folders_are_not_told_to_others(stage, state, rea
     for path in (f"{staged.path}/stages", staged.path):
         answers = [mine["reason"], staged.live.anyone().get(path).text]
         assert not any(word in text for text in answers for word in ("gpu-7", "10.1.2.3", "/srv/work")), path
+
+
+def test_what_became_of_a_try_is_told_to_others_as_it_was(stage):
+    """Where its own words may name machines: nothing is said to be tried again that is not."""
+    from sqlalchemy import delete, insert
+
+    from acclimate.store import attempts, events, stages, timestamp
+
+    staged, submission = stage
+    key, attempt, served = "sha256:" + "a" * 64, "sha256:" + "b" * 64, staged.live
+    own = {"round": staged.round, "kind": "check", "submission": submission, "attempt": attempt, "fence": 1, "epoch": 1}
+    happened = (
+        ("again", "hung", "no progress on gpu-7"),
+        ("blocked", "job_failed", "/srv/work: KeyError"),
+        ("released", "", "the disk was exchanged"),
+        ("released", "given_up", "its tokenizer crashes the process"),
+        ("cancelled", "cancelled", "10.1.2.3 was let go"),
+    )
+    with served.store.transaction() as tx:
+        at = timestamp(tx)
+        tx.execute(delete(stages))
+        row = {"round": staged.round, "kind": "check", "submission": submission, "key": key, "attempt": attempt}
+        tx.execute(insert(stages), {**row, "state": "cancelled", "fence": 1})
+        tried = {**own, "stages": [key], "state": "cancelled", "claimed": at}
+        tx.execute(insert(attempts), tried)
+        for event, code, reason in happened:
+            tx.execute(insert(events), {**own, "at": at, "event": event, "code": code, "reason": reason})
+
+    def told(name):
+        return [one["reason"] for one in served.actors[name].get(f"{staged.path}/stages/{key}").json()["history"]]
+
+    assert told("organizer") == [""] * 5 or told("organizer") == [reason for _, _, reason in happened]
+    again, held, exchanged, given_up, cancelled = told("ada")
+    assert again.startswith("an earlier try") and exchanged.startswith("an earlier try")
+    assert held.startswith("it waits for the server's operator")
+    assert given_up == "its tokenizer crashes the process"
+    assert cancelled == "nobody waits for it any more"
 
 
 # ---- accounts ------------------------------------------------------------------------------------------------------

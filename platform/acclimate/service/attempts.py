@@ -23,6 +23,7 @@ HISTORY = 500
 """Events of a stage that are told at most: a store that can't be reached for days makes thousands."""
 LONGEST_REASON = 1000
 """Characters of the reason why work is given up: with who gave it up before them, they fit into a record."""
+_NOBODY = "nobody waits for it any more"
 _UNDER_WAY = frozenset({"starting", "running", "verifying"})
 _DONE = frozenset({"committed", "failed"})
 
@@ -113,12 +114,21 @@ def why(store: Store, account: Account | None, given: str, key: str) -> dict[str
             "event": row.event,
             "fence": row.fence,
             "code": row.code if told or is_owner else "",
-            "reason": reading.reason_of("pending", row.reason, is_owner=is_owner) if told else "",
+            "reason": _reason_of(row, is_owner=is_owner) if told else "",
             "machine": row.machine if is_owner else None,
         }
         for row in rows
     ]
     return {"stage": stage, "history": history}
+
+
+def _reason_of(event: Any, *, is_owner: bool) -> str:
+    """An event's reason for whoever asks: what happened next, where the sentence itself may name hosts and folders."""
+    if event.event == "cancelled" and event.reason and not is_owner:
+        return _NOBODY
+    given_up = event.event == "released" and event.code == "given_up"
+    after = "failed" if given_up else "blocked" if event.event == "blocked" else "pending"
+    return reading.reason_of(after, event.reason, is_owner=is_owner)
 
 
 class _Outlook:

@@ -357,4 +357,4 @@ def _end_all(tx: Tx, round_id: str) -> None:
     open_ones = (stages.c.round == round_id) & stages.c.state.in_(
         ("pending", "starting", "running", "verifying", "blocked")
     )
-    tx.execute(update(stages).where(open_ones).values(state="cancelled", reason=reason))
+    tx.execute(update(stages).where(open_ones).values(state="cancelled", code=None, reason=reason))

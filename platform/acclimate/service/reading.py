@@ -17,7 +17,7 @@ from acclimate_competitions.records import format_time, parse_time, was_given_up
 from acclimate_runners.placement import HAS
 
 _WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
-_ENDED = frozenset({"committed", "failed"})
+_ENDED = frozenset({"committed", "failed", "cancelled"})
 _AGAIN = "an earlier try came to no result, and it is tried again; the round's organizer is told why"
 _HELD = "it waits for the server's operator; the round's organizer is told why"
 
@@ -162,7 +162,7 @@ def _cosigned(tx: Tx, state: Round, *, last: int) -> dict[str, Any] | None:
 
 
 def reason_of(row_state: str, reason: str, *, is_owner: bool) -> str:
-    """A stage's reason for whoever asks: of an outcome it is on the record; any other may name hosts, addresses and folders."""
+    """A stage's reason for whoever asks: of an outcome it is on the record, as is a voiding; any other may name hosts, addresses and folders."""
     if is_owner or not reason or row_state in _ENDED or reason.startswith(schedule.PINNED):
         return reason
     if reason.startswith(schedule.UNMET):
