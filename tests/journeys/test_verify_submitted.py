@@ -76,6 +76,37 @@ def test_a_better_model_under_the_name_of_the_submitted_one_is_named(
     assert "predictions/untrained/prepared-" in failed["as submitted"]
 
 
+@pytest.mark.parametrize("lost", ["direct", "prepared"])
+def test_what_was_given_up_contradicts_no_prediction_of_the_same_model_and_shows_nothing_of_it(
+    lost: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Decision 0037: the organizer gave up one evaluation of the model, and the other one went well."""
+
+    def given_up(entrant: str, protocol: str) -> dict[str, str]:
+        return {"given_up": "its tokenizer crashes"} if (entrant, protocol) == ("untrained", lost) else {}
+
+    def predict(made: rounds_made.Made, entrant: str, task: str, seed: Any, protocol: str) -> pa.Table:
+        if entrant != "untrained":
+            return honest_predict(made, entrant, task, seed, protocol)
+        table = honest_predict(made, entrant, task, None, "direct")
+        table = table.set_column(1, "protocol", pa.array([protocol] * table.num_rows))
+        table = table.set_column(3, "seed", pa.array([seed] * table.num_rows, pa.int64()))
+        if given_up(entrant, protocol):
+            table = table.set_column(5, "loglikelihoods", pa.array([None] * table.num_rows, pa.list_(pa.float64())))
+        return table.cast(rounds_made.tables.PREDICTIONS)
+
+    monkeypatch.setattr(rounds_made, "fit_of", fit_as_submitted)
+    monkeypatch.setattr(rounds_made, "ended", given_up)
+    monkeypatch.setattr(rounds_made, "predict", predict)
+    report = verify.verify(rounds_made.make(tmp_path / "round").write(tmp_path / "bundle"))
+    assert [check.name for check in report.checks if check.status == "FAILED"] == []
+    found = next(check for check in report.checks if check.name == "as submitted")
+    assert found.status == "NOT CHECKED"
+    said = "6 of 17 preparations count the model as submitted; of 6 of them the organizer gave up an evaluation, as the evaluator says"
+    assert found.meaning.startswith(said), found.meaning
+    assert "the first of untrained, " in found.meaning
+
+
 def test_where_the_submitted_model_gave_no_predictions_it_is_not_checked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -8,7 +8,8 @@ classes no more than this is let through:
 - of generated texts one in 10,000 bytes may be another, where two tokens are as good as equal, and never more than one in a hundred.
 
 How many rows needed it, and what it does to the score, is said. Where a model gave nothing in either evaluation there is nothing to compare; that
-switches off no other row, and nothing in one evaluation beside something in the other is a difference.
+switches off no other row, and nothing in one evaluation beside something in the other is a difference. Only where the organizer gave up one of
+the two, which the log says of it, does it contradict nothing: whether it is the submitted model is then the evaluator's word.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from acclimate.verify.audit import Audit
 from acclimate.verify.hardware import declared, undeclared
 from acclimate.verify.names import predictions_name
 from acclimate.verify.report import Failed, NotChecked
-from acclimate_competitions import metrics, tables
+from acclimate_competitions import metrics, records, tables
 from acclimate_competitions.phases import PreparationKey
 from acclimate_competitions.records import Record
 from acclimate_competitions.tasks import Task
@@ -62,12 +63,13 @@ def counts_as_submitted(record: Record) -> bool:
 def as_submitted(audit: Audit) -> str:
     """Where a preparation left the model as submitted, it predicts what the direct evaluation of that model predicted."""
     ready = {key: record for key, record in audit.round.prepared.items() if "failed" not in record.fields}
-    found = [_tied(audit, key) for key, record in ready.items() if counts_as_submitted(record)]
-    said = f"{len(found)} of {len(ready)} preparations count the model as submitted"
-    if not found:
-        return said
-    said += f"; {_slack(found)}"
-    open_ = [_silence(found)] if any(tied.silent for tied in found) else []
+    counting = [key for key, record in ready.items() if counts_as_submitted(record)]
+    lost = [key for key in counting if any(map(records.was_given_up, _pair(audit, key)))]
+    found = [_tied(audit, key) for key in counting if key not in lost]
+    said = f"{len(counting)} of {len(ready)} preparations count the model as submitted"
+    said += f"; {_slack(found)}" if found else ""
+    open_ = [_lost(audit, lost)] if lost else []
+    open_ += [_silence(found)] if any(tied.silent for tied in found) else []
     strange = [tied for tied in found if tied.loose and undeclared(audit.competition, tied.classes)]
     if strange:
         named = ", ".join(undeclared(audit.competition, strange[0].classes))
@@ -102,6 +104,26 @@ def _silence(found: Sequence[_Tied]) -> str:
     )
 
 
+def _lost(audit: Audit, lost: Sequence[PreparationKey]) -> str:
+    """Of what was given up there is nothing to compare, and no prediction beside it is a contradiction."""
+    return (
+        f"of {len(lost)} of them the organizer gave up an evaluation, as the evaluator says, so that nothing was compared, the first of"
+        f" {_named(audit, lost[0])}"
+    )
+
+
+def _named(audit: Audit, key: PreparationKey) -> str:
+    submission, task, seed = key
+    entrant = next(entry.entrant for entry in audit.round.entries if entry.submission == submission)
+    return f"{entrant}, {task}, seed {seed}"
+
+
+def _pair(audit: Audit, key: PreparationKey) -> list[Record]:
+    """The records of a preparation's evaluation and of the direct one that it stands beside."""
+    submission, task, _ = key
+    return [audit.round.evaluated[one] for one in ((*key, "prepared"), (submission, task, None, "direct"))]
+
+
 def _tied(audit: Audit, key: PreparationKey) -> _Tied:
     """Compare all rows of a preparation; Failed where one differs by more than it may."""
     submission, task_name, seed = key
@@ -123,7 +145,7 @@ def _tied(audit: Audit, key: PreparationKey) -> _Tied:
             f"{count}it says {mine[wrong[0]]!r}, the model as submitted gave {yours[wrong[0]]!r} in {direct}{promise}",
         )
     off = score_off(audit, task, here, there) if loose else 0.0
-    return _Tied(f"{entrant}, {task_name}, seed {seed}", len(yours), silent, len(loose), classes, off)
+    return _Tied(_named(audit, key), len(yours), silent, len(loose), classes, off)
 
 
 def column_of(task: Task) -> str:
@@ -156,9 +178,7 @@ def _classes(audit: Audit, key: PreparationKey) -> tuple[str, ...]:
 
     Where a ModelEvaluated names none, as before records did, it may be any of those that the round's preparations ran on.
     """
-    submission, task, _ = key
-    keys = ((*key, "prepared"), (submission, task, None, "direct"))
-    named = {audit.round.evaluated[evaluation].fields.get("hardware") for evaluation in keys}
+    named = {record.fields.get("hardware") for record in _pair(audit, key)}
     pool = {record["hardware"] for record in audit.round.prepared.values()} if None in named else set[str]()
     return tuple(sorted({name for name in named if name is not None} | pool))
 
