@@ -205,8 +205,10 @@ def test_waiting_ends_when_the_server_has_decided(acclimate: Run, world: World, 
     short = ran.out.split()[1].rstrip(",")
     done(acclimate("submission", "withdraw", short, "--keys", me))
     assert kinds(world, round_id)[-1] == "SubmissionWithdrawn"
-    # Withdrawn is withdrawn; anew needs to be said.
-    assert "withdrawn" in done(acclimate("submit", model, "--round", round_id, "--keys", me)).out
+    # Withdrawn is withdrawn: nothing is submitted, which is no success; anew needs to be said.
+    ran = acclimate("submit", model, "--round", round_id, "--keys", me)
+    assert ran.code == 1 and ran.out.startswith("withdrawn: ")
+    assert "nothing was sent now" in ran.err and "--again" in ran.err
     value = done(acclimate("submit", model, "--round", round_id, "--keys", me, "--again", "--no-wait", "--json")).json
     assert value["state"] == "checking"
     assert value["commitment"][7:15] not in short

@@ -105,7 +105,7 @@ def submit(
 
     Example: acclimate submit ./model --round digits-2027-1 --title "Tiny Llama" --weights-after publish --keys ./ada
     """
-    from acclimate.client.entrant import Sending
+    from acclimate.client.entrant import ENDED, Sending
 
     if model is None and standing_from is None:
         raise typer.BadParameter("name the model's folder, or the round that it stands from: --standing-from ROUND")
@@ -119,7 +119,7 @@ def submit(
         say("interrupted; nothing is lost: the same command goes on with this submission")
         raise typer.Exit(130) from None
     emit(_document(mine, keys), as_json=as_json, text=_lines(mine, keys))
-    if mine.state in ("refused", "forfeited"):
+    if mine.state in ENDED:
         raise typer.Exit(1)
 
 

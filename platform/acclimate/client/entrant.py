@@ -27,7 +27,9 @@ from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record
 
-FINAL = ("accepted", "refused", "forfeited", "withdrawn")
+ENDED = ("refused", "forfeited", "withdrawn")
+"""States in which a submission counts for nothing, and comes back by none."""
+FINAL = ("accepted", *ENDED)
 FIRST_LOOK, SLOWEST_LOOK = 0.2, 2.0
 _SENDINGS = 3
 
@@ -182,8 +184,11 @@ def send(
     say = sending.say
     mine = _taken_up(client, keys, manifest, baseline=baseline, again=sending.again, say=say)
     if mine.state in FINAL:
-        say(f"this model was submitted before: {mine.state}")
-        return submission_status(client, keys, mine.short)[0]
+        before = submission_status(client, keys, mine.short)[0]
+        say(f"this model was submitted before: {before.state}")
+        if before.state in ENDED:
+            say("nothing was sent now; the same command with --again submits it anew")
+        return before
     committed, accepted = requests(mine, _signing(keys, mine))
     answer = _commit(client, keys, mine, committed=committed, accepted=accepted)
     mine = _keep(keys, mine, submission=answer["submission"], state=answer["state"], committed=answer["index"])
@@ -367,7 +372,7 @@ def _begin(keys: Keys, manifest: dict[str, Any], *, server: str) -> Submission:
 def _find(keys: Keys, manifest: dict[str, Any], *, again: bool) -> Submission | None:
     same = [mine for mine in submissions(keys, manifest["round"]) if mine.manifest == manifest]
     if again:
-        same = [mine for mine in same if mine.state not in ("refused", "forfeited", "withdrawn")]
+        same = [mine for mine in same if mine.state not in ENDED]
     return same[-1] if same else None
 
 

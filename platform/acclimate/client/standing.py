@@ -169,7 +169,7 @@ def _enter(
 
 
 def _ended(mine: Submission) -> bool:
-    return mine.state in ("refused", "forfeited", "withdrawn")
+    return mine.state in entrant.ENDED
 
 
 def _had(keys: Keys, anchor: Anchor, *, but: str) -> str | None:
