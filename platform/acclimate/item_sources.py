@@ -172,6 +172,7 @@ def of_tracked(found: Any, protocol: str) -> list[Round]:
                 linked=found.linked(name),
                 aggregate=aggregate,
                 unranked=beside,
+                given_up=given_up_in(found, name),
                 entrants=frozenset(ranking["entrant"]) - baselines,
             )
         )
@@ -288,10 +289,17 @@ def given_up_of(found: Iterable[Record], entrants: Mapping[int, str]) -> tuple[s
         reason = record.fields.get("given_up") or record["failed"]["reason"]
         key = (entrants[record["submission"]], "preparation" if "failed" in record.fields else "evaluation", reason)
         counted[key] = counted.get(key, 0) + 1
-    return tuple(
-        f"{entrant}: {count} {what}{'' if count == 1 else 's'} {reason}"
-        for (entrant, what, reason), count in counted.items()
-    )
+    return tuple(_given_up(*key, count=count) for key, count in counted.items())
+
+
+def given_up_in(found: Any, name: str) -> tuple[str, ...]:
+    """The same of a round of `acclimate.load_rounds`, as MLflow has it."""
+    rows = found.given_up[found.given_up["round"] == name].drop(columns="round").to_dict("records")
+    return tuple(_given_up(row["entrant"], row["work"], row["reason"], count=row["count"]) for row in rows)
+
+
+def _given_up(entrant: str, work: str, reason: str, *, count: int) -> str:
+    return f"{entrant}: {count} {work}{'' if count == 1 else 's'} {reason}"
 
 
 def _linked(own: Sequence[tuple[int, Record]], name: str, competition: Any, ranking: Mapping[str, Any]) -> Linked:

@@ -32,6 +32,7 @@ class Rounds:
         scores: round, then as tracking.scores.
         preparations: round, then as tracking.preparations.
         entries: round, entrant, model (its digest; null for the null predictor), baseline, anchor (whether the definition has it as one).
+        given_up: round, entrant, work (preparation | evaluation), reason, count: what the organizer gave up; it has no scores.
         notes: what must be known before rounds are compared, such as different recipes.
         tracked: where single examples are read from when they are asked for.
     """
@@ -42,6 +43,7 @@ class Rounds:
     scores: "pd.DataFrame"
     preparations: "pd.DataFrame"
     entries: "pd.DataFrame"
+    given_up: "pd.DataFrame"
     notes: tuple[str, ...]
     tracked: Mapping[str, tracking.Tracked] = field(repr=False)
 
@@ -146,13 +148,24 @@ def _read(competition: str, found: Mapping[str, tracking.Tracked]) -> Rounds:
         frame = frame.sort_values(["_", *shape.by], ignore_index=True, na_position="last").drop(columns="_")
         frames.append(frame)
     table = pandas.DataFrame(described, columns=list(_ROUNDS))
-    ranking, scores, preparations, entries = frames
+    ranking, scores, preparations, entries, given_up = frames
     links = [_linked(name, table, entries, ranking) for name in found]
-    notes = [*_notes(table), *_revisions(found), *round_links.notes(links)]
-    return Rounds(competition, table, ranking, scores, preparations, entries, tuple(notes), found)
+    lost = given_up.groupby("round", sort=False)["count"].sum()
+    told = [
+        f"{name}: preparations and evaluations that the organizer gave up, and that have no scores: {count} (given_up says whose and why)"
+        for name, count in lost.items()
+    ]
+    notes = [*_notes(table), *_revisions(found), *told, *round_links.notes(links)]
+    return Rounds(competition, table, ranking, scores, preparations, entries, given_up, tuple(notes), found)
 
 
-_SHAPES = (tracked_rows.RANKING, tracked_rows.SCORES, tracked_rows.PREPARATIONS, tracked_rows.ENTRIES)
+_SHAPES = (
+    tracked_rows.RANKING,
+    tracked_rows.SCORES,
+    tracked_rows.PREPARATIONS,
+    tracked_rows.ENTRIES,
+    tracked_rows.GIVEN_UP,
+)
 
 
 def _linked(name: str, rounds: "pd.DataFrame", entries: "pd.DataFrame", ranking: "pd.DataFrame") -> Linked:

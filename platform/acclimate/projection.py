@@ -285,6 +285,7 @@ def _prepare(data: RoundData, stage: StageData, choice: Mapping[str, Any] | None
         tags={
             "outcome": "failed" if failed else "done",
             "reason": failed["reason"][:1000] if failed else None,
+            "given_up": _given_up(document),
             "note": (document.get("note") or "")[:1000],
             "prepared_digest": document.get("prepared"),
         },
@@ -328,7 +329,12 @@ def _evaluate(data: RoundData, group: Evaluation, stage: StageData | None) -> Pl
     return _stage(
         data,
         stage,
-        tags={"outcome": "scored" if scored else "unscored", "reason": _why(data, stage), **model},
+        tags={
+            "outcome": "scored" if scored else "unscored",
+            "reason": _why(data, stage),
+            "given_up": _given_up(stage.document),
+            **model,
+        },
         params={},
         metrics=_finite(metrics),
         inputs=(Input(name, holdout, "evaluation"),) if holdout else (),
@@ -343,6 +349,11 @@ def _why(data: RoundData, stage: StageData) -> str | None:
     failed = stage.document.get("failed", {})
     told = failed.get("given_up") or not _private(data)
     return str(failed["reason"])[:1000] if failed and told else None
+
+
+def _given_up(document: Mapping[str, Any]) -> str | None:
+    """Whether the organizer gave the work up, as a tag has it."""
+    return "true" if document.get("failed", {}).get("given_up") else None
 
 
 def _private(data: RoundData) -> bool:

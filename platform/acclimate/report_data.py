@@ -250,7 +250,9 @@ def _tracked(found: Any, options: Mapping[str, Any]) -> list[RoundScores]:
             unranked=beside,
             entrants=frozenset(frame["entrant"]) - baselines,
         )
-        made.append(of_round(one, options=options, label="MLflow", notes=found.notes, policy=policy))
+        read = of_round(one, options=options, label="MLflow", notes=found.notes, policy=policy)
+        told = (*read.notes, *item_sources.given_up_in(found, name))
+        made.append(dataclasses.replace(read, notes=tuple(dict.fromkeys(told))))
     return made
 
 

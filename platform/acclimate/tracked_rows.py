@@ -105,6 +105,19 @@ def preparations(runs: Runs, tags: Mapping[str, str]) -> Iterator[Row]:
         }
 
 
+def given_up(runs: Runs, tags: Mapping[str, str]) -> Iterator[Row]:
+    """Of what the round's organizer gave up, a row for each entrant, kind of work and reason."""
+    counted: dict[tuple[str, str, str], int] = {}
+    for run in runs:
+        own = run.data.tags
+        if own.get("acclimate.given_up") == "true":
+            work = {"prepare": "preparation", "evaluate": "evaluation"}[own["acclimate.role"]]
+            key = (own["acclimate.entrant"], work, own.get("acclimate.reason", ""))
+            counted[key] = counted.get(key, 0) + 1
+    for (entrant, work, reason), count in counted.items():
+        yield {"entrant": entrant, "work": work, "reason": reason, "count": count}
+
+
 def metrics_of(tags: Mapping[str, str]) -> dict[str, str]:
     """Task -> the metric of its ranking, by a round's tags; rounds written before there was a tag for it have one metric for all."""
     found: dict[str, str] = json.loads(tags.get("acclimate.metrics", "{}"))
@@ -153,6 +166,13 @@ PREPARATIONS = Shape(
     whole=("seed", "tokens", "steps"),
     by=("entrant", "task", "seed"),
     rows=preparations,
+)
+GIVEN_UP = Shape(
+    roles=("prepare", "evaluate"),
+    columns=("entrant", "work", "reason", "count"),
+    whole=("count",),
+    by=("entrant", "work", "reason"),
+    rows=given_up,
 )
 EXAMPLES = ("entrant", "task", "protocol", "seed", "example", "cluster", "metric", "target", "score", "reason")
 """The columns of the table of single examples."""

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterator
 from pathlib import Path
 
+import mlflow
 import projected
 import pyarrow as pa
 import pytest
@@ -14,7 +15,8 @@ import stories
 from labs import line
 from rounds_made import Made, public
 
-from acclimate import bundle_rerun, item_sources, projection, report_data, report_page, verify
+import acclimate
+from acclimate import bundle_rerun, item_sources, projection, report_data, report_page, tracking, verify
 from acclimate.rerun import Remade, RerunFolder
 from acclimate.verify import audits, checks
 from acclimate.verify.audit import Audit
@@ -233,6 +235,46 @@ def test_a_report_of_the_bundle_says_whose_work_was_given_up(bundle: Path) -> No
     assert f"{one.name}: bea: 1 preparation {WHY}" in named.notes
 
 
+def test_mlflow_alone_says_whose_work_was_given_up_as_the_bundle_does(tmp_path: Path) -> None:
+    data = projected.made(entrants={"ada": 0.9, "bea": 0.5, "cal": 0.3}, examples=6, losses=2, failed="bea")
+    lost = [s for s in data.stages if s.kind == "evaluate" and (s.entrant, s.protocol) == ("ada", "direct")]
+    failed = {stage.key: {"reason": WHY, "given_up": True} for stage in lost}
+    failed |= {s.key: {"reason": WHY, "given_up": True} for s in data.stages if s.document.get("failed")}
+    assert len(failed) == 3
+    stages = tuple(
+        dataclasses.replace(stage, document={**stage.document, "failed": failed[stage.key]})
+        if stage.key in failed
+        else stage
+        for stage in data.stages
+    )
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    tracking.publish_round(uri, tmp_path / "artifacts", dataclasses.replace(data, stages=stages))
+    found = acclimate.load_rounds(uri, "digits")
+    assert found.given_up.to_dict("records") == [
+        {"round": data.name, "entrant": "ada", "work": "evaluation", "reason": WHY, "count": 2},
+        {"round": data.name, "entrant": "bea", "work": "preparation", "reason": WHY, "count": 1},
+    ]
+    assert any(note.startswith(f"{data.name}: preparations and evaluations that the organizer") for note in found.notes)
+    said = {f"ada: 2 evaluations {WHY}", f"bea: 1 preparation {WHY}"}
+    (read,) = report_data.read(found, options={})
+    assert said <= set(read.notes) and len(set(read.notes)) == len(read.notes)
+    page, _ = report_page.make([read], title="One")
+    assert all(sentence in html.unescape(page) for sentence in said)
+    client = mlflow.MlflowClient(uri)
+    experiment = client.get_experiment_by_name(f"acclimate/digits/{data.name}")
+    assert len(client.search_runs([experiment.experiment_id], "tags.`acclimate.given_up` = 'true'")) == 3
+    named, _ = item_sources.opened(found, {})
+    assert said <= set(named.notes)
+
+
+def test_a_round_in_mlflow_of_which_nothing_was_given_up_says_nothing_of_it(tmp_path: Path) -> None:
+    data = projected.made(entrants={"ada": 0.9, "bea": 0.5}, examples=4, losses=2, failed="bea")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    tracking.publish_round(uri, tmp_path / "artifacts", data)
+    found = acclimate.load_rounds(uri, "digits")
+    assert found.given_up.empty and not [note for note in found.notes if "gave up" in note]
+
+
 @pytest.mark.parametrize("private", [False, True])
 def test_mlflow_has_the_reason_of_an_evaluation_that_was_given_up(private: bool) -> None:
     data = projected.made(entrants={"amber-fox": 0.5}, examples=4, losses=2)
@@ -249,6 +291,7 @@ def test_mlflow_has_the_reason_of_an_evaluation_that_was_given_up(private: bool)
     )
     runs = {run.key: run for run in projection.whole(dataclasses.replace(data, stages=stages))}
     assert runs[one.key].tags["acclimate.reason"] == WHY
+    assert [key for key, run in runs.items() if "acclimate.given_up" in run.tags] == [one.key]
     # Any other may tell of a private holdout's examples.
     assert ("acclimate.reason" in runs[other.key].tags) is not private
     assert [key for key, run in runs.items() if "acclimate.reason" in run.tags and key not in failures] == []

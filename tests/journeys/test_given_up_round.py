@@ -192,6 +192,10 @@ def test_report_mirror_and_mlflow_have_the_reason(played: Played, live: Live, tm
     query = "SELECT count(*) FROM tags WHERE key = 'acclimate.reason' AND value = ?"
     with closing(sqlite3.connect(live.settings.data / "mlflow.db")) as database:
         assert database.execute(query, (SAID,)).fetchone() == (6 + 8,)
+    words = ("--tracking-uri", f"sqlite:///{live.settings.data / 'mlflow.db'}", "--competition", "marbles")
+    done(acclimate("report", *words, "--out", tmp_path / "tracked.html"))
+    tracked = html.unescape((tmp_path / "tracked.html").read_text("utf-8"))
+    assert all(sentence in tracked for sentence in said)
     # 4. The list of stages.
     listed = live.anyone().get(f"{played.lab.staged.path}/stages").json()
     assert sum(stage["state"] == "failed" and stage["reason"] == SAID for stage in listed) == 6 + 8

@@ -307,5 +307,7 @@ def test_every_documented_search_finds_something(published: Published, capsys: p
         dict(zip(("tracking_uri", "competition", "round_name"), published.where, strict=True)),
     )
     counts = dict(line.rsplit(": ", 1) for line in capsys.readouterr().out.splitlines())
-    assert len(counts) == 8
-    assert all(int(count) > 0 for name, count in counts.items() if "kept the base" not in name), counts
+    assert len(counts) == 9
+    # Nothing of this round was given up: test_given_up_bundles.py has one.
+    none = ("selections that kept the base model", "work that the organizer gave up")
+    assert all(int(count) > 0 for name, count in counts.items() if name not in none), counts
