@@ -137,7 +137,7 @@ def _read(competition: str, found: Mapping[str, tracking.Tracked]) -> Rounds:
             by_role.setdefault(run.data.tags.get("acclimate.role", ""), []).append(run)
         for shape in _SHAPES:
             runs = [run for role in shape.roles for run in by_role.get(role, ())]
-            rows[shape] += [{"round": name, **row} for row in shape.rows(runs, one.tags)]
+            rows[shape] += [{"round": name, **row} for row in tracked_rows.rows_of(shape, runs, one.tags)]
         described.append(_described(name, one.tags, len(by_role.get("entry", ()))))
     order = {name: place for place, name in enumerate(found)}
     frames = []

@@ -49,13 +49,16 @@ def sync(store: Store, settings: Settings, rounds: Sequence[str], *, progress: P
     """
     found = []
     for data in _gathered(store, settings, rounds):
+        # 1. What somebody deleted as a whole comes back: its runs are then held against the record, those too that are too many.
+        taken_back = tracking.restore(settings.tracking, data)
+        # 2. What differs is deleted, and written anew.
         differences = tracking.check(settings.tracking, data, progress=_told(progress, data))
         if differences:
             tracking.remove(settings.tracking, data, [one.run_id for one in differences if one.run_id])
             artifacts = None if tracking_places.is_server(settings.tracking) else settings.artifacts
             publish = tracking.publish_preparations if data.ranking is None else tracking.publish_round
             publish(settings.tracking, artifacts, data, progress=_told(progress, data))
-        found.append(_row(data, differences))
+        found.append(_row(data, [*taken_back, *differences]))
     return {"same": all(row["same"] for row in found), "rounds": found}
 
 

@@ -10,6 +10,8 @@ from acclimate_competitions.errors import Refusal
 Runs = Iterable[Any]
 """MLflow's runs, each with .data.tags, .data.metrics and .data.params."""
 Row = dict[str, Any]
+ACTIVE, ALL = 1, 3
+"""MLflow's view types: what is not deleted, and everything."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,28 @@ class Shape:
     whole: tuple[str, ...]
     by: tuple[str, ...]
     rows: Callable[[Runs, Mapping[str, str]], Iterator[Row]]
+
+
+def rows_of(shape: Shape, runs: Runs, tags: Mapping[str, str]) -> list[Row]:
+    """A table's rows, of runs and tags as MLflow has them.
+
+    Raises:
+        Refusal: file_unreadable, where somebody took something from them, or wrote something else there.
+    """
+    try:
+        return list(shape.rows(runs, tags))
+    except (KeyError, ValueError) as error:
+        raise altered(tags, f"{type(error).__name__}: {error}") from error
+
+
+def altered(tags: Mapping[str, str], what: str) -> Refusal:
+    """The refusal of a round of which MLflow does not have what was written."""
+    name = tags.get("acclimate.round_name") or tags.get("acclimate.round", "?")
+    return Refusal(
+        "file_unreadable",
+        f"MLflow's copy of round {name} is not as it was written: {what}",
+        hint="its operator tells what differs with acclimate mlflow check, and writes it anew with acclimate mlflow sync",
+    )
 
 
 def ranking(runs: Runs, tags: Mapping[str, str]) -> Iterator[Row]:
@@ -120,14 +144,20 @@ def given_up(runs: Runs, tags: Mapping[str, str]) -> Iterator[Row]:
 
 def metrics_of(tags: Mapping[str, str]) -> dict[str, str]:
     """Task -> the metric of its ranking, by a round's tags; rounds written before there was a tag for it have one metric for all."""
-    found: dict[str, str] = json.loads(tags.get("acclimate.metrics", "{}"))
-    return found or dict.fromkeys(json.loads(tags.get("acclimate.tasks", "[]")), tags["acclimate.metric"])
+    try:
+        found: dict[str, str] = json.loads(tags.get("acclimate.metrics", "{}"))
+        return found or dict.fromkeys(json.loads(tags.get("acclimate.tasks", "[]")), tags["acclimate.metric"])
+    except (KeyError, ValueError) as error:
+        raise altered(tags, f"its metrics, {type(error).__name__}: {error}") from error
 
 
 def policy_of(tags: Mapping[str, str]) -> dict[str, Any] | None:
     """The policy of a round's ranking, by its tags; None of rounds written before there was a tag for it."""
     text = tags.get("acclimate.policy")
-    return None if text is None else json.loads(text)
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError as error:
+        raise altered(tags, f"its policy, {error}") from error
 
 
 def seed(tags: Mapping[str, str]) -> int | None:
@@ -182,9 +212,10 @@ EXAMPLES_BY = ("entrant", "task", "protocol", "seed", "example", "metric")
 # ---- through MLflow's client ----------------------------------------------------------------------------------------
 
 
-def experiments(client: Any) -> Iterator[Any]:
-    """All experiments that are rounds."""
-    for experiment in _pages(lambda token: client.search_experiments(max_results=1000, page_token=token)):
+def experiments(client: Any, *, deleted: bool = False) -> Iterator[Any]:
+    """All experiments that are rounds; deleted ones too, if asked for."""
+    view = ALL if deleted else ACTIVE
+    for experiment in _pages(lambda token: client.search_experiments(view, max_results=1000, page_token=token)):
         if "acclimate.round" in experiment.tags:
             yield experiment
 

@@ -154,8 +154,27 @@ def engine(uri: str, data: RoundData) -> str | None:
     """On what MLflow says that a round ran; None where it has no run of it."""
     client = _client(uri)
     experiment = client.get_experiment_by_name(projection.experiment_name(data.competition.slug, data.name))
-    runs = client.search_runs([experiment.experiment_id], max_results=1) if experiment is not None else []
+    # Deleted ones too: who deleted all of them changed nothing of what the round ran on.
+    runs = client.search_runs([experiment.experiment_id], "", tracked_rows.ALL, 1) if experiment is not None else []
     return next((run.data.tags.get("acclimate.engine") for run in runs), None)
+
+
+def restore(uri: str, data: RoundData) -> list[Difference]:
+    """Take a round's experiment back that somebody deleted or renamed; what was so."""
+    client, name = _client(uri), projection.experiment_name(data.competition.slug, data.name)
+    experiment, wrong = client.get_experiment_by_name(name), []
+    if experiment is None:
+        known = tracked_rows.experiments(client, deleted=True)
+        experiment = next((one for one in known if one.tags["acclimate.round"] == data.round), None)
+        wrong += ["name"] if experiment is not None else []
+    if experiment is None:
+        return []
+    if experiment.lifecycle_stage == "deleted":
+        client.restore_experiment(experiment.experiment_id)
+        wrong.append("deleted")
+    if experiment.name != name:
+        client.rename_experiment(experiment.experiment_id, name)
+    return [Difference("changed", "experiment", tuple(wrong))] if wrong else []
 
 
 def remove(uri: str, data: RoundData, run_ids: Iterable[str]) -> None:
@@ -250,12 +269,17 @@ class Tracked:
         schema = pa.schema([(name, types.get(name, pa.string())) for name in names])
         parts = [schema.empty_table()]
         for run in self.runs("evaluate", **wanted):
-            part, own = self.parquet(run, projection.EXAMPLES), run.data.tags
-            seed = tracked_rows.seed(own)
-            key = [pa.scalar(own[f"acclimate.{name}"], pa.string()) for name in ("entrant", "task", "protocol")]
-            columns = [pa.repeat(value, len(part)) for value in [*key, pa.scalar(seed, pa.int64())]]
-            columns += [part.column(name) for name in names[len(columns) :]]
-            parts.append(pa.table(columns, names=list(names)).cast(schema))
+            own = run.data.tags
+            try:
+                part = self.parquet(run, projection.EXAMPLES)
+                key = [pa.scalar(own[f"acclimate.{name}"], pa.string()) for name in ("entrant", "task", "protocol")]
+                columns = [
+                    pa.repeat(value, len(part)) for value in [*key, pa.scalar(tracked_rows.seed(own), pa.int64())]
+                ]
+                columns += [part.column(name) for name in names[len(columns) :]]
+                parts.append(pa.table(columns, names=list(names)).cast(schema))
+            except (KeyError, ValueError, pa.ArrowException) as error:
+                raise tracked_rows.altered(self.tags, f"{run.info.run_name}, {error}") from error
         return pa.concat_tables(parts)
 
     def artifact(self, run: Any, name: str) -> bytes | None:
@@ -267,8 +291,16 @@ class Tracked:
         return tracking_artifacts.content(run.info.artifact_uri, name, uri=tracking_places.driver(self._uri))
 
     def parquet(self, run: Any, name: str) -> "pa.Table":
-        """A table that is an artifact of a run."""
-        return tracking_artifacts.parquet(run.info.artifact_uri, name, uri=tracking_places.driver(self._uri))
+        """A table that is an artifact of a run.
+
+        Raises:
+            Refusal: file_unreadable, where it is not there too; server_unreachable.
+            pa.ArrowException: it is no table.
+        """
+        found = tracking_artifacts.parquet(run.info.artifact_uri, name, uri=tracking_places.driver(self._uri))
+        if found is None:
+            raise tracked_rows.altered(self.tags, f"{run.info.run_name} has no artifact {name}")
+        return found
 
 
 def tracked(uri: str, competition: str) -> list[Tracked]:
@@ -295,7 +327,7 @@ def _shaped(uri: str | Sequence[str], competition: str, round_name: str, *, shap
         frames = []
         for one in found:
             runs = [run for role in shape.roles for run in one.runs(role)]
-            frames.append(pandas.DataFrame(list(shape.rows(runs, one.tags)), columns=list(shape.columns)))
+            frames.append(pandas.DataFrame(tracked_rows.rows_of(shape, runs, one.tags), columns=list(shape.columns)))
         several = not isinstance(uri, str)
         return _frame(found, frames, shape.columns, several=several, whole=shape.whole, by=shape.by)
 

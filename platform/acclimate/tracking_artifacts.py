@@ -47,15 +47,20 @@ def content(root: str, name: str, *, uri: str) -> bytes | None:
         return None
 
 
-def parquet(root: str, name: str, *, uri: str) -> "pa.Table":
-    """A table that is an artifact of a run; arguments as content."""
+def parquet(root: str, name: str, *, uri: str) -> "pa.Table | None":
+    """A table that is an artifact of a run, None where it is not there; arguments and refusals as content.
+
+    Raises:
+        pa.ArrowException: it is no table.
+    """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if (file := _file(root, name)) is not None:
+    if (file := _file(root, name)) is not None and file.is_file():
         # A local artifact is read where it lies; others are fetched.
         return pq.ParquetFile(file).read()
-    with tempfile.TemporaryDirectory() as temporary:
-        return pq.ParquetFile(_fetched(root, name, uri=uri, folder=temporary)).read()
+    found = content(root, name, uri=uri)
+    return None if found is None else pq.ParquetFile(pa.BufferReader(found)).read()
 
 
 def _file(root: str, name: str) -> Path | None:

@@ -121,6 +121,27 @@ def test_a_lost_mirror_is_rebuilt_from_the_record(staged: Staged) -> None:
     assert tracking.examples(*where).equals(before)
 
 
+def test_a_round_that_was_deleted_or_renamed_as_a_whole_is_mended(staged: Staged) -> None:
+    server = staged.live
+    client = tracking._client(server.settings.tracking)
+    (experiment,) = [one for one in client.search_experiments() if "acclimate.round" in one.tags]
+    sync(server)
+    (run, *_) = client.search_runs([experiment.experiment_id], "tags.`acclimate.role` = 'evaluate'")
+    tags = {name: value for name, value in run.data.tags.items() if name.startswith("acclimate.")}
+    client.create_run(experiment.experiment_id, tags=tags, run_name="copied")
+    client.delete_experiment(experiment.experiment_id)
+    assert ("changed", "experiment") in {(one["kind"], one["run"]) for one in sync(server)}
+    assert check(server) == []
+    client.rename_experiment(experiment.experiment_id, "mine")
+    assert [one["what"] for one in sync(server)] == [["name"]]
+    assert check(server) == []
+    done = CliRunner().invoke(app, ["mlflow", "sync", "--data", str(server.settings.data)])
+    assert "agreed already" in done.stdout
+    client.rename_experiment(experiment.experiment_id, "mine")
+    done = CliRunner().invoke(app, ["mlflow", "sync", "--data", str(server.settings.data)])
+    assert f"{staged.round}: 1 difference, mended" in done.stdout, done.output
+
+
 def test_the_commands_say_what_differs_and_end_with_one(staged: Staged) -> None:
     server = staged.live
     words = ["--data", str(server.settings.data), "--json"]

@@ -68,7 +68,7 @@ def sync(
     given = {"database": database, "blobs": blobs}
     with _opened(data, file, given) as (store, settings), named_bar("syncing") as progress:
         found = mirroring.sync(store, settings, rounds or [], progress=progress)
-    emit(found, as_json=as_json, text=_lines(found, "agreed already"))
+    emit(found, as_json=as_json, text=_lines(found, "agreed already", end=", mended"))
 
 
 @contextmanager
@@ -86,12 +86,12 @@ def _opened(data: Path | None, file: Path | None, given: dict[str, Any]) -> "Ite
         store.close()
 
 
-def _lines(found: dict[str, Any], same: str) -> Iterator[str]:
+def _lines(found: dict[str, Any], same: str, *, end: str = "") -> Iterator[str]:
     if not found["rounds"]:
         yield "There is no round yet that MLflow should have."
     for row in found["rounds"]:
         differences = row["differences"]
-        yield f"{row['round']}: {counted(len(differences), 'difference') if differences else same}"
+        yield f"{row['round']}: {counted(len(differences), 'difference') + end if differences else same}"
         for one in differences[:_SHOWN]:
             what = f": {', '.join(one['what'][:5])}" if one["what"] else ""
             yield f"  {one['kind']} {one['run']}{what}"
