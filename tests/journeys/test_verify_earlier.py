@@ -17,11 +17,18 @@ honest_defined, honest_seal = rounds_made.defined_fields, rounds_made.seal_holdo
 
 
 def said(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *, predecessor: str = "", opened: bool = False, end: str = ""
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    *,
+    predecessor: str = "",
+    opened: bool = False,
+    end: str = "",
+    by: str = "organizer",
+    altered: bool = False,
 ) -> tuple[str, str, str] | None:
     """The line of a round; the other round of its competition in the log is `its own` predecessor where that is asked for.
 
-    The other one may be opened before this one is sealed, and have a record that ends it.
+    The other one may be opened before this one is sealed, and have a record that ends it, by somebody, who may have signed other words.
     """
 
     def defined(made: rounds_made.Made) -> dict:
@@ -37,7 +44,8 @@ def said(
             other = records.parse(made.entries[0]).round
             made.append({"type": "HoldoutOpened", "round": other, "fields": fields})
             if end:
-                made.append(records.sign(end, other, ENDS[end], key=rounds_made.key("organizer")))
+                request = records.sign(end, other, ENDS[end], key=rounds_made.key(by))
+                made.append(request | ({"fields": ENDS[end] | {"reason": "other words"}} if altered else {}))
         honest_seal(made)
 
     monkeypatch.setattr(rounds_made, "defined_fields", defined)
@@ -75,6 +83,48 @@ def test_a_holdout_that_was_open_when_this_one_was_sealed_is_named_whether_or_no
     found = said(monkeypatch, tmp_path, predecessor=predecessor, opened=True)
     assert found is not None and found[0] == "NOT CHECKED"
     assert "marbles-elsewhere-" in found[2] and "that it has no row of them is its organizer's word" in found[2]
+
+
+def test_a_round_that_its_organizer_did_not_sign_is_no_predecessor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A server puts words into its log in the organizer's name."""
+    honest = records.sign
+
+    def sign(kind: str, of: str, fields: dict, *, key) -> dict:
+        forged = kind == "RoundDefined" and fields["name"] == "elsewhere"
+        return honest(kind, of, fields, key=rounds_made.key("mallory") if forged else key)
+
+    monkeypatch.setattr(records, "sign", sign)
+    found = said(monkeypatch, tmp_path, predecessor="its own")
+    assert found is not None and found[:2] == ("FAILED", "log entry 1, predecessor")
+
+
+@pytest.mark.parametrize(
+    ("end", "by", "counts"),
+    [
+        ("RankingPublished", "evaluator", True),
+        ("RankingPublished", "custodian-a", False),
+        ("RankingPublished", "mallory", False),
+        ("RoundVoided", "custodian-a", True),
+        ("RoundVoided", "evaluator", False),
+        ("RoundVoided", "mallory", False),
+    ],
+)
+def test_a_round_is_ended_by_nobody_but_who_may(
+    end: str, by: str, counts: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = said(monkeypatch, tmp_path, opened=True, end=end, by=by)
+    assert found is not None and found[0] == "NOT CHECKED"
+    assert ("with no ranking published, nor void, in this log" in found[2]) == (not counts)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_round_is_not_ended_by_words_that_nobody_signed(
+    end: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = said(monkeypatch, tmp_path, opened=True, end=end, altered=True)
+    assert found is not None and "with no ranking published, nor void, in this log" in found[2]
 
 
 @pytest.mark.parametrize("end", ["", *ENDS])

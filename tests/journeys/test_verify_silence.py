@@ -69,3 +69,23 @@ def test_other_rounds_of_the_same_question_are_named_with_their_end(
     assert where.count("marbles-first-try-") == 1 and "(voided at log entry 1)" in where
     assert where.count("marbles-elsewhere-") == 1 and where.endswith("(no end in these entries)")
     assert "marbles-others-" not in where
+
+
+def test_of_other_rounds_only_what_is_signed_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A server appends a round in the organizer's name, and an end to one that had none."""
+    splits = rounds_made.make_splits
+
+    def forged(made: Made) -> None:
+        splits(made)
+        fields = rounds_made.defined_fields(made)
+        made.append(records.sign("RoundDefined", "", fields | {"name": "made-up"}, key=rounds_made.key("mallory")))
+        request = records.sign("RoundDefined", "", fields | {"name": "left"}, key=rounds_made.key("organizer"))
+        made.append(request)
+        made.round = request["round"]
+        made.signed("RoundVoided", {"reason": "so they say"}, by="mallory")
+
+    monkeypatch.setattr(rounds_made, "make_splits", forged)
+    where = checks(rounds_made.make(tmp_path / "round"), tmp_path / "bundle")["round"].where
+    assert "marbles-made-up-" not in where
+    assert "marbles-left-" in where and "voided" not in where
+    assert where.count("(no end in these entries)") == 2

@@ -102,6 +102,21 @@ def with_anchor(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     monkeypatch.setattr(rounds_made, "DEFINITION", text)
 
 
+def test_nothing_stands_from_a_round_that_its_organizer_did_not_sign(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever defines a round in another's name names its evaluators, too."""
+    honest = records.sign
+
+    def sign(kind: str, of: str, fields: dict, *, key: Any) -> dict:
+        forged = kind == "RoundDefined" and fields["name"] == "elsewhere"
+        return honest(kind, of, fields, key=rounds_made.key("mallory") if forged else key)
+
+    monkeypatch.setattr(records, "sign", sign)
+    status, _, meaning = found(play(Past(), monkeypatch, tmp_path))[NAME]
+    assert status == "FAILED" and "that its organizer signed" in meaning
+
+
 @pytest.fixture
 def untrained(tmp_path: Path) -> Callable[[], str]:
     def digest() -> str:

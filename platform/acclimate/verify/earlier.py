@@ -4,11 +4,11 @@ A holdout that was opened before may be known to anybody, to the organizer at le
 at before it seals, and a bundle does not show: it has one round's rows. So it is said, for each round of the same competition in this log.
 """
 
+from acclimate.verify import others
 from acclimate.verify.audit import Audit
 from acclimate.verify.report import Beside, Failed, NotChecked
 
 _SHOWN = 5
-_ENDS = ("RankingPublished", "RoundVoided")
 
 
 def follows(audit: Audit) -> str:
@@ -17,11 +17,8 @@ def follows(audit: Audit) -> str:
     Which holdouts were open by then is named, and which of those rounds has no end in this log: an organizer may have seen its ranking, and asked again.
     """
     defined = audit.records[audit.first]
-    before = {
-        record.round: at
-        for at, record in enumerate(audit.records[: audit.first])
-        if record.type == "RoundDefined" and record["competition"] == defined["competition"]
-    }
+    known = others.defined(audit.records[: audit.first])
+    before = {name for name, (_, record) in known.items() if record["competition"] == defined["competition"]}
     named = defined.fields.get("predecessor")
     if named is not None and named not in before:
         raise Failed(
@@ -33,7 +30,7 @@ def follows(audit: Audit) -> str:
         raise Beside
     said = f"it follows {named}" if named is not None else "it names no round that it follows"
     if opened:
-        ended = {record.round for record in audit.records if record.type in _ENDS}
+        ended = others.ends(audit.records)
         left = " with no ranking published, nor void, in this log"
         shown = [
             f"{name} (log entry {at}{'' if name in ended else left})" for name, at in list(opened.items())[:_SHOWN]
@@ -49,7 +46,8 @@ def follows(audit: Audit) -> str:
 def _opened(audit: Audit, competition: str) -> dict[str, int]:
     """Other rounds of a competition whose holdout was opened before this round's was sealed, by log index of the opening."""
     own = audit.records[audit.first].round
-    rounds = {r.round for r in audit.records if r.type == "RoundDefined" and r["competition"] == competition} - {own}
+    known = others.defined(audit.records)
+    rounds = {name for name, (_, record) in known.items() if record["competition"] == competition} - {own}
     sealed = (at for at, r in enumerate(audit.records) if r.type == "HoldoutSealed" and r.round == own)
     until = next(sealed, len(audit.records))
     openings = ((at, r) for at, r in enumerate(audit.records[:until]) if r.type == "HoldoutOpened")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from acclimate import hand_overs
+from acclimate.verify import others
 from acclimate.verify.audit import Audit
 from acclimate.verify.files import Bundle, parse
 from acclimate.verify.report import Failed
@@ -14,7 +15,6 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Submission
 from acclimate_competitions.records import Record
 
-_ENDS = {"RankingPublished": "published", "RoundVoided": "voided"}
 _SHOWN = 20
 
 
@@ -23,12 +23,11 @@ def find(audit: Audit) -> str:
 
     The log may hold other rounds; their entries are there because the tree needs them, and are not judged.
     """
-    defined = {index: r for index, r in enumerate(audit.records) if r.type == "RoundDefined"}
     audit.first = first_of(audit.records, audit.bundle)
-    round_id = defined[audit.first].round
+    round_id = audit.records[audit.first].round
     audit.last = max(index for index, record in enumerate(audit.records) if record.round == round_id)
-    others = _others(audit, defined)
-    said = f"; besides, of the same competition and organizer: {', '.join(others)}" if others else ""
+    beside = _others(audit)
+    said = f"; besides, of the same competition and organizer: {', '.join(beside)}" if beside else ""
     return f"{round_id}, from log entry {audit.first}{said}"
 
 
@@ -68,22 +67,20 @@ def own_records(bundle: Bundle) -> list[tuple[int, Record]]:
     return [(i, record) for i, record in enumerate(log) if i >= first and record.round == log[first].round]
 
 
-def _others(audit: Audit, defined: Mapping[int, Record]) -> list[str]:
-    """The log's other rounds of this competition and organizer, and how each ended by its own records, which nobody has checked.
+def _others(audit: Audit) -> list[str]:
+    """The log's other rounds of this competition and organizer, and how each ended by its own records: see others.py.
 
     Whoever tries until a ranking pleases leaves the other tries here.
     """
-    own = defined[audit.first]
+    own = audit.records[audit.first]
     same = [
-        record.round
-        for index, record in defined.items()
-        if index != audit.first
+        name
+        for name, (_, record) in others.defined(audit.records).items()
+        if name != own.round
         and record["competition"] == own["competition"]
         and record["organizer"]["ed25519"] == own["organizer"]["ed25519"]
     ]
-    ended = {
-        record.round: (index, _ENDS[record.type]) for index, record in enumerate(audit.records) if record.type in _ENDS
-    }
+    ended = others.ends(audit.records)
     said = [
         f"{name} ({f'{ended[name][1]} at log entry {ended[name][0]}' if name in ended else 'no end in these entries'})"
         for name in same

@@ -8,6 +8,7 @@ that of an evaluator whom it names over ModelPrepared.
 from collections.abc import Mapping
 from typing import Any
 
+from acclimate.verify import others
 from acclimate.verify.audit import Audit
 from acclimate.verify.report import Beside, Failed, NotChecked
 from acclimate_competitions import bases, digests, records
@@ -48,7 +49,6 @@ def _earlier(audit: Audit, entry: Entry) -> str:
     round_id, commitment = _named(manifest, where)
     index = _accepted(audit, entry, round_id, commitment, where)
     before = _defined(audit, round_id, where)
-    _signed(before, f"RoundDefined of {round_id}")
     if manifest.get("kind") == bases.KIND:
         base = str(manifest.get("base"))
         if bases.of(before["files"], base) != bases.of(audit.round.defined["files"], base):
@@ -92,9 +92,12 @@ def _accepted(audit: Audit, entry: Entry, round_id: str, commitment: str, where:
 
 
 def _defined(audit: Audit, round_id: str, where: str) -> Record:
-    found = next((r for r in audit.records if r.type == "RoundDefined" and r.round == round_id), None)
+    _, found = others.defined(audit.records).get(round_id, (0, None))
     if found is None or found["competition"] != audit.competition.slug:
-        raise Failed(where, f"the log has no round {round_id} of the competition {audit.competition.slug}")
+        raise Failed(
+            where,
+            f"the log has no round {round_id} of the competition {audit.competition.slug} that its organizer signed",
+        )
     return found
 
 
