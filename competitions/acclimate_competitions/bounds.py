@@ -26,6 +26,8 @@ STREAMED = 256
 _BATCH = 256 << 20
 _ROWS = 65_536
 _MANY = 100
+_FOOTER = 16 << 20
+"""Bytes that a footer may have: one column of one row group takes some hundred, and some thousand bytes of memory before any row is read."""
 _LOOKED_AT = 8 << 20  # writers end a dictionary at 1 MiB or so
 _DEEPEST = 8
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
@@ -35,6 +37,7 @@ _BY_DICTIONARY = frozenset({2, 8})  # PLAIN_DICTIONARY, RLE_DICTIONARY
 _WINDOWS = (256, 65_536, 1 << 24)
 _LENGTH = struct.Struct("<I")
 _MAGIC = b"PAR1"
+_TAIL = 8  # the footer's length, and the magic bytes
 _SCHEMA = b"ARROW:schema"
 _WRITER = re.compile(r"parquet-cpp-arrow version [0-9A-Za-z.+-]{1,40}")
 # By Parquet's own numbers: what our writer writes; statistics, indexes, filters, orders and metadata of columns are not among them.
@@ -60,6 +63,7 @@ def read(path: Path, *, most: int | None = None) -> pa.Table:
     if not stat.S_ISREG(path.stat().st_mode):  # a pipe keeps whoever opens it waiting
         raise pa.ArrowInvalid("it is no regular file")
     most = allowed(path) if most is None else most
+    check_footer(path)
     with pq.ParquetFile(path) as file:
         rows = batch_rows(path, file, most=most)
         batches, taken = [], 0
@@ -85,6 +89,21 @@ def check(size: int, most: int) -> None:
     """
     if size > most:
         raise pa.ArrowInvalid(f"its rows take {size} bytes of memory or more, at most {most} are allowed")
+
+
+def check_footer(path: Path) -> None:
+    """Give up on a file whose footer alone would take much memory and time, before it is parsed.
+
+    Raises:
+        ArrowInvalid: it is longer than _FOOTER, or the file has none.
+    """
+    with path.open("rb") as stream:
+        if stream.seek(0, SEEK_END) < _TAIL:
+            raise pa.ArrowInvalid("it is too short for a Parquet file")
+        stream.seek(-_TAIL, SEEK_END)
+        (length,) = _LENGTH.unpack(stream.read(4))
+    if length > _FOOTER:
+        raise pa.ArrowInvalid(f"its footer has {length} bytes, at most {_FOOTER} are allowed")
 
 
 def beside(path: Path, like: Path) -> str:

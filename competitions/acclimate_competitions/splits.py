@@ -32,6 +32,8 @@ REQUIRED = ("preparation", "validation", "holdout")
 PUBLIC = ("preparation", "validation", "practice")
 ALL = (*REQUIRED, "practice")
 BLOBS = "blobs"
+MOST_COLUMNS = 1000
+"""Columns that a split may have, which are looked at one by one: many more than a prompt names, or a row names files."""
 
 _WHY = {
     "example": " (a name that no other row has)",
@@ -39,6 +41,8 @@ _WHY = {
     "target": " (the right answer)",
 }
 """What a column that each split needs is for."""
+_SHOWN = 200
+"""Characters of a name or type that a problem shows."""
 _EXPRESSION = re.compile(r"{[{%](.*?)[%}]}", re.DOTALL)
 _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 _IDENTIFIER = re.compile(r"(?<![.\w])[A-Za-z_]\w*")
@@ -194,9 +198,18 @@ def column_problems(columns: pa.Schema, name: str, task: Task, competition: Comp
         task: whose it is.
         competition: whose task.
     """
+    if too_many := too_wide(columns, name):
+        return [too_many]
     seen = _Seen()
     _check_columns(columns.empty_table(), name, task, competition, seen)
     return seen.problems
+
+
+def too_wide(columns: pa.Schema, name: str) -> str:
+    """The problem of a split with more than MOST_COLUMNS; empty where it has no more. `name` is its file's, for the problem."""
+    if len(columns) <= MOST_COLUMNS:
+        return ""
+    return f"{name}: it has {len(columns)} columns, at most {MOST_COLUMNS} are allowed"
 
 
 def wrong_truths(task: Task, truths: Sequence[str]) -> dict[str, list[int]]:
@@ -251,6 +264,9 @@ def _read(path: Path, name: str, split: str, seen: _Seen) -> pa.Table | None:
         _not_the_machines(error, name)
         seen.problems.append(f"{name}: not readable as Parquet: {str(error).splitlines()[0]}")
         return None
+    if too_many := too_wide(table.schema, name):
+        seen.problems.append(too_many)
+        return None
     if table.num_rows == 0:
         seen.problems.append(f"{name}: the {split} split is empty")
     return table
@@ -264,7 +280,7 @@ def _not_the_machines(error: Exception, name: str) -> None:
 
 def _note_blobs(table: pa.Table, name: str, seen: _Seen) -> pa.Table:
     """The table without its columns that name blobs; what they name is noted."""
-    columns = [i for i, column in enumerate(table.schema) if is_blob(column.type)]
+    columns = {i: None for i, column in enumerate(table.schema) if is_blob(column.type)}
     for i in columns:
         for row, value in enumerate(table.column(i).to_pylist()):
             if value is None:
@@ -313,20 +329,26 @@ def _check_columns(table: pa.Table, name: str, task: Task, competition: Competit
         if column not in names:
             why = " (ranking.cluster names it)" if column == cluster else _WHY.get(column, "")
             seen.problems.append(f"{name}: column {column!r} is missing{why}")
-    for column in sorted({column for column in names if names.count(column) > 1}):
-        seen.problems.append(f"{name}: column {column!r} stands {names.count(column)} times")
+    counts, used = Counter(names), {*needed, "cluster", *columns_of(task)}
+    for column in sorted(column for column, count in counts.items() if count > 1):
+        seen.problems.append(f"{name}: column {shown(column)} stands {counts[column]} times")
     for schema_field in table.schema:
-        if schema_field.name not in {*needed, "cluster", *columns_of(task)}:
+        column, kind = schema_field.name, schema_field.type
+        if column not in used:
             seen.problems.append(
-                f"{name}: column {schema_field.name!r} is used by neither the definition nor the task's prompt"
+                f"{name}: column {shown(column)} is used by neither the definition nor the task's prompt"
             )
-        elif schema_field.type != pa.string():
-            seen.problems.append(
-                f"{name}: column {schema_field.name!r} is {schema_field.type}, it must be string{_remedy(schema_field.type)}"
-            )
-        elif nulls := table.column(schema_field.name).null_count if names.count(schema_field.name) == 1 else 0:
-            seen.problems.append(f"{name}: column {schema_field.name!r} has {nulls} nulls")
+        elif kind != pa.string():
+            is_kind = f"is {str(kind)[:_SHOWN]}, it must be string{_remedy(kind)}"
+            seen.problems.append(f"{name}: column {shown(column)} {is_kind}")
+        elif nulls := table.column(column).null_count if counts[column] == 1 else 0:
+            seen.problems.append(f"{name}: column {shown(column)} has {nulls} nulls")
     return len(seen.problems) == before
+
+
+def shown(column: str) -> str:
+    """A column's name in a sentence: quoted, and cut where it is long, since a file may name one as it likes."""
+    return repr(column if len(column) <= _SHOWN else f"{column[:_SHOWN]}…")
 
 
 def _remedy(kind: pa.DataType) -> str:
@@ -343,7 +365,8 @@ def _check_rows(table: pa.Table, split: str, task: Task, cluster: str | None, se
     """Report each kind of problem of a file once, with a count and the first case."""
     where, name = f"{task.name}/{split}", f"{task.name}/{split}.parquet"
     found: dict[str, list[str]] = {}
-    shown = [column for column in table.schema.names if column in columns_of(task)] or ["input"]
+    named = columns_of(task)
+    compared = [column for column in table.schema.names if column in named] or ["input"]
     rows = table.to_pylist()
     for what, wrong in wrong_truths(task, [row[task.truth] for row in rows]).items():
         found[what] = [f"{rows[place][task.truth][:200]!r} of {rows[place]['example']!r}" for place in wrong]
@@ -356,7 +379,7 @@ def _check_rows(table: pa.Table, split: str, task: Task, cluster: str | None, se
         first = seen.examples.setdefault(example, where)
         if first != where:
             found.setdefault(f"example ids that stand in {first} too", []).append(repr(example))
-        normal = " \x1f ".join(normalized(row[column]) for column in shown)
+        normal = " \x1f ".join(normalized(row[column]) for column in compared)
         first = seen.inputs.setdefault(normal, where)
         if first.rpartition("/")[2] != split:
             found.setdefault(f"inputs that stand in {first} too", []).append(f"that of {example!r}")

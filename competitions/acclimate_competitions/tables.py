@@ -75,6 +75,7 @@ def columns(path: Path) -> pa.Schema:
         Refusal: file_unreadable.
     """
     try:
+        bounds.check_footer(path)
         return pq.read_schema(path)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise Refusal("file_unreadable", f"{path.name}: {error}") from error

@@ -49,6 +49,7 @@ def views(path: Path, named: dict[str, int], *, name: str) -> Iterator[memoryvie
 
     start = taken = 0
     try:
+        bounds.check_footer(path)
         with pq.ParquetFile(path, memory_map=False, buffer_size=1 << 20, pre_buffer=False) as file:
             columns = file.schema_arrow.names
             if len(set(columns)) != len(columns):

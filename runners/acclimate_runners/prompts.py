@@ -21,6 +21,8 @@ _ROWS = 1024
 _OF_MACROS = frozenset({"caller", "varargs", "kwargs"})
 _OF_BLOCKS = frozenset({"self", "super"})
 """What a template's own parts are given without naming it."""
+_NAMED = 20
+"""Columns that a refusal names."""
 HINT = "mend the prompt, or write the splits with the column that it names; then: acclimate competition check FOLDER"
 
 
@@ -192,7 +194,12 @@ def _require_alone(task: Task, environment: "jinja2.Environment") -> None:
 
 def _misfit(task: Task, why: str, row: Mapping[str, Any]) -> Refusal:
     names = [name for name in row if name != _HIDDEN]
-    there = f"; the columns that it may name here: {', '.join(names)}" if names else ""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    there = (
+        f"; the columns that it may name here: {', '.join(name[:200] for name in names[:_NAMED])}{more}"
+        if names
+        else ""
+    )
     prompt = task.prompt if len(task.prompt) <= 200 else f"{task.prompt[:200]}…"
     sentence = f"task {task.name}: the prompt {prompt!r} does not fit the rows: {why}{there}"
     return Refusal("definition_invalid", sentence, hint=HINT)

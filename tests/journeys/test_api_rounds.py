@@ -5,6 +5,7 @@ import io
 import zipfile
 
 import live
+import pyarrow as pa
 import pytest
 from by_hand import (
     ada,
@@ -250,6 +251,12 @@ def test_public_splits_that_nobody_could_use_are_refused(served, tmp_path):
     assert problem["problems"] == ["tint/validation.parquet: not a readable Parquet file"]
     tables.write(table.drop_columns(["target"]), path)
     assert "column 'target' is missing" in refused(post(), "splits_invalid", 422)["detail"]
+    more = {f"c{i}": ["x"] * table.num_rows for i in range(1000)}
+    tables.write(pa.table({**table.to_pydict(), **dict(list(more.items())[:100])}), path)
+    told = refused(post(), "splits_invalid", 422)["problems"]
+    assert len(told) == 51 and told[-1] == "and 50 more"
+    tables.write(pa.table(more | table.to_pydict()), path)
+    assert "columns, at most 1000 are allowed" in refused(post(), "splits_invalid", 422)["detail"]
 
 
 def test_a_seal_must_be_what_the_bytes_say(served, tmp_path):

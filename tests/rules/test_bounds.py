@@ -254,3 +254,24 @@ def test_a_flipped_bit_ends_no_process(bit: int, tmp_path: Path) -> None:
             for _ in row_texts.texts(path):
                 pass
     assert read < len(whole)
+
+
+def test_a_footer_that_is_huge_is_not_parsed(tmp_path: Path) -> None:
+    """Its size is told by the file's last bytes; what stands there may be anything."""
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"PAR1" + b"\x00" * (17 * MIB) + (17 * MIB).to_bytes(4, "little") + b"PAR1")
+    said = r"its footer has 17825792 bytes, at most 16777216 are allowed"
+    with pytest.raises(pa.ArrowInvalid, match=said):
+        bounds.read(path)
+    with pytest.raises(Refusal, match=said):
+        tables.columns(path)
+    with pytest.raises(Refusal, match=said):
+        list(row_texts.texts(path))
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1"])
+def test_a_file_without_a_footer_is_no_table(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    path.write_bytes(data)
+    with pytest.raises(Refusal, match="too short for a Parquet file"):
+        tables.columns(path)

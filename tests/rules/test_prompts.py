@@ -171,3 +171,9 @@ def test_nothing_heavy_is_needed_for_it():
     """An organizer's machine has no runner: only the core install."""
     code = "import sys, acclimate_runners.prompts as p; sys.exit(any(n in sys.modules for n in ('torch', 'transformers', 'ray')))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_of_very_many_columns_a_refusal_names_the_first():
+    with pytest.raises(Refusal) as caught:
+        prompts.require_columns(replace(TASK, prompt="{{ nope }}"), [f"c{i}" for i in range(900)] + ["x" * 100_000])
+    assert caught.value.sentence.endswith("c18, c19 and 881 more") and len(caught.value.sentence) < 1000

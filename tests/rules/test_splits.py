@@ -248,3 +248,32 @@ def test_a_pipe_in_the_place_of_a_file_is_told_and_waited_for_by_nobody(
     )
     done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, timeout=120)
     assert Path(name).name in done.stdout and "no regular file" in done.stdout, done
+
+
+def schema_of(count: int) -> pa.Schema:
+    return pa.schema(
+        [(name, pa.string()) for name in ("example", "input", "target")]
+        + [(f"c{i}", pa.string()) for i in range(count)]
+    )
+
+
+def test_a_split_with_very_many_columns_is_one_problem(folder: Path, competition: Competition) -> None:
+    """They are looked at one by one, by a server, too."""
+    found = splits.column_problems(schema_of(20_000), "digit/practice.parquet", competition.tasks[0], competition)
+    assert found == ["digit/practice.parquet: it has 20003 columns, at most 1000 are allowed"]
+    write(folder / "splits/digit/holdout.parquet", {f"c{i}": ["x"] for i in range(1001)})
+    assert problems(folder, competition) == ("digit/holdout.parquet: it has 1001 columns, at most 1000 are allowed",)
+
+
+def test_a_prompt_is_read_once_for_all_columns(monkeypatch: pytest.MonkeyPatch, competition: Competition) -> None:
+    """Searching a long one for names takes milliseconds, and a file may have a thousand columns."""
+    calls, honest = [], splits.columns_of
+    monkeypatch.setattr(splits, "columns_of", lambda task: calls.append(task) or honest(task))
+    found = splits.column_problems(schema_of(500), "digit/practice.parquet", competition.tasks[0], competition)
+    assert len(found) == 501 and "'cluster' is missing" in found[0] and len(calls) == 1
+
+
+def test_a_columns_long_name_is_cut_in_a_problem(competition: Competition) -> None:
+    schema = pa.schema([*schema_of(0), ("cluster", pa.string()), ("x" * 100_000, pa.string())])
+    (found,) = splits.column_problems(schema, "digit/practice.parquet", competition.tasks[0], competition)
+    assert len(found) < 400 and "xxx…' is used by neither" in found

@@ -19,6 +19,8 @@ from acclimate_competitions.records import FIELDS, ID_DIGITS, format_time, parse
 from acclimate_runners import prompts
 
 _PUBLIC_SPLITS = ("preparation", "validation")
+_SHOWN = 50
+"""Problems of split files that an answer has."""
 
 
 def define(store: Store, identity: Identity, account: Account, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,14 +156,16 @@ def _check_splits(store: Store, files: Mapping[str, str], competition: Competiti
                     raise
                 problems.append(f"{name}: not a readable Parquet file")
                 continue
-            prompts.require_columns(task, found.names)
+            if not splits.too_wide(found, name):
+                prompts.require_columns(task, found.names)
             problems += splits.column_problems(found, name, task, competition)
     if problems:
+        more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
         raise Refusal(
             "splits_invalid",
             f"the public split files have {len(problems)} problem(s): {problems[0]}",
             hint="see them all before a round is begun: acclimate competition check FOLDER",
-            problems=problems,
+            problems=[*problems[:_SHOWN], *more],
         )
 
 
