@@ -107,26 +107,35 @@ class World:
     """A server, its clock, and the people's folders."""
 
     def __init__(self, root: Path) -> None:
-        from acclimate.api.app import create_app
-        from acclimate.api.server import configure, listen
-
         self.root, self.data = root, root / "data"
         self.now = YESTERDAY
-        self.settings = config.load(self.data, environ={})
-        self.store = Store.open(self.settings, clock=lambda: self.now)
         self._running = contextlib.ExitStack()
-        self._running.callback(self.store.close)
-        listener = listen("127.0.0.1", 0)
-        server = uvicorn.Server(configure(create_app(self.settings, clock=lambda: self.now)))
-        self._running.enter_context(serving(server, listener))
-        self.proxy = Proxy(listener.getsockname()[1])
-        self._running.callback(self.proxy.close)
+        self.proxy = Proxy(0)
+        self.serve(self.data)
         self.url = f"http://127.0.0.1:{self.proxy.port}"
         self.competition = build_competition(root / "competition")
         self.count = 0
 
-    def close(self) -> None:
+    def serve(self, data: Path, **given: str) -> None:
+        """Run the server over a data folder, at the one address that people know."""
+        from acclimate.api.app import create_app
+        from acclimate.api.server import configure, listen
+
+        self.data, self.settings = data, config.load(data, environ={}, given=given)
+        self.store = Store.open(self.settings, clock=lambda: self.now)
+        self._running.callback(self.store.close)
+        listener = listen("127.0.0.1", 0)
+        server = uvicorn.Server(configure(create_app(self.settings, clock=lambda: self.now)))
+        self._running.enter_context(serving(server, listener))
+        self.proxy.to = listener.getsockname()[1]
+
+    def stop(self) -> None:
+        """End the server, for another `serve`."""
         self._running.close()
+
+    def close(self) -> None:
+        self.stop()
+        self.proxy.close()
 
     def tick(self, round_id: str, **later: float) -> list[str]:
         """Let the database's time pass, and make the transitions that are due; those of a round."""
