@@ -45,7 +45,7 @@ with Client({"a": "http://127.0.0.1:9", "b": sys.argv[4]}[name], patience=0) as 
     wait()
     for i in range(count):
         try:
-            organizer._define(client, keys, {"round": f"{name}-{i}"}, say=lambda line: None)
+            organizer._define(client, keys, {"round": f"{name}-{i}"}, holdout="", say=lambda line: None)
         except Refusal as refusal:
             assert refusal.code == code, refusal
 """

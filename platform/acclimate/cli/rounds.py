@@ -112,11 +112,17 @@ def seal(
         Path, typer.Argument(help="The built competition that the round was created from.", metavar="FOLDER")
     ],
     keys: KeysFolder,
+    holdout_changed: Annotated[
+        bool,
+        typer.Option(
+            "--holdout-changed", help="The holdout was built anew since the round was created, and this one is meant."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Seal the holdout on this machine, for the custodians.
 
-    A rehearsal on dummy data is handed in with it. What leaves this machine is ciphertext, and one encrypted share a custodian. Interrupted, the same command goes on
+    The folder must be the one that the round was created from: a seal is for good. A rehearsal on dummy data is handed in with it. What leaves this machine is ciphertext, and one encrypted share a custodian. Interrupted, the same command goes on
     with the same seal.
 
     Example: acclimate round seal digits-2027-1 ./digits --keys ./me
@@ -125,7 +131,9 @@ def seal(
 
     client, opened = connect(keys)
     with client, bar("uploading the sealed holdout") as progress:
-        answer = actors.seal_round(client, opened, round_id, folder, progress=progress, say=say)
+        answer = actors.seal_round(
+            client, opened, round_id, folder, holdout_changed=holdout_changed, progress=progress, say=say
+        )
     emit(answer, as_json=as_json, text=f"sealed {answer['round']}: {answer['seal']}, log entry {answer['index']}")
 
 

@@ -1,8 +1,9 @@
 """Whether a new holdout is disjoint from all that earlier rounds of its competition hold, as far as this machine can tell.
 
-Of each holdout that it seals a key folder keeps digests, in `holdouts/<round>.json` (mode 0600: they are as secret as the holdout). A holdout that
-was published is read from the round's bundle, which is audited up to it; one that stays private from the whole bundle, which its own
-organizer gets. What can be told in none of these ways is said, and why.
+Of each holdout that it seals a key folder keeps digests, in `holdouts/<round>.json` (mode 0600: they are as secret as the holdout), with the id of
+the seal that they are of: they count for a round whose seal in the log that is, and for no other. A holdout that was published is read
+from the round's bundle, which is audited up to it; one that stays private from the whole bundle, which its own organizer gets. What can be
+told in none of these ways is said, and why.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate import files, verify
+from acclimate.client import seals
 from acclimate.client.connection import Client
 from acclimate.client.definitions import definition_of
 from acclimate.keys import Keys
@@ -63,15 +65,16 @@ class Seen:
         }
 
 
-def keep(keys: Keys, defined: Record, competition: Competition, folder: Path) -> None:
-    """Keep the digests of a holdout that is sealed for a round.
+def keep(keys: Keys, defined: Record, competition: Competition, folder: Path, *, seal: str) -> None:
+    """Keep the digests of a holdout that is sealed for a round, once the log has the seal.
 
     Raises:
         Refusal: splits_invalid, no_space, file_unreadable.
     """
     from acclimate_competitions import holdouts
 
-    _write(keys, defined, holdouts.kept(holdouts.tables_of(folder, competition, "holdout"), competition))
+    document = holdouts.kept(holdouts.tables_of(folder, competition, "holdout"), competition)
+    _write(keys, defined, document | {"seal": seal})
 
 
 def compare(
@@ -157,8 +160,8 @@ def require_unknown(
     """Refuse a holdout that an earlier round of these keys has made known already, or, in a round that follows another, shares with any.
 
     1. A round that follows another: as `compare`, all of it.
-    2. Any other: the digests that the key folder keeps, of rounds of the same competition. What stands in a round whose holdout may be known by
-       now is refused, unless the definition says that the data are public; what stands in one that is secret still is said.
+    2. Any other: the rounds of the same competition of which the key folder keeps digests, as `compare` knows them. What stands in a round whose
+       holdout may be known by now is refused, unless the definition says that the data are public; what stands in one that is secret still is said.
 
     Args:
         client: a connection for the organizer's account.
@@ -179,18 +182,26 @@ def require_unknown(
         require_disjoint(compare(client, keys, competition, folder, but=but, say=say))
         return
     # 2
-    known = [one for one in _earlier(client, keys, competition.slug) if one[0] != but and _path(keys, one[0]).exists()]
+    earlier = [
+        (round_id, phase)
+        for round_id, phase in _earlier(client, keys, competition.slug)
+        if round_id != but and phase not in _NOTHING and _path(keys, round_id).exists()
+    ]
     # A holdout may have millions of rows, and most rounds are the first of their keys.
-    mine = holdouts.tables_of(folder, competition, "holdout") if known else {}
+    mine = holdouts.tables_of(folder, competition, "holdout") if earlier else {}
     found = []
-    for round_id, phase in known:
-        overlaps = [o for o in holdouts.shared(_read(_path(keys, round_id)), mine, competition) if o.what != "clusters"]
+    for round_id, phase in earlier:
+        known, by, why = _known(client, keys, round_id, phase=phase, say=say)
+        if known is None:
+            say(f"warning: {round_id}: its holdout was not compared: {why}")
+            continue
+        overlaps = [o for o in holdouts.shared(known, mine, competition) if o.what != "clusters"]
         if not overlaps:
             continue
-        standing = "secret" if phase in _NOTHING else _standing(client, round_id, phase)
+        standing = _standing(client, round_id, phase)
         told = tuple(f"its holdout has {overlap.sentence()}" for overlap in overlaps)
         if standing == "known" and not competition.data_is_public:
-            found.append(Seen(round_id, phase, "kept digests", "", told))
+            found.append(Seen(round_id, phase, by, "", told))
         else:
             why = "the definition says that the data are public" if standing == "known" else f"it is {phase}"
             say(f"warning: {round_id}: {told[0]}; {why}")
@@ -229,10 +240,11 @@ def _known(
     client: Client, keys: Keys, round_id: str, *, phase: str, say: Say
 ) -> tuple[Mapping[str, Any] | None, str, str]:
     """What is known of a holdout, how, and why not if nothing is."""
-    path = _path(keys, round_id)
-    if path.exists():
-        document = _read(path)
+    document, lacks = _kept(client, keys, round_id, phase=phase)
+    if document is not None:
         return document, str(document.get("source", "kept digests")), ""
+    if phase == "elsewhere":
+        return None, "", lacks
     defined, competition = definition_of(client, round_id)
     private = competition.round.holdout_after == "private"
     own = defined.by == keys.public
@@ -242,7 +254,25 @@ def _known(
         return _of_bundle(client, keys, defined, competition, say=say, whole=private), "whole bundle", ""
     if private and not own:
         return None, "", "its holdout stays private, and another organizer has it"
-    return None, "", f"its holdout is not opened to this machine, and {keys.folder} keeps no digests of it"
+    return None, "", f"its holdout is not opened to this machine, and {lacks}"
+
+
+def _kept(client: Client, keys: Keys, round_id: str, *, phase: str) -> tuple[Mapping[str, Any] | None, str]:
+    """The digests that the key folder keeps of a holdout, where they are of the seal that the log has; else why there are none."""
+    path = _path(keys, round_id)
+    if not path.exists():
+        return None, f"{keys.folder} keeps no digests of it"
+    document = _read(path)
+    # What was read from a bundle was audited against the log; a round that is not here has no log here.
+    if "source" in document or phase == "elsewhere":
+        return document, ""
+    # Earlier versions wrote no seal here, but beside it.
+    own = document.get("seal") or seals.kept_id(keys.folder / "seals" / round_id)
+    there = seals.logged(client, round_id)
+    if there is not None and own == there[1]:
+        return document, ""
+    sealed = "none" if there is None else there[1]
+    return None, f"the digests in {path} are of the seal {own or 'of which nothing is kept'}, the log has {sealed}"
 
 
 def _of_bundle(

@@ -3,8 +3,9 @@
 The holdout never leaves the organizer's machine in clear, and the seal's secret exists only while sealing. What was sealed is kept as
 ciphertext in `seals/<round>/` of the key folder until the server has it, so that an interrupted sealing goes on with the same seal.
 
-The rounds that a key folder created are kept in its `rounds.json`. A beginning of an id means one of these, whatever the server
-says, and nothing is signed or sealed for a round that another key defined: no server chooses whose custodians get the shares.
+The rounds that a key folder created are kept in its `rounds.json`, each with the digest of the holdout that was looked at then. A beginning
+of an id means one of these, whatever the server says, and nothing is signed or sealed for a round that another key defined: no server
+chooses whose custodians get the shares.
 """
 
 import secrets
@@ -61,7 +62,7 @@ def create_round(
     1. Definition, splits and people are checked, and that no earlier round made the holdout known; for log and witnesses see servers.py.
     2. RoundDefined is made and put through the round's own rules, before anything is sent.
     3. Definition and public files are uploaded; never a holdout.
-    4. The id is kept in the key folder, and RoundDefined is sent.
+    4. The id is kept in the key folder, with the holdout's digest, and RoundDefined is sent.
 
     Args:
         client: a connection for the organizer's account.
@@ -116,7 +117,7 @@ def create_round(
     # 3
     _upload(client, [folder / "competition.toml", *public.values()], progress=progress)
     # 4
-    created = _define(client, keys, request, say=say)
+    created = _define(client, keys, request, holdout=digests.of_tree(splits.holdout_files(folder).items()), say=say)
     servers.keep(keys.folder, fields)
     return created
 
@@ -127,22 +128,25 @@ def seal_round(
     round_id: str,
     folder: Path,
     *,
+    holdout_changed: bool = False,
     progress: Progress | None = None,
     say: Say = lambda line: None,
     random: Callable[[int], bytes] = secrets.token_bytes,
 ) -> dict[str, Any]:
     """Seal the holdout of a built competition for a round's custodians, and hand in the rehearsal; {seal, index}.
 
-    1. The round is one that these keys defined; the folder's definition is the round's; its holdout is none that an earlier round has made
-       known, and, where the round follows another, disjoint from all.
-    2. Holdout and dummy rows are sealed with secrets of their own; the secrets are split, wrapped and forgotten. Digests of the rows are kept.
-    3. Ciphertext, HoldoutSealed and envelopes are sent; then the same of the rehearsal.
+    1. The round is one that these keys defined. Where the log has its seal, it is the one kept here, of this holdout.
+    2. Definition and public files are the round's, the holdout is the one that was looked at when the round was created. It is none that an earlier
+       round has made known, and, where the round follows another, disjoint from all.
+    3. Holdout and dummy rows are sealed with secrets of their own; the secrets are split, wrapped and forgotten.
+    4. Ciphertext, HoldoutSealed and envelopes are sent, and digests of the rows are kept once the log has the seal; then the same of the rehearsal.
 
     Args:
         client: a connection for the organizer's account.
         keys: the organizer's keys.
         round_id: the round, or a prefix of its id.
         folder: the built competition.
+        holdout_changed: the organizer knows that the holdout was built anew since the round was created.
         progress: called while uploading with (bytes done, bytes in all).
         say: called with a sentence at each step.
         random: gives that many uniform random bytes.
@@ -156,54 +160,33 @@ def seal_round(
 
     # 1
     defined, competition = own_round(client, keys, round_id)
-    if definition.load(folder).digest != competition.digest:
-        raise Refusal(
-            "conflict",
-            f"{folder} has another definition than {defined.round}: {definition.load(folder).digest}, {competition.digest}",
-            hint="seal the folder that the round was created from",
-        )
-    splits.check(folder, competition)
-    prompts.check(folder, competition)
-    follows = "predecessor" in defined.fields
-    holdouts.require_unknown(client, keys, competition, folder, but=defined.round, follows=follows, say=say)
-    # 2
     work = keys.folder / "seals" / defined.round
     work.parent.mkdir(mode=0o700, exist_ok=True)
     with alone(work.with_name(f".{work.name}.lock"), doing=f"sealing {defined.round}", within=0.0):
-        sealed = seals.made(work, defined, splits.holdout_files(folder), random=random, say=say)
-        holdouts.keep(keys, defined, competition, folder)
+        files_of = splits.holdout_files(folder)
+        holdout = digests.of_tree(files_of.items())
+        seals.require_same(client, work, defined, holdout=holdout, folder=folder)
+        # 2
+        looked_at = None if holdout_changed else _looked_at(keys, defined)
+        seals.require_created_from(folder, defined, competition, holdout=holdout, looked_at=looked_at)
+        splits.check(folder, competition)
+        prompts.check(folder, competition)
+        follows = "predecessor" in defined.fields
+        holdouts.require_unknown(client, keys, competition, folder, but=defined.round, follows=follows, say=say)
         # 3
-        return _hand_in(client, keys, defined, sealed, progress=progress, say=say)
+        sealed = seals.made(work, defined, files_of, holdout=holdout, random=random, say=say)
+        # 4
+        index = seals.hand_in(client, keys, defined, sealed, progress=progress, say=say)
+        holdouts.keep(keys, defined, competition, folder, seal=sealed["real"]["fields"]["seal"])
+        seals.rehearse(client, keys, defined, sealed, progress=progress, say=say)
+        return {"round": defined.round, "seal": sealed["real"]["fields"]["seal"], "index": index}
 
 
-def _hand_in(
-    client: Client,
-    keys: Keys,
-    defined: Record,
-    sealed: Mapping[str, Any],
-    *,
-    progress: Progress | None,
-    say: Say,
-) -> dict[str, Any]:
-    """Send the seal, then the rehearsal; what was sent needs no copy here."""
-    work = keys.folder / "seals" / defined.round
-    answer: dict[str, Any] = {}
-    for kind in ("real", "rehearsal"):
-        fields, envelopes = sealed[kind]["fields"], sealed[kind]["envelopes"]
-        ciphertext = work / f"{kind}.sealed"
-        if ciphertext.exists():
-            say(
-                f"uploading the {'holdout' if kind == 'real' else 'rehearsal'}, sealed: {ciphertext.stat().st_size} bytes"
-            )
-            client.put_blob(ciphertext, digest=fields["ciphertext"], progress=progress)
-        if kind == "real":
-            request = records.sign("HoldoutSealed", defined.round, fields, key=keys.ed25519)
-            answer = client.seal(defined.round, request, envelopes=envelopes)
-        else:
-            client.rehearse(defined.round, fields, envelopes=envelopes)
-    for kind in ("real", "rehearsal"):
-        (work / f"{kind}.sealed").unlink(missing_ok=True)
-    return {"round": defined.round, "seal": sealed["real"]["fields"]["seal"], "index": answer["index"]}
+def _looked_at(keys: Keys, defined: Record) -> str | None:
+    """The digest of the holdout that was looked at when a round was created; None where the folder keeps none."""
+    path = keys.folder / ROUNDS_FILE
+    kept = files.read_json(path).get(defined.round, {}) if path.exists() else {}
+    return kept.get("holdout") if isinstance(kept, dict) else None
 
 
 def extend(client: Client, keys: Keys, round_id: str, *, closes: datetime) -> dict[str, Any]:
@@ -357,12 +340,15 @@ def _dates(competition: Competition, given: Mapping[str, datetime | None], *, no
     return {name: format_time(moment) for name, moment in chosen.items() if moment is not None}
 
 
-def _define(client: Client, keys: Keys, request: dict[str, Any], *, say: Say) -> str:
-    """Keep the round's id, then send RoundDefined; an id that the server refuses is forgotten, and the one of the same round before taken."""
+def _define(client: Client, keys: Keys, request: dict[str, Any], *, holdout: str, say: Say) -> str:
+    """Keep the round's id, then send RoundDefined; an id that the server refuses is forgotten, and the one of the same round before taken.
+
+    With the id the digest is kept of the holdout that was looked at, the last time that the command was given.
+    """
     round_id = str(request["round"])
     with _keeping_rounds(keys) as known:
         new = round_id not in known
-        known[round_id] = {"server": client.url}
+        known[round_id] = {"server": client.url, "holdout": holdout}
     try:
         answer = client.define(request)
     except Refusal as refusal:
@@ -375,7 +361,7 @@ def _define(client: Client, keys: Keys, request: dict[str, Any], *, say: Say) ->
                 f"going on with {before.round}, which was begun before with the same words: it closes {before['closes']}"
             )
             with _keeping_rounds(keys) as known:
-                known.setdefault(before.round, {"server": client.url})
+                known[before.round] = {"server": client.url, **known.get(before.round, {}), "holdout": holdout}
             return before.round
         raise
     if answer.get("round") != round_id:
