@@ -7,7 +7,7 @@ never pooled. Of several rounds each is a set where they are compared with each 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -236,21 +236,22 @@ def of_bundle(path: Path, *, metric: str | None = None) -> Round:
             files.manifest(bundle)
             own = order.own_records(bundle)
             called = str(own[0][1]["name"])
-            ranking = cast(dict[str, Any], bundle.json("ranking.json"))
+            ranking = corrected_scores.ranking_in_force(bundle, own)
             competition = definition.parse(bundle.read("definition.toml"))
             linked = _linked(own, called, competition, ranking)
-            names = bundle.under("scores")
+            names = corrected_scores.score_files(bundle, competition, own)
             given_up = given_up_of((record for _, record in own), _accepted(own))
             if not names and competition.round.holdout_after != "private":
                 raise Refusal("bundle_invalid", f"the bundle {path} has no scores of single examples")
             parts = [tables.read(bundle.path(name), tables.SCORES).select(COLUMNS) for name in names]
             version, correction = corrected_scores.correction_in_force(bundle, own) if parts else (1, None)
             if correction is not None:
-                parts = [corrected_scores.judged(bundle, competition, correction).select(COLUMNS)]
+                parts = [corrected_scores.judged(bundle, competition, correction, own).select(COLUMNS)]
                 competition = correction.competition(competition)
             others = corrected_scores.other_metrics(competition) if parts else ()
             if metric in others:
-                parts.append(corrected_scores.by_metric(bundle, competition, correction, metric).select(COLUMNS))
+                scored = corrected_scores.by_metric(bundle, competition, correction, metric, own=own)
+                parts.append(scored.select(COLUMNS))
     except Failed as failed:
         raise Refusal(
             "bundle_invalid", f"the bundle {path}: {failed}", hint="acclimate verify tells all that is wrong with it"
@@ -273,8 +274,20 @@ def of_bundle(path: Path, *, metric: str | None = None) -> Round:
 
 
 def _accepted(own: Sequence[tuple[int, Record]]) -> dict[int, str]:
-    """Submission -> whose it is."""
-    return {index: record["entrant"] for index, record in own if record.type == "SubmissionAccepted"}
+    """Submission -> whose it is.
+
+    Raises:
+        Failed: a record is of another one.
+    """
+    from acclimate.verify.report import Failed
+
+    accepted = {index: record["entrant"] for index, record in own if record.type == "SubmissionAccepted"}
+    for index, record in own:
+        if "submission" in record.fields and record["submission"] not in accepted:
+            raise Failed(
+                f"log entry {index}", f"it is of submission {record['submission']}, which the round did not accept"
+            )
+    return accepted
 
 
 def given_up_of(found: Iterable[Record], entrants: Mapping[int, str]) -> tuple[str, ...]:

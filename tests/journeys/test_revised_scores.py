@@ -1,13 +1,17 @@
 """Scores by example from the bundle of a round whose ranking was revised."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import made_bundles
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import revised_rounds
+import rounds_made
 from typer.testing import CliRunner
 
 import acclimate
@@ -62,3 +66,87 @@ def test_a_bundle_whose_correction_is_another_than_the_logs_is_refused(tmp_path:
     made_bundles.mend(folder)
     code, _, output = command("rank", "--bundle", folder)
     assert code == 1 and "bundle_invalid" in output and "versions/2/correction.json" in output
+
+
+def spoiled(played: revised_rounds.Revised, folder: Path, spoil: Callable[[Path], object]) -> str:
+    """What `rank` says of a bundle that somebody changed and gave a MANIFEST that fits."""
+    played.write(folder)
+    spoil(folder)
+    made_bundles.mend(folder)
+    code, _, output = command("rank", "--bundle", folder, "--missing", "worst")
+    assert code == 1 and output.startswith("bundle_invalid"), output
+    return output
+
+
+def rewritten(path: Path, edit: Callable[[pa.Table], pa.Table]) -> None:
+    pq.write_table(edit(pq.read_table(path)), path)
+
+
+FIRST = "predictions/ada/direct-size-none.parquet"
+
+
+def test_a_bundle_of_which_something_is_gone_or_changed_is_not_ranked_by_what_is_left(tmp_path: Path) -> None:
+    played = revised_rounds.play(tmp_path / "round")
+
+    def said(name: str, spoil: Callable[[Path], object]) -> str:
+        return spoiled(played, tmp_path / name, spoil)
+
+    assert f"{FIRST}: the file is missing" in said("one gone", lambda folder: (folder / FIRST).unlink())
+    assert "the file is missing" in said("all gone", lambda folder: shutil.rmtree(folder / "predictions"))
+    assert "its digest is" in said("fewer", lambda folder: rewritten(folder / FIRST, lambda table: table.slice(0, 5)))
+    other = "predictions/ada/direct-size-7.parquet"
+    assert f"{other}: the log has no such evaluation" in said(
+        "more", lambda folder: shutil.copy(folder / FIRST, folder / other)
+    )
+    assert "scores/bea.parquet: the file is missing" in said(
+        "no scores", lambda folder: (folder / "scores/bea.parquet").unlink()
+    )
+    assert "scores/bob.parquet: the round has no such entry" in said(
+        "more scores", lambda folder: shutil.copy(folder / "scores/bea.parquet", folder / "scores/bob.parquet")
+    )
+    assert "ranking.json: it has" in said(
+        "another ranking", lambda folder: shutil.copy(folder / "versions/1/ranking.json", folder / "ranking.json")
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("holdout/tint.parquet", "example"),
+        ("holdout/tint.parquet", "cluster"),
+        ("public/splits/tint/preparation.parquet", "target"),
+    ],
+)
+def test_a_split_that_lacks_a_column_is_no_traceback(name: str, column: str, tmp_path: Path) -> None:
+    played = revised_rounds.play(tmp_path / "round")
+    lacking = spoiled(
+        played, tmp_path / "a", lambda folder: rewritten(folder / name, lambda table: table.drop_columns([column]))
+    )
+    assert f"{name}: it must have one column {column!r}" in lacking
+    garbage = spoiled(played, tmp_path / "b", lambda folder: (folder / name).write_bytes(b"x"))
+    assert f"{name}: not a Parquet table" in garbage
+
+
+@pytest.mark.parametrize(("field", "value"), [("task", "nope"), ("submission", 999)])
+def test_an_evaluation_of_what_the_round_does_not_have_is_no_traceback(
+    field: str, value: object, tmp_path: Path
+) -> None:
+    played = revised_rounds.play(tmp_path / "round")
+
+    def spoil(folder: Path) -> None:
+        path = folder / "entries.jsonl"
+        lines = path.read_bytes().splitlines()
+        at = next(place for place, line in enumerate(lines) if b'"ModelEvaluated"' in line)
+        lines[at] = digests.canonical(json.loads(lines[at]) | {field: value})
+        path.write_bytes(b"\n".join(lines) + b"\n")
+
+    assert "log entry" in (output := spoiled(played, tmp_path / "bundle", spoil)) and str(value) in output
+
+
+def test_a_bundle_of_a_round_that_was_not_revised_is_ranked_by_all_of_its_scores_too(tmp_path: Path) -> None:
+    folder = rounds_made.make(tmp_path / "round").write(tmp_path / "bundle")
+    assert command("rank", "--bundle", folder, "--missing", "worst", "--json")[0] == 0
+    (folder / "scores/bea.parquet").unlink()
+    made_bundles.mend(folder)
+    code, _, output = command("rank", "--bundle", folder, "--missing", "worst")
+    assert code == 1 and "scores/bea.parquet: the file is missing" in output
