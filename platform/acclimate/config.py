@@ -24,6 +24,8 @@ from acclimate_competitions.errors import Refusal
 from acclimate_runners import failpoints
 
 DATA_VERSION = "1"
+DEMO_LOCK = "demo.lock"
+"""Held in a demo's folder, which is no server's: its server has one inside."""
 PREFIX = "ACCLIMATE_"
 _LARGEST_FILE = 1 << 20
 LEVELS = ("debug", "info", "warning", "error")
@@ -399,6 +401,12 @@ def claim(settings: Settings) -> None:
     try:
         settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not version.exists():
+            if (settings.data / DEMO_LOCK).exists():
+                raise Refusal(
+                    "config_invalid",
+                    f"{settings.data} is the folder of a demo, whose server has its data in {settings.data / 'server'}",
+                    hint="name another folder with --data",
+                )
             if (settings.data / "acclimate.db").exists():
                 raise Refusal(
                     "data_version",

@@ -11,7 +11,6 @@ life the organizer voids it, after the close with the custodians' approval, and 
 
 import fcntl
 import json
-import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from typing import IO, Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from acclimate import demo_servers, keys
+from acclimate import config, demo_servers, keys
 from acclimate.client import connection, custodian, entrant, folder, organizer, voiding
 from acclimate_competitions import definition, records, rounds
 from acclimate_competitions.definition import Competition
@@ -116,8 +115,7 @@ class Play:
         return Actor(self.data / "actors" / name, self.servers.url, role=role, invite=self._invite)
 
     def _invite(self, role: str) -> str:
-        line = demo_servers.command("invite", "--data", str(self.servers.data), "--role", role, "--json")
-        return str(json.loads(subprocess.run(line, capture_output=True, check=True, text=True).stdout)["invitation"])
+        return str(demo_servers.answered("invite", "--data", str(self.servers.data), "--role", role)["invitation"])
 
     # ---- the round ---------------------------------------------------------------------------------------------------
 
@@ -395,7 +393,6 @@ def play(data: Path, *, runner: str, say: Say, console: Console) -> Result:
         Refusal: whatever refuses; the folder stays as it is, and the same call goes on.
     """
     from acclimate import demo_outcome
-    from acclimate.config import load
     from acclimate_runners import lineup
 
     lock = _lock(data)
@@ -434,7 +431,7 @@ def play(data: Path, *, runner: str, say: Say, console: Console) -> Result:
         lap("verify the bundle")
         demo_outcome.wait_for_tracking(anybody, state)
         lap("wait for MLflow")
-    settings = load(data / "server")
+    settings = config.load(data / "server")
     document = demo_outcome.describe(
         state, bundle, report=report, tracking=settings.tracking, crammed=(CRAMMER, CRAMMED)
     )
@@ -449,10 +446,16 @@ def _lock(data: Path) -> IO[bytes]:
     """A lock on the demo's folder, which ends with the process.
 
     Raises:
-        Refusal: busy, where another demo plays there.
+        Refusal: busy, where another demo plays there; config_invalid, where a server of its own keeps its data.
     """
+    if any((data / name).exists() for name in ("VERSION", "acclimate.db")):
+        raise Refusal(
+            "config_invalid",
+            f"{data} is a server's data folder; a demo keeps its round, its people's keys and a server of its own in a folder of its own",
+            hint="name a new one: --data DIR (with make: make demo DATA=DIR)",
+        )
     data.mkdir(parents=True, exist_ok=True)
-    lock = (data / "demo.lock").open("ab")
+    lock = (data / config.DEMO_LOCK).open("ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -467,8 +470,9 @@ def _build(built: Path, say: Say) -> None:
     if (built / "competition.toml").exists():
         return
     say(f"building the competition {COMPETITION!r}: 1,797 handwritten digits, four questions about each")
-    line = demo_servers.command("competition", "build", COMPETITION, "--out", str(built), "--json")
-    done = subprocess.run(line, capture_output=True, check=False, text=True)
-    if done.returncode != 0:
-        told = done.stderr.strip().removeprefix("error: ")
-        raise Refusal("job_failed", f"building the competition {COMPETITION!r} failed: {told[-500:]}")
+    # By its path: whoever runs the demo may have a folder of this name.
+    source = definition.shipped(COMPETITION)
+    try:
+        demo_servers.answered("competition", "build", str(source), "--out", str(built))
+    except Refusal as refusal:
+        raise refusal.of(f"building the competition {COMPETITION!r}") from refusal

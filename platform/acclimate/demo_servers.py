@@ -1,10 +1,11 @@
 """The demo's servers: `acclimate api` and `acclimate dispatch` as processes of their own, ended with the demo."""
 
 import json
+import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from acclimate import locks, ports, supervision
 from acclimate.client import connection
@@ -13,6 +14,35 @@ from acclimate.supervision import shown as shown
 from acclimate_competitions.errors import Refusal
 
 STARTED_WITHIN = 60.0
+
+
+def answered(*arguments: str, ends: tuple[int, ...] = (0,)) -> Any:
+    """What an `acclimate` command prints with --json.
+
+    Args:
+        arguments: the command, without --json.
+        ends: exit codes with which it prints what was asked for.
+
+    Raises:
+        Refusal: the command's own; job_failed, where it ended without a word for programs.
+    """
+    done = subprocess.run(command(*arguments, "--json"), capture_output=True, check=False, text=True)
+    try:
+        document = json.loads(done.stdout)
+        if isinstance(document, dict) and "error" in document:
+            error = document["error"]
+            raise Refusal(error["code"], error["sentence"], hint=error["hint"], problems=error["problems"])
+        if done.returncode in ends:
+            return document
+    except ValueError:
+        pass
+    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    name = " ".join(word for word in arguments[:2] if word.isalpha())
+    raise Refusal(
+        "job_failed",
+        f"acclimate {name} ended with {done.returncode}: {last[-500:]}",
+        hint="run the demo again: it goes on where it stopped",
+    )
 
 
 class Servers:

@@ -1,11 +1,14 @@
 """What the demo says while the models are made, which takes minutes where the machine is busy."""
 
 import io
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from acclimate import demo
+from acclimate import config, demo, demo_servers
+from acclimate_competitions.errors import Refusal
 
 
 def told(*, terminal: bool) -> tuple[list[str], float]:
@@ -26,3 +29,37 @@ def test_where_no_bar_is_seen_each_model_is_a_line() -> None:
 
 def test_where_the_bar_is_seen_it_is_enough() -> None:
     assert told(terminal=True) == ([], 3)
+
+
+def test_a_demo_builds_its_competition_wherever_it_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside a folder that has the competition's name, such as the one that the organizers' page has people build."""
+    (tmp_path / demo.COMPETITION).mkdir()
+    (tmp_path / demo.COMPETITION / "build.py").write_text("raise SystemExit('of somebody else')\n", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    demo._build(tmp_path / "data" / "competition", said.append)
+    assert (tmp_path / "data" / "competition" / "competition.toml").is_file() and len(said) == 1
+
+
+def test_what_a_command_of_the_demo_refuses_is_said_in_its_words(tmp_path: Path) -> None:
+    with pytest.raises(Refusal) as caught:
+        demo_servers.answered("competition", "build", str(tmp_path), "--out", str(tmp_path / "out"))
+    refusal = caught.value
+    assert refusal.code == "file_unreadable" and "\n" not in refusal.sentence and str(tmp_path) in refusal.sentence
+    with pytest.raises(Refusal) as caught:
+        demo_servers.answered("competition", "nonsense")
+    assert caught.value.code == "job_failed" and "acclimate competition nonsense ended with 2" in caught.value.sentence
+
+
+def test_a_demo_and_a_server_share_no_folder(tmp_path: Path) -> None:
+    config.claim(config.load(tmp_path / "server", environ={}))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(Refusal) as caught:
+        demo._lock(tmp_path / "server")
+    assert caught.value.code == "config_invalid" and "a server's data folder" in caught.value.sentence
+    assert sorted(tmp_path.rglob("*")) == before
+    demo._lock(tmp_path / "demo").close()
+    with pytest.raises(Refusal) as caught:
+        config.claim(config.load(tmp_path / "demo", environ={}))
+    assert caught.value.code == "config_invalid" and "the folder of a demo" in caught.value.sentence
+    config.claim(config.load(tmp_path / "demo" / "server", environ={}))

@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,22 @@ def test_a_second_build_writes_the_same_bytes_and_replaces_the_first(built: Path
     assert digests.of_tree((str(p.relative_to(out)), p) for p in sorted(out.rglob("*")) if p.is_file()) == before
     assert json.loads(result.stdout)["tasks"]["digit"]["holdout"]["rows"] == 800
     assert [path.name for path in tmp_path.iterdir()] == ["again"]
+
+
+def test_a_build_beside_its_own_result_builds_what_is_shipped(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As the organizers' page has it, typed a second time: `digits` is a folder without a build.py by then."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(built, tmp_path / "digits")
+    result = CliRunner().invoke(command.app, ["build", "digits", "--out", "digits"])
+    assert result.exit_code == 0, result.output
+    (tmp_path / "mine").mkdir()
+    refused = CliRunner().invoke(command.app, ["build", "mine", "--out", "out"])
+    assert isinstance(refused.exception, Refusal) and "mine" in str(refused.exception)
+    # What is there is shown, not what is shipped.
+    (tmp_path / "digits" / "competition.toml").write_text("nonsense = 1\n", "utf-8")
+    assert isinstance(CliRunner().invoke(command.app, ["show", "digits"]).exception, Refusal)
 
 
 def test_build_leaves_a_folder_of_other_things_alone(tmp_path: Path):

@@ -35,7 +35,7 @@ def build(
     from rich.console import Console
 
     with Console(stderr=True).status(f"building {slug}"):
-        result = build_into(_source(slug), out)
+        result = build_into(_source(slug, "build.py"), out)
     _print_checked(result, as_json=as_json)
 
 
@@ -54,7 +54,7 @@ def show(
     as_json: _Json = False,
 ) -> None:
     """Show the definition in force: every value, and whether it comes from a line of the file or is the default."""
-    competition = definition.load(_source(folder))
+    competition = definition.load(_source(folder, "competition.toml"))
     values = competition.effective()
     if as_json:
         rows = {key: {"value": value, "from": competition.origins.get(key, "default")} for key, value in values.items()}
@@ -224,10 +224,20 @@ def checked(folder: Path) -> dict[str, Any]:
     }
 
 
-def _source(name: str) -> Path:
-    """A folder by its path, else a competition that comes with Acclimate."""
+def _source(name: str, file: str) -> Path:
+    """A folder by its path, where it has the file that is asked for; else a competition that comes with Acclimate, where one has this name.
+
+    What `competition build digits --out digits` makes has no build.py: the same command builds it anew.
+    """
     path = Path(name)
-    return path if path.exists() or len(path.parts) != 1 else definition.shipped(name)
+    if (path / file).is_file() or len(path.parts) != 1:
+        return path
+    try:
+        return definition.shipped(name)
+    except Refusal:
+        if path.exists():
+            return path
+        raise
 
 
 def _run_main(script: Path, out: Path) -> None:
