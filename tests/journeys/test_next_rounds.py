@@ -133,6 +133,11 @@ def test_a_holdout_that_was_published_is_not_sealed_again(
     assert f"warning: {played}: its holdout has" in ran.err
     ran = done(acclimate("round", "seal", ran.json["round"], public, "--keys", me, "--json"))
     assert f"warning: {played}: its holdout has" in ran.err
+    # A round that follows another has rows of its own also then, and the way on is told.
+    following = ("round", "next", played, public, "--name", "again-next", "--closes", "+1h", "--keys", me, "--json")
+    ran = acclimate(*following)
+    refused(ran, "splits_invalid")
+    assert "acclimate round create" in ran.json["error"]["hint"]
 
 
 def test_a_holdout_is_read_only_where_an_earlier_round_of_the_keys_is_known(

@@ -86,6 +86,14 @@ def test_a_seal_that_is_refused_changes_nothing_of_what_is_kept_of_the_one_in_th
     assert done(acclimate("round", "seal", round_id, first, "--keys", me, "--json")).json["seal"] == seal
     assert kept(me) == before
     played(acclimate, world, round_id)
+    # Its name is no other round's, and it does not begin again.
+    custodians = [part for one in CUSTODIANS for part in ("--custodian", world.root / "people" / one)]
+    for command in (("create", second, *custodians), ("next", round_id, second)):
+        again = ("--name", "refused", "--closes", "+2h", "--keys", me, "--json")
+        ran = acclimate("round", *command, *again)
+        assert f"{round_id}, and it is published" in refused(ran, "round_exists")
+        assert "--name" in ran.json["error"]["hint"] and "going on" not in ran.err
+    assert kept(me) == before
     assert f"{round_id}: its holdout has" in str(following(acclimate, world, round_id, first).json["error"])
     (seen,) = [
         one for one in done(following(acclimate, world, round_id, second)).json["earlier"] if one["round"] == round_id

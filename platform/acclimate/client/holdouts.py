@@ -179,7 +179,9 @@ def require_unknown(
 
     # 1
     if follows:
-        require_disjoint(compare(client, keys, competition, folder, but=but, say=say))
+        require_disjoint(
+            compare(client, keys, competition, folder, but=but, say=say), public=competition.data_is_public
+        )
         return
     # 2
     earlier = [
@@ -208,18 +210,26 @@ def require_unknown(
     require_disjoint(found)
 
 
-def require_disjoint(found: list[Seen]) -> None:
+def require_disjoint(found: list[Seen], *, public: bool = False) -> None:
     """Refuse a holdout that shares what it must not.
+
+    Args:
+        found: what was told of each earlier round.
+        public: whether the definition says that the data are public anyway: rounds that follow each other have rows of their own all the same,
+            since what one says beside the other is of two draws.
 
     Raises:
         Refusal: splits_invalid.
     """
     problems = [f"{seen.round}: {problem}" for seen in found for problem in seen.problems]
     if problems:
+        hint = "draw other rows, and build the competition again; nothing was signed or sealed"
+        if public:
+            hint += "; to use rows of public data again, begin a round that follows none: acclimate round create … --name NAME"
         raise Refusal(
             "splits_invalid",
             f"the new holdout is not disjoint from earlier rounds: {problems[0]}",
-            hint="draw other rows, and build the competition again; nothing was signed or sealed",
+            hint=hint,
             problems=problems,
         )
 

@@ -69,7 +69,7 @@ def look(
     """Look at everything that the next round must have in common with the last one, and must not with any.
 
     1. The last round: the one named, or the newest of the competition named that is not void, of these keys where they have one.
-    2. Where the folder has no definition it gets the last round's, byte for byte.
+    2. Where the folder has no definition it gets the last round's, byte for byte. The new round's name is free, or that of a round just begun.
     3. The recipe is the last round's, or it is said that it is not.
     4. The splits are sound, and the holdout is disjoint from all that earlier rounds have.
 
@@ -83,7 +83,7 @@ def look(
         say: told what takes its time.
 
     Raises:
-        Refusal: round_unknown; guard_failed, where the recipe changed unsaid; splits_invalid, where the holdout is not new; …
+        Refusal: round_unknown; round_exists; guard_failed, where the recipe changed unsaid; splits_invalid, where the holdout is not new; …
     """
     from acclimate_competitions import splits
     from acclimate_runners import prompts
@@ -101,6 +101,7 @@ def look(
             f"{folder} is of the competition {competition.slug!r}, {defined.round} of {before.slug!r}",
             hint="another competition's first round: acclimate round create",
         )
+    organizer.require_free(client, competition.slug, name)
     # 3
     if competition.preparation.digest != defined["recipe"] and not recipe_changed:
         changed = [d for d in differences.of_definitions(before, competition) if d.part == "recipe"]
@@ -120,7 +121,7 @@ def look(
     ]
     begun = next((s["round"] for s in _rounds(client, competition.slug) if s.get("name") == name), "")
     seen = holdouts.compare(client, keys, competition, folder, but=begun, say=say)
-    holdouts.require_disjoint(seen)
+    holdouts.require_disjoint(seen, public=competition.data_is_public)
     return Following(defined, competition, tuple(changes), tuple(seen))
 
 

@@ -36,6 +36,8 @@ from acclimate_competitions.records import Record, format_time
 
 ROUNDS_FILE = "rounds.json"
 _DATES = ("opens", "closes", "closes_latest", "release_by")
+_BEGUN = frozenset({"draft", "sealed"})
+"""Phases in which the same command again goes on with a round."""
 RELEASE_AFTER = timedelta(days=14)
 """Default of release_by, counted from closes_latest."""
 
@@ -59,7 +61,7 @@ def create_round(
 ) -> str:
     """Define a round of a built competition; its id. The same again is the same round, with the dates that it was begun with.
 
-    1. Definition, splits and people are checked, and that no earlier round made the holdout known; for log and witnesses see servers.py.
+    1. Definition, splits, name and people are checked, and that no earlier round made the holdout known; for log and witnesses see servers.py.
     2. RoundDefined is made and put through the round's own rules, before anything is sent.
     3. Definition and public files are uploaded; never a holdout.
     4. The id is kept in the key folder, with the holdout's digest, and RoundDefined is sent.
@@ -88,7 +90,7 @@ def create_round(
     # 1
     competition = _checked(folder)
     name = name or competition.round.name
-    _require_unknown(client, keys, competition, folder, name=name, predecessor=predecessor, say=say)
+    _require_new(client, keys, competition, folder, name=name, predecessor=predecessor, say=say)
     public, server = splits.public_files(folder), client.terms()
     at = records.parse_time(server["now"])
     given = {"opens": opens, "closes": closes, "closes_latest": closes_latest, "release_by": release_by}
@@ -358,7 +360,8 @@ def _define(client: Client, keys: Keys, request: dict[str, Any], *, holdout: str
                 known.pop(round_id, None)
         if refusal.code == "round_exists" and (before := _begun(client, keys, request["fields"])) is not None:
             say(
-                f"going on with {before.round}, which was begun before with the same words: it closes {before['closes']}"
+                f"going on with {before.round}, which was begun before with the same words: it opens {before['opens']} and closes"
+                f" {before['closes']}, whatever dates are given now"
             )
             with _keeping_rounds(keys) as known:
                 known[before.round] = {"server": client.url, **known.get(before.round, {}), "holdout": holdout}
@@ -372,19 +375,35 @@ def _define(client: Client, keys: Keys, request: dict[str, Any], *, holdout: str
 def _begun(client: Client, keys: Keys, fields: Mapping[str, Any]) -> Record | None:
     """RoundDefined of the round of this name, where these keys signed it and it says the same but for its dates."""
     for summary in _named(client, fields["competition"], fields["name"]):
-        if summary["phase"] != "voided":
+        if summary["phase"] in _BEGUN:
             defined, _ = definition_of(client, summary["round"])
             same = {**defined.fields, **{name: fields[name] for name in _DATES}} == fields
             return defined if same and defined.by == keys.public else None
     return None
 
 
-def _require_unknown(
+def require_free(client: Client, slug: str, name: str) -> None:
+    """Refuse a round's name that one has which entrants have seen open, or that is void: it is not begun again.
+
+    Raises:
+        Refusal: round_exists.
+    """
+    for summary in _named(client, slug, name):
+        if summary["phase"] not in _BEGUN:
+            raise Refusal(
+                "round_exists",
+                f"the competition {slug!r} has a round {name!r} already, {summary['round']}, and it is {summary['phase']}",
+                hint="nothing was signed; another round needs a name of its own: --name NAME",
+            )
+
+
+def _require_new(
     client: Client, keys: Keys, competition: Competition, folder: Path, *, name: str, predecessor: str, say: Say
 ) -> None:
-    """Refuse a holdout that an earlier round of these keys has made known; a round that was begun under this name is this one."""
+    """Refuse a name that is taken, and a holdout that an earlier round of these keys has made known; a round begun under this name is this one."""
     from acclimate.client import holdouts
 
+    require_free(client, competition.slug, name)
     if predecessor:
         # What follows another was compared with all of them.
         return
