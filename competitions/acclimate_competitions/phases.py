@@ -10,7 +10,7 @@ from typing import Any
 from acclimate_competitions import digests
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.ledger import Ledger
-from acclimate_competitions.records import Record, parse_time
+from acclimate_competitions.records import Record, parse_time, was_given_up
 
 
 class Phase(enum.StrEnum):
@@ -160,6 +160,11 @@ class Round:
     def audits_due(self) -> int:
         """How many preparations are to be drawn and made again: as the definition says, all where there are fewer."""
         return min(self.competition.round.audits, len(self.preparations))
+
+    @property
+    def drawn_given_up(self) -> tuple[PreparationKey, ...]:
+        """The drawn preparations that nobody makes again, as their organizer gave them up; none before the draw."""
+        return tuple(key for key in self.drawn or () if was_given_up(self.prepared[key]))
 
     @property
     def outstanding(self) -> tuple[str, ...]:

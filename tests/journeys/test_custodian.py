@@ -16,6 +16,7 @@ import rounds_made
 from mailing import (
     AUDITED,
     CLOSES,
+    EVERY_AUDITED,
     INDEX,
     NAME,
     NAMES,
@@ -32,8 +33,9 @@ from rounds_made import Made, cosigned
 from acclimate import custody, keys, log
 from acclimate.client import custodian, history, requests
 from acclimate.client.requests import Mailed
-from acclimate_competitions import digests, records
+from acclimate_competitions import definition, digests, records, rounds
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.phases import Round
 
 
 @pytest.fixture(scope="module")
@@ -144,43 +146,74 @@ def test_this_machines_clock_a_day_behind_is_named_beside_the_witnesses(given: M
 SECRET = b"the auditor's secret: 32 bytes.."
 
 
+def audited_round(where: Path, definition: str) -> Made:
+    """A round with a second operator, as far as PreparationFinished."""
+    lab = {"name": "lab", "ed25519": rounds_made.public("lab"), "draw": digests.of_bytes(SECRET)}
+    return make(where, definition=definition, auditor=lab)
+
+
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    lab = {"name": "lab", "ed25519": rounds_made.public("lab"), "draw": digests.of_bytes(SECRET)}
-    return make(tmp_path_factory.mktemp("audited"), definition=AUDITED, auditor=lab)
+    return audited_round(tmp_path_factory.mktemp("audited"), AUDITED)
+
+
+def with_record(given: Mail, kind: str, fields: dict[str, Any]) -> Mail:
+    """The log with one more record, of the second operator's."""
+    made, lines = given.made, given.mailed.lines
+    request = records.sign(kind, made.round, fields, key=rounds_made.key("lab"))
+    at = made.now + timedelta(seconds=len(lines))
+    record = records.Record(kind, made.round, at, fields, request["by"], request["sig"])
+    return given.with_entries([*lines, record.encode()])
+
+
+def with_draw(given: Mail) -> Mail:
+    return with_record(given, "AuditDrawn", {"secret": base64.b64encode(SECRET).decode()})
+
+
+def state_of(given: Mail) -> Round:
+    numbered = [(index, records.parse(line)) for index, line in enumerate(given.mailed.lines)]
+    own = [(index, record) for index, record in numbered if record.round == given.made.round]
+    return rounds.fold(own, definition.parse(given.mailed.raw))
 
 
 def test_drawn_reruns_come_before_the_release(audited: Made, tmp_path: Path) -> None:
     given = mail(audited, tmp_path)
     given.refuses("too_early", "the auditor has not drawn the 1 preparations")
     assert (given.last().name, given.last().status) == ("audits", "NOT YET")
-    later = list(audited.entries)
-
-    def add(kind: str, fields: dict[str, Any]) -> Mail:
-        request = records.sign(kind, audited.round, fields, key=rounds_made.key("lab"))
-        at = audited.now + timedelta(seconds=len(later))
-        later.append(records.Record(kind, audited.round, at, fields, request["by"], request["sig"]).encode())
-        return given.with_entries(list(later))
-
-    drawn = add("AuditDrawn", {"secret": base64.b64encode(SECRET).decode()})
+    drawn = with_draw(given)
     drawn.refuses("too_early", "1 of the 1 drawn re-runs have no outcome yet")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds_made, "DEFINITION", AUDITED)
-        numbered = [(i, records.parse(line)) for i, line in enumerate(later)]
-        own = [(i, r) for i, r in numbered if r.round == audited.round]
-        state = rounds_made.rounds.fold(own, audited.competition)
+    state = state_of(drawn)
     (key,) = state.drawn or ()
     outcome = dict(zip(("submission", "task", "seed"), key, strict=True))
     outcome |= {"tolerance": 0.0, "hardware": "cpu/x86_64"}
     agrees = {**outcome, "prepared": state.prepared[key]["prepared"], "agrees": True, "reason": "equal bytes"}
     differs = {**outcome, "prepared": digests.of_bytes(b"another"), "agrees": False, "reason": "other weights"}
-    kept = list(later)
-    bad = add("PreparationAudited", differs)
+    bad = with_record(drawn, "PreparationAudited", differs)
     bad.refuses("guard_failed", "does not agree", "don't release")
     assert (bad.last().name, bad.last().status) == ("audits", "FAILED")
-    later[:] = kept
-    good = add("PreparationAudited", agrees)
-    assert "1 drawn preparations were made again, and agree" in {c.detail for c in good.release()[1]}
+    _, checks = with_record(drawn, "PreparationAudited", agrees).release()
+    (check,) = [check for check in checks if check.name == "audits"]
+    assert (check.status, check.detail) == ("ok", "1 drawn preparation was made again, and agrees")
+
+
+def test_a_drawn_preparation_that_was_given_up_is_not_told_as_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds_made, "FAILURE", rounds_made.FAILURE | {"given_up": True})
+    given = with_draw(mail(audited_round(tmp_path / "round", EVERY_AUDITED), tmp_path))
+    state = state_of(given)
+    for key in state.drawn or ():
+        prepared = state.prepared[key].fields.get("prepared")
+        outcome = dict(zip(("submission", "task", "seed"), key, strict=True))
+        outcome |= {"tolerance": 0.0, "hardware": "cpu/x86_64", "prepared": prepared}
+        given = with_record(given, "PreparationAudited", {**outcome, "agrees": True, "reason": "by the rules"})
+    # It keeps no share, and the custodian, whose act depends on it, is told what nobody made again.
+    _, checks = given.release()
+    (check,) = [check for check in checks if check.name == "audits"]
+    assert check.status == "NOT CHECKED"
+    assert check.detail == (
+        "17 of 18 drawn preparations were made again, and agree; 1 was given up by the organizer, as the evaluator says, and not made again"
+    )
 
 
 # ---- what contradicts ----------------------------------------------------------------------------------------------

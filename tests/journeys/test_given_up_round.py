@@ -12,13 +12,15 @@ import live as staging
 import pytest
 from commands import Run, acclimate, done
 from crashing import blocked, crashing
-from dispatching import give_shares, send, state_of, step_until
+from dispatching import folder_of, give_shares, send, state_of, step_until
 from labs import Lab, audited, closed_round, lab_of, line, publish_evaluated
 from live import Live
 
-from acclimate import mirror, mirroring, publisher, retries, verify
+from acclimate import keys, mirror, mirroring, publisher, retries, verify
 from acclimate.bundle_rerun import EntrantRerun
-from acclimate.client import Client, auditor
+from acclimate.client import Client, auditor, custodian, pins
+from acclimate.client.evidence import Check
+from acclimate.client.history import definition_digest
 from acclimate.service import identity, publish
 from acclimate_competitions import digests, records
 from acclimate_competitions.phases import Phase
@@ -71,8 +73,35 @@ def test_drawn_preparations_that_were_given_up_are_logged_and_not_made_again(tmp
             assert (shown["audited"], shown["agree"], shown["given_up"]) == (count, 0, count)
             shown = done(acclimate("status", state.id, "--server", live.url)).out
             assert f"0 of {count} re-runs agree, {count} given up by the organizer" in shown
+            checks = {check.name: check for check in inspected(lab, tmp_path)}
+            assert checks["share"].status == "ok"
+            assert (checks["audits"].status, checks["audits"].detail) == (
+                "NOT CHECKED",
+                f"0 of {count} drawn preparations were made again; {count} were given up by the organizer, as the evaluator says, and not made again",
+            )
             give_shares(lab.staged)
             assert lab.state.phase is Phase.RELEASED
+
+
+def inspected(lab: Lab, where: Path) -> list[Check]:
+    """What the first custodian's own machine says before it releases its share."""
+    staged, live = lab.staged, lab.staged.live
+    own = keys.load(folder_of(live.custodians()[0], live, where / "custodian"))
+    with Client(live.url) as client:
+        source = custodian.Online(client)
+        defined, _ = source.definition(staged.round)
+        pin = pins.Pin(
+            round=staged.round,
+            defined=definition_digest(defined),
+            log=defined["log"],
+            organizer=defined["organizer"]["ed25519"],
+            checkpoint=source.checkpoint(defined),
+            seal=staged.seal["seal"],
+            index=1,
+            commitment=staged.seal["shares"][0]["commitment"],
+        )
+        pins.keep(own, pin, envelope=staged.envelopes[0])
+        return custodian.inspect(source, own, staged.round, now=live.clock.now)
 
 
 @dataclass
@@ -82,12 +111,14 @@ class Played:
     Attributes:
         lab: its second operator.
         told: what its re-runs came to.
+        before: what a custodian's own machine said before the release.
         unprepared, unevaluated, whole: whose preparations, whose evaluations were given up, and whose nothing.
         bundle: its bundle.
     """
 
     lab: Lab
     told: list[dict]
+    before: list[Check]
     unprepared: str
     unevaluated: str
     whole: str
@@ -117,7 +148,7 @@ def played(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pla
             step_until(working, lambda: bool(blocked(live)))
             unprepared = give_up(lab)
             step_until(working, lambda: lab.state.phase is Phase.PREPARED)
-        told = lab.run()
+        told, before = lab.run(), inspected(lab, where)
         give_shares(staged)
         with crashing(live, "evaluate", spared=unprepared) as working:
             step_until(working, lambda: bool(blocked(live)))
@@ -125,7 +156,7 @@ def played(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pla
             step_until(working, lambda: lab.state.phase is Phase.EVALUATED)
         (whole,) = PEOPLE.keys() - {unprepared, unevaluated}
         bundle = publish_evaluated(lab, where)
-        yield Played(lab, told, unprepared, unevaluated, whole, bundle)
+        yield Played(lab, told, before, unprepared, unevaluated, whole, bundle)
 
 
 @pytest.mark.slow
@@ -135,6 +166,10 @@ def test_the_release_goes_on_and_the_audit_says_what_no_re_run_shows(played: Pla
     }
     same = {(True, "the same bytes")}
     assert by_name == {played.unprepared: {(True, NOT_MADE)}, played.unevaluated: same, played.whole: same}
+    (seen_before,) = [check for check in played.before if check.name == "audits"]
+    assert seen_before.status == "NOT CHECKED" and seen_before.detail == (
+        "12 of 18 drawn preparations were made again, and agree; 6 were given up by the organizer, as the evaluator says, and not made again"
+    )
     key = played.lab.staged.fields["log"]
     report = verify.verify(played.bundle, log_key=key)
     assert report.failed == ()

@@ -228,7 +228,7 @@ def _included(source: Source, history: History, state: Round, pin: Pin) -> Itera
     if state.audits_due:
         with checking("audits"):
             _require_audits(state)
-        yield Check("audits", "ok", f"{len(state.audited)} drawn preparations were made again, and agree")
+        yield _audited(state)
     with checking("phase"):
         if state.phase == Phase.VOIDED:
             sentence = f"{pin.round} was voided; a share of it must not be released"
@@ -241,6 +241,22 @@ def _included(source: Source, history: History, state: Round, pin: Pin) -> Itera
             )
     yield Check(
         "phase", "ok", f"the round is {state.phase}: {len(state.released)} of {state.threshold} shares are released"
+    )
+
+
+def _audited(state: Round) -> Check:
+    """What the drawn re-runs show, all of which keep no share: of what the organizer gave up, nothing."""
+    count, lost = len(state.drawn or ()), len(state.drawn_given_up)
+    made = count - lost
+    if not lost:
+        said = "preparation was made again, and agrees" if count == 1 else "preparations were made again, and agree"
+        return Check("audits", "ok", f"{count} drawn {said}")
+    again = f"{made} of {count} drawn preparations were made again{', and agree' if made else ''}"
+    gone = "was" if lost == 1 else "were"
+    return Check(
+        "audits",
+        "NOT CHECKED",
+        f"{again}; {lost} {gone} given up by the organizer, as the evaluator says, and not made again",
     )
 
 

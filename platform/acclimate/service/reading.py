@@ -13,7 +13,7 @@ from acclimate.store import Store, Tx, log_entries, outbox, rounds, share_docume
 from acclimate_competitions import rounds as rules
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
-from acclimate_competitions.records import format_time, parse_time, was_given_up
+from acclimate_competitions.records import format_time, parse_time
 from acclimate_runners.placement import HAS
 
 _WORKING = frozenset({Phase.OPEN, Phase.CLOSED, Phase.OPENED})
@@ -106,7 +106,7 @@ def _auditor(state: Round) -> dict[str, Any] | None:
         return None
     drawn, done = state.drawn or (), state.audited
     # What nobody made again agrees with nothing, though it keeps no share.
-    lost = {key for key in drawn if was_given_up(state.prepared[key])}
+    lost = state.drawn_given_up
     return {
         "name": state.auditor["name"],
         "due": state.audits_due if state.closed is not None else state.competition.round.audits,

@@ -53,8 +53,7 @@ def _given_up(state: Round, who: str) -> str:
 
     That it was the organizer, and for which reason, the evaluator says, whose key signs the record.
     """
-    drawn = state.drawn or ()
-    lost = [key for key in drawn if records.was_given_up(state.prepared[key])]
+    drawn, lost = state.drawn or (), state.drawn_given_up
     if not lost:
         return ""
     named = f"{_named(state, lost[0])}{' and others' if len(lost) > 1 else ''}"
