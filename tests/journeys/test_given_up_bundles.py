@@ -5,6 +5,7 @@ import dataclasses
 import html
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import projected
@@ -39,10 +40,21 @@ def nothing(table: pa.Table) -> pa.Table:
     return table.set_column(table.schema.names.index("loglikelihoods"), "loglikelihoods", none).cast(tables.PREDICTIONS)
 
 
+def of_seed(direct: pa.Table, seed: int | None) -> pa.Table:
+    """A direct evaluation's predictions as those of a preparation that left the model as it was."""
+    count = direct.num_rows
+    table = direct.set_column(1, "protocol", pa.array(["prepared"] * count))
+    return table.set_column(3, "seed", pa.array([seed] * count, pa.int64())).cast(tables.PREDICTIONS)
+
+
 @pytest.fixture(scope="module")
 def playing() -> Iterator[None]:
-    """Rounds whose organizer gave up a preparation of bea and the direct evaluations of ada; every preparation is drawn."""
+    """Rounds whose organizer gave up a preparation of bea and the direct evaluations of ada; every preparation is drawn.
+
+    Every preparation of ada and of the baseline for tint left the model as submitted.
+    """
     fields, prepare, predict = rounds_made.defined_fields, rounds_made.prepare_all, rounds_made.predict
+    fit = rounds_made.fit_of
 
     def prepare_and_audit(made: Made) -> None:
         prepare(made)
@@ -54,7 +66,17 @@ def playing() -> Iterator[None]:
             named = dict(zip(("submission", "task", "seed"), key, strict=True))
             made.signed("PreparationAudited", named | outcome, by="lab")
 
+    def fitted(entrant: str, task: str, seed: int) -> dict[str, Any]:
+        made = fit(entrant, task, seed)
+        if entrant == "bea" or task != "tint":
+            return made
+        candidates = [{**one, "validation": 0.25} if one["lr"] is None else one for one in made["candidates"]]
+        submitted = digests.of_bytes(f"{entrant}, as submitted".encode())
+        return made | {"candidates": candidates, "selected": {"lr": None, "epoch": 0}, "prepared": submitted}
+
     def predicted(made: Made, entrant: str, task: str, seed: int | None, protocol: str) -> pa.Table:
+        if (entrant, task, protocol) == ("untrained", "tint", "prepared"):
+            return of_seed(made.predictions["predictions/untrained/direct-tint-none.parquet"], seed)
         table = predict(made, entrant, task, seed, protocol)
         return nothing(table) if rounds_made.ended(entrant, protocol) else table
 
@@ -64,6 +86,7 @@ def playing() -> Iterator[None]:
         patch.setattr(rounds_made, "FAILURE", FAILURE)
         patch.setattr(rounds_made, "defined_fields", lambda made: {**fields(made), "auditor": LAB})
         patch.setattr(rounds_made, "prepare_all", prepare_and_audit)
+        patch.setattr(rounds_made, "fit_of", fitted)
         patch.setattr(
             rounds_made,
             "ended",
@@ -100,6 +123,19 @@ def test_what_was_given_up_is_counted_and_no_re_run_of_it_is_taken_for_one(made:
     assert check.meaning == (
         "1 of 18 drawn preparations (bea, size, seed 13) were given up by the round's organizer, as the evaluator says, so that no re-run"
         " shows whether they were beyond mending; the other 17 were made again by lab: 17 with equal bytes"
+    )
+
+
+def test_a_model_that_counts_as_submitted_is_held_against_no_evaluation_that_was_given_up(
+    made: Made, bundle: Path
+) -> None:
+    check = line(verify.verify(bundle, log_key=made.signer.vkey), "as submitted")
+    # Those of the baseline were compared all the same.
+    assert (check.status, check.meaning) == (
+        "NOT CHECKED",
+        "6 of 17 preparations count the model as submitted; of 36 rows 0 needed slack; of 3 of them the organizer gave up an evaluation, as"
+        " the evaluator says, so that nothing was compared, the first of ada, tint, seed 11; that the model is the submitted one is the"
+        " evaluator's word there",
     )
 
 
