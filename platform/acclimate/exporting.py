@@ -42,7 +42,8 @@ def export(source: Source, out: Path, *, form: str, options: Mapping[str, Any], 
         Refusal: file_unreadable, scores_invalid, bundle_invalid, holdout_private; no_space.
     """
     if form not in FORMATS:
-        raise Refusal("scores_invalid", f"no format {form!r}", hint=f"one of {', '.join(FORMATS)}")
+        hint = f"one of {', '.join(FORMATS)}; acclimate rank --latex prints a ranking as a LaTeX table"
+        raise Refusal("scores_invalid", f"no format {form!r}", hint=hint)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise Refusal("file_unreadable", f"{out} is there and not empty", hint="name a folder that is not there yet")
     notes: dict[str, None] = {}

@@ -94,6 +94,9 @@ def rank(
     ways: Annotated[
         bool, typer.Option("--ways", help="Also rank scores by example in five ways, and say how far they agree.")
     ] = False,
+    as_latex: Annotated[
+        bool, typer.Option("--latex", help="Print a LaTeX table (booktabs), notes as comments.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Rank entrants, each with the interval in which its rank lies.
@@ -101,8 +104,10 @@ def rank(
     Example: acclimate rank --scores pisa.csv --score math_score --se math_se --top 5
     """
     from acclimate import analysis
-    from acclimate.cli import analysis_texts
+    from acclimate.cli import analysis_texts, latex
 
+    if as_json and as_latex:
+        raise typer.BadParameter("one of the two, or neither", param_hint="--json, --latex")
     options = _given(
         score=score, se=se, top=top, level=level, sets=sets, lower_is_better=lower_is_better, missing=missing,
         method=method, threshold=threshold, baselines=baselines, tasks=tasks, protocol=protocol, metric=metric,
@@ -110,7 +115,7 @@ def rank(
     )  # fmt: skip
     source = item_source(items, bundle, tracking_uri=tracking_uri, competition=competition, rounds=rounds)
     found = analysis.rank(scores, items=source, **options)
-    emit(found, as_json=as_json, text=analysis_texts.ranking(found))
+    emit(found, as_json=as_json, text=latex.ranking(found) if as_latex else analysis_texts.ranking(found))
 
 
 def compare(
