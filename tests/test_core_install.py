@@ -64,9 +64,18 @@ def test_the_wheel_carries_the_digits_and_shows_their_definition(core: Path, tmp
         ["demo", "--data", "d"],
         ["evaluate", "m", "--competition", "c"],
         ["witness", "run", "--keys", "d", "--log-key", "k"],
+        ["report", "items.csv", "-o", "report.html"],
+        ["stability", "--items", "items.csv"],
+        ["compare", "--items", "items.csv", "a", "b"],
+        ["mlflow", "check", "--data", "d"],
+        ["mlflow", "sync", "--data", "d"],
+        ["db", "check", "--data", "d"],
+        ["competition", "import-lm-eval", "task.yaml"],
     ],
 )
 def test_what_needs_an_extra_says_which(core: Path, tmp_path: Path, command: list[str]) -> None:
+    rows = [f"{who},{task},{task}{number},{number % 2}" for who in "ab" for task in "tu" for number in range(4)]
+    (tmp_path / "items.csv").write_text("\n".join(["entrant,task,example,score", *rows]) + "\n", "utf-8")
     done = run(core, *command, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")

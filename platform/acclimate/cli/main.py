@@ -107,9 +107,19 @@ app.command("demo", short_help="Play a whole blind round on this machine.")(demo
 
 
 def _carried_out() -> None:
-    """Carry out the command; what the system refuses of a file or folder that somebody named is a refusal, not a fault of ours."""
+    """Carry out the command.
+
+    What the system refuses of a file or folder that somebody named is a refusal, not a fault of ours; so is a package of an extra that
+    is not installed.
+    """
     try:
         app(prog_name="acclimate")
+    except ModuleNotFoundError as error:
+        from acclimate import extras
+
+        if (lacking := extras.of_the_install(error)) is None:
+            raise
+        raise lacking from error
     except OSError as error:
         from acclimate import files
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from acclimate.cli.analysis import OneCompetition, RoundNames, TrackingUri, item_source
-from acclimate.cli.options import AsJson
+from acclimate.cli.options import AsJson, need
 from acclimate.cli.output import emit
 from acclimate_competitions.errors import Refusal
 
@@ -70,6 +70,7 @@ def report(
     for path in (out, notebook):
         if path is not None and path.resolve() in {source.resolve() for source in paths}:
             raise Refusal("conflict", f"{path} is a source of this report", hint="name another file")
+    need("analysis", "scipy")
     tracked = item_source(None, None, tracking_uri=tracking_uri, competition=competition, rounds=names)
     if not paths and tracked is None:
         raise Refusal("scores_invalid", "a report of what?", hint="name bundles or tables, or --tracking-uri")

@@ -38,10 +38,10 @@ def check(
 
     Example: acclimate mlflow check --data /srv/acclimate
     """
-    from acclimate import mirroring
-
     given = {"database": database, "blobs": blobs}
     with _opened(data, file, given) as (store, settings), named_bar("checking") as progress:
+        from acclimate import mirroring
+
         found = mirroring.check(store, settings, rounds or [], progress=progress)
     emit(found, as_json=as_json, text=_lines(found, "agrees with the record"))
     if not found["same"]:
@@ -63,10 +63,10 @@ def sync(
 
     Example: acclimate mlflow sync --data /srv/acclimate
     """
-    from acclimate import mirroring
-
     given = {"database": database, "blobs": blobs}
     with _opened(data, file, given) as (store, settings), named_bar("syncing") as progress:
+        from acclimate import mirroring
+
         found = mirroring.sync(store, settings, rounds or [], progress=progress)
     emit(found, as_json=as_json, text=_lines(found, "agreed already", end=", mended"))
 
