@@ -177,10 +177,12 @@ def test_the_release_goes_on_and_the_audit_says_what_no_re_run_shows(played: Pla
     assert check.status == "NOT CHECKED" and check.meaning.startswith("6 of 18 drawn preparations (")
     assert "and others) were given up by the round's organizer, as the evaluator says" in check.meaning
     assert check.meaning.endswith("the other 12 were made again by lab: 12 with equal bytes")
-    assert "6 of them were given up by the organizer, as the evaluator says" in line(report, "prepared").where
-    evaluated = line(report, "predictions").where
-    assert evaluated.startswith("18 evaluations; 8 given up by the organizer, as the evaluator says: ")
+    said, _, evaluated = line(report, "prepared").where.partition(
+        "; 8 evaluations were given up by the organizer, as the evaluator says: "
+    )
+    assert "6 of them were given up by the organizer, as the evaluator says" in said
     assert evaluated.count(played.unevaluated) == 8
+    assert line(report, "predictions").where == "18 evaluations; 8 given up, which have no prediction"
     (played.bundle.parent / "log.vkey").write_text(key)
     seen = done(acclimate("verify", played.bundle, "--log-key", played.bundle.parent / "log.vkey", "--json")).json
     assert seen["ok"] and {c["name"]: c["status"] for c in seen["checks"]}["honest preparation"] == "NOT CHECKED"

@@ -130,6 +130,33 @@ def test_a_stranger_is_told_line_by_line_what_the_public_bundle_can_not_show(
     assert f"{AUDITOR}, the round's auditor, has not reported" in said["auditor's report"]
 
 
+def test_a_stranger_is_told_which_evaluations_were_given_up(
+    playing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = rounds_made.predict
+
+    def given_up(entrant: str, protocol: str) -> dict[str, str]:
+        return {"given_up": "it crashes"} if (entrant, protocol) == ("bea", "direct") else {}
+
+    def predict(made: rounds_made.Made, entrant: str, task: str, seed: int | None, protocol: str) -> pa.Table:
+        table = honest(made, entrant, task, seed, protocol)
+        nothing = pa.nulls(table.num_rows, table.schema.field("loglikelihoods").type)
+        return table.set_column(5, "loglikelihoods", nothing) if given_up(entrant, protocol) else table
+
+    monkeypatch.setattr(rounds_made, "ended", given_up)
+    monkeypatch.setattr(rounds_made, "predict", predict)
+    made = rounds_made.make(tmp_path / "round")
+    folder = written(made, tmp_path / "bundles")
+    for name in ("public", "whole"):
+        report = verify.verify(folder / name, log_key=made.signer.vkey)
+        assert by_status(report, "FAILED") == {}
+        said = by_status(report, "ok")["prepared"]
+        told = (
+            "2 evaluations were given up by the organizer, as the evaluator says: bea, tint, direct; bea, size, direct"
+        )
+        assert said.endswith(told), (name, said)
+
+
 def test_the_whole_bundle_is_checked_like_any_other(made: rounds_made.Made, bundles: Path) -> None:
     report = verify.verify(bundles / "whole", log_key=made.signer.vkey)
     assert by_status(report, "FAILED") == {}

@@ -32,7 +32,10 @@ _RANKINGS = frozenset({"RankingPublished", "RankingRevised"})
 
 
 def prepared(audit: Audit) -> str:
-    """Each entry was prepared from the model it submitted, and prepared.json says of each preparation what the log says."""
+    """Each entry was prepared from the model it submitted, and prepared.json says of each preparation what the log says.
+
+    What was given up is counted here, of evaluations too: the records alone tell it, also where the predictions are withheld.
+    """
     _same_models(audit)
     rows, expected = audit.bundle.json("prepared.json"), prepared_document(audit.round)
     if not isinstance(rows, list):
@@ -50,7 +53,17 @@ def prepared(audit: Audit) -> str:
     said = f"; {len(failed)} failed: {'; '.join(failed)}" if failed else ""
     if given_up := sum(map(records.was_given_up, audit.round.prepared.values())):
         said += f"; {given_up} of them were given up by the organizer, as the evaluator says"
-    return f"{len(expected)} preparations of {len(audit.round.entries)} entries{said}"
+    return (
+        f"{len(expected)} preparations of {len(audit.round.entries)} entries{said}{_given_up_evaluations(audit.round)}"
+    )
+
+
+def _given_up_evaluations(round_: Round) -> str:
+    entrants = {entry.submission: entry.entrant for entry in round_.entries}
+    lost = [key for key, record in round_.evaluated.items() if records.was_given_up(record)]
+    named = "; ".join(f"{entrants[key[0]]}, {key[1]}, {key[3] if key[2] is None else f'seed {key[2]}'}" for key in lost)
+    counted = f"{len(lost)} {'evaluation was' if len(lost) == 1 else 'evaluations were'}"
+    return f"; {counted} given up by the organizer, as the evaluator says: {named}" if lost else ""
 
 
 def prepared_document(round_: Round) -> list[dict[str, Any]]:
@@ -156,7 +169,7 @@ def predictions(audit: Audit) -> str:
     for name in audit.bundle.under("predictions"):
         if name not in named:
             raise Failed(name, "the log has no such evaluation")
-    given_up: list[str] = []
+    given_up = 0
     for name, key in named.items():
         record, found = audit.round.evaluated[key], audit.bundle.digest(name)
         where = f"ModelEvaluated of {name.split('/')[1]}, {key[1]}, seed {key[2]}, {key[3]}"
@@ -169,9 +182,9 @@ def predictions(audit: Audit) -> str:
         _covers(table, audit.holdout[key[1]], name)
         if records.was_given_up(record):
             _has_none(table, name, where)
-            given_up.append(f"{name.split('/')[1]}, {key[1]}, {key[3] if key[2] is None else f'seed {key[2]}'}")
-    told = f"; {len(given_up)} given up by the organizer, as the evaluator says: {'; '.join(given_up)}"
-    return f"{len(named)} evaluations{told if given_up else ''}"
+            given_up += 1
+    told = f"; {given_up} given up, which have no prediction" if given_up else ""
+    return f"{len(named)} evaluations{told}"
 
 
 def _has_none(table: pa.Table, name: str, where: str) -> None:
