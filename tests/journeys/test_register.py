@@ -89,3 +89,29 @@ def test_a_token_is_renewed_as_often_as_one_likes(tmp_path):
             assert ran.exit_code == 0, ran.output
             tokens.add(json.loads(ran.stdout)["token"])
         assert len(tokens) == 3
+
+
+def test_who_has_a_token_that_is_none_any_more_is_told_the_whole_command(tmp_path):
+    """Server, name, role and folder: of an organizer, too, whose role would be an entrant's if it were left out."""
+    with live.serve(tmp_path) as served:
+        keys, organizer = tmp_path / "acme", ("--role", "organizer")
+        code = accounts.invite(served.store, "organizer")
+        assert register(served.url, keys, *organizer, "--invitation", code).exit_code == 0
+        path = keys / "account.json"
+        # As after a restore from a backup that is older than the account's token.
+        path.write_text(json.dumps({**json.loads(path.read_text()), "token": "acc_of_another_day"}))
+        for words in (("round", "list", "--keys", keys), (*REGISTER, served.url, "--keys", keys, *organizer)):
+            ran = CliRunner().invoke(app, [str(word) for word in words])
+            assert isinstance(ran.exception, Refusal) and ran.exception.code == "token_invalid", ran.output
+            command = ran.exception.hint.partition(": acclimate ")[2]
+            for part in ("--renew", f"--server {served.url}", "--name acme", "--role organizer", f"--keys {keys}"):
+                assert part in command
+        # As somebody types it who forgets the role.
+        ran = register(served.url, keys, "--renew")
+        assert isinstance(ran.exception, Refusal) and "add --role organizer" in ran.exception.hint
+        done = CliRunner().invoke(app, command.split())
+        assert done.exit_code == 0, done.output
+        assert register(served.url, keys, *organizer).exit_code == 0
+
+
+REGISTER = ("register", "--name", "acme", "--server")

@@ -77,6 +77,9 @@ def register(
         **{"keys": str(keys), "ed25519": opened.public, "log": vkey},
     }
     if known:
+        # Registered is who has a token that the server knows: after a restore it may know none.
+        with account.connect(keys) as own:
+            own.server()
         emit(value | {"token": None}, as_json=as_json, text=f"{account.id} is registered already, as {account.role}")
         return
     text = [

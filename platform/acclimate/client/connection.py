@@ -62,17 +62,16 @@ class Client:
         token: str | None = None,
         patience: float = 8.0,
         key: Callable[[], Ed25519PrivateKey] | None = None,
+        renewal: str = "",
     ) -> None:
         try:
             parsed = httpx.URL(url)
         except (httpx.InvalidURL, TypeError) as error:
             raise Refusal("config_invalid", f"server {url!r}: {error}") from error
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise Refusal(
-                "config_invalid", f"server {url!r} is not an http address", hint="such as https://rounds.example.org"
-            )
+            raise Refusal("config_invalid", f"server {url!r} is not an http address", hint="such as https://x.org")
         self.url = str(parsed).rstrip("/")
-        self._patience, self._key = patience, key
+        self._patience, self._key, self._renewal = patience, key, renewal
         headers = {"User-Agent": f"acclimate/{acclimate.__version__}"}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
@@ -486,7 +485,7 @@ class Client:
             else:
                 if response.is_success:
                     return response
-                refusal = refusal_of(response)
+                refusal = refusal_of(response, renewal=self._renewal)
                 again = repeatable and response.status_code == 503
             if not again or time.monotonic() + pause > until:
                 raise refusal

@@ -6,6 +6,7 @@ Those that hold a secret (a token, a nonce) have mode 0600. A command that was k
 import base64
 import dataclasses
 import os
+import shlex
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +49,13 @@ class Account:
     def connect(self, folder: Path | None = None) -> Client:
         """A client that speaks for this account; with its key folder it signs requests for secrets, too."""
         key = (lambda: key_files.load(folder).ed25519) if folder is not None else None
-        return Client(self.server, token=self.token, key=key)
+        renewal = self.renewal(folder) if folder is not None else ""
+        return Client(self.server, token=self.token, key=key, renewal=renewal)
+
+    def renewal(self, folder: Path) -> str:
+        """The hint how an account gets a new token, as a command that can be copied."""
+        words = ("--server", self.server, "--name", self.id, "--role", self.role, "--keys", str(folder))
+        return f"with the same key there is a new one: {shlex.join(('acclimate', 'register', '--renew', *words))}"
 
 
 def register_account(
@@ -122,7 +129,7 @@ def check_owner(folder: Path, server: str, *, name: str, role: str, moved: bool 
     if path.exists():
         account = load_account(folder)
         if (account.id, account.role) != (name, role):
-            raise _other_account(path, account)
+            raise _other_account(path, account, name)
         if account.server != server and not (moved and (folder / LOG_KEY_FILE).exists()):
             raise _elsewhere(path, account)
     path = folder / DOCUMENT_FILE
@@ -309,12 +316,12 @@ def _signer(client: Client, receipt: log.Receipt, vkey: str) -> log.Verifier:
     return chain.of(receipt.checkpoint)
 
 
-def _other_account(path: Path, account: Account) -> Refusal:
-    return Refusal(
-        "conflict",
-        f"{path} is the account {account.id!r} ({account.role}) at {account.server}",
-        hint="one folder holds the keys of one account; name another folder",
-    )
+def _other_account(path: Path, account: Account, name: str) -> Refusal:
+    hint = "one folder holds the keys of one account; name another folder"
+    if account.id == name:
+        hint = f"for this account add --role {account.role}; an account in another role has another name and folder"
+    sentence = f"{path} is the account {account.id!r} ({account.role}) at {account.server}"
+    return Refusal("conflict", sentence, hint=hint)
 
 
 def _elsewhere(path: Path, account: Account) -> Refusal:

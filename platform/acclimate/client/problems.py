@@ -17,8 +17,13 @@ _ROOM = 1 << 28
 """Bytes that a download leaves free on the disk, or a tenth of what was free before it, where that is less."""
 
 
-def refusal_of(response: httpx.Response) -> Refusal:
-    """The refusal that a problem document (RFC 9457) carries; where there is none, one made from the status alone."""
+def refusal_of(response: httpx.Response, *, renewal: str = "") -> Refusal:
+    """The refusal that a problem document (RFC 9457) carries; where there is none, one made from the status alone.
+
+    Args:
+        response: the server's.
+        renewal: what to do where the account's token is none of the server's, which the server can't say as well.
+    """
     problem: Any = None
     with contextlib.suppress(ValueError):
         problem = reading.parse_json(response.content)
@@ -46,7 +51,10 @@ def refusal_of(response: httpx.Response) -> Refusal:
     problems = problem.get("problems")
     if not isinstance(problems, list):
         problems = ()
-    return Refusal(code, str(sentence), hint=str(problem.get("hint") or ""), problems=[str(line) for line in problems])
+    hint = str(problem.get("hint") or "")
+    if code == "token_invalid" and renewal:
+        hint = renewal
+    return Refusal(code, str(sentence), hint=hint, problems=[str(line) for line in problems])
 
 
 def unreachable(url: str, error: Exception) -> Refusal:

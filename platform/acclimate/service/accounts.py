@@ -253,7 +253,8 @@ def authenticate(store: Store, token: str) -> Account:
         raise Refusal(
             "token_invalid",
             "the API token is unknown",
-            hint="with the same key there is a new one: acclimate register with --renew, and the same --name and --keys as before",
+            hint="with the same key there is a new one: acclimate register --renew --server URL --name NAME --role ROLE --keys DIR, "
+            "all as before",
         )
     return Account(row.id, row.role, row.ed25519)
 
