@@ -51,9 +51,13 @@ def serve(settings: Settings) -> None:
 
 
 def configure(app: object) -> uvicorn.Config:
-    """Uvicorn's settings: quiet, no header that names it, ten seconds for what is under way at the end."""
+    """Uvicorn's settings: quiet, no header that names it, ten seconds for what is under way at the end.
+
+    The parser is h11, whatever else is installed: where a request's body ends must not depend on the machine (tests/journeys/test_framing.py).
+    """
     return uvicorn.Config(
         app,
+        http="h11",
         log_config=None,
         access_log=False,
         server_header=False,
