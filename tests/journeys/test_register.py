@@ -109,6 +109,7 @@ def test_who_has_a_token_that_is_none_any_more_is_told_the_whole_command(tmp_pat
         # As somebody types it who forgets the role.
         ran = register(served.url, keys, "--renew")
         assert isinstance(ran.exception, Refusal) and "add --role organizer" in ran.exception.hint
+        served.clock.forward(milliseconds=1)
         done = CliRunner().invoke(app, command.split())
         assert done.exit_code == 0, done.output
         assert register(served.url, keys, *organizer).exit_code == 0
