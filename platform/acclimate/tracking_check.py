@@ -1,13 +1,15 @@
 """Whether MLflow holds what the record says of a round: each planned run against what is there, value by value. Needs no MLflow of its own."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from acclimate import tracked_state
 from acclimate.projection import Planned
 from acclimate_competitions import digests
 
+_REASON, _CONTENT = "acclimate.reason", "acclimate.content"
+_WORDS = [f"tag {_REASON}", "content digest"]
 _LAST = "acclimate.log_last"
 """The one tag that says where the log stood when the round was written, and so may be older."""
 
@@ -17,9 +19,10 @@ class Difference:
     """One thing in which MLflow differs.
 
     Attributes:
-        kind: missing (the record has it), extra (the record does not), changed.
+        kind: missing (the record has it), extra (the record does not), changed; reworded where a run tells its failure in other words and is
+            otherwise as it should be, its own digest included: as an older version wrote it, or somebody who took care of the digest.
         run: the run's name, or "experiment".
-        what: for changed, in which parts.
+        what: for changed and reworded, in which parts.
         run_id: MLflow's, of extra and changed ones.
     """
 
@@ -76,18 +79,26 @@ def runs(
             wrong = _differs(plan, run, "" if parent is None else str(parent.info.run_id))
             wrong += _curves(plan, run, history) + _artifacts(plan, run, artifact)
             if wrong:
-                found.append(Difference("changed", plan.name, tuple(dict.fromkeys(wrong)), str(run.info.run_id)))
+                kind = "reworded" if wrong == _WORDS and _is_whole(plan, run.data.tags) else "changed"
+                found.append(Difference(kind, plan.name, tuple(dict.fromkeys(wrong)), str(run.info.run_id)))
         progress(number, len(planned))
     return found
+
+
+def _is_whole(plan: Planned, held: Mapping[str, str]) -> bool:
+    """Whether a run's digest is that of what is planned, with the words that it has itself for why it failed."""
+    tags = {name: value for name, value in plan.tags.items() if name != _REASON}
+    tags |= {_REASON: held[_REASON]} if _REASON in held else {}
+    return replace(plan, tags=tags).digest == held.get(_CONTENT)
 
 
 def _differs(plan: Planned, run: Any, parent: str) -> list[str]:
     tags, wrong = run.data.tags, []
     if tags.get("mlflow.parentRunId", "") != parent:
         wrong.append("parent")
-    own = {name: value for name, value in tags.items() if name.startswith("acclimate.") and name != "acclimate.content"}
+    own = {name: value for name, value in tags.items() if name.startswith("acclimate.") and name != _CONTENT}
     wrong += [f"tag {name}" for name in sorted({*plan.tags, *own}) if plan.tags.get(name) != own.get(name)]
-    if tags.get("acclimate.content") != plan.digest:
+    if tags.get(_CONTENT) != plan.digest:
         wrong.append("content digest")
     wrong += [
         f"param {n}" for n in sorted({*plan.params, *run.data.params}) if plan.params.get(n) != run.data.params.get(n)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _SHOWN = 20
 app = typer.Typer(invoke_without_command=True)
 app.callback()(server.mlflow)
+_REWORDED = (
+    "reworded: why it failed stands there in other words than this version's, and all else is as it should be: an older version wrote it,"
+    " or somebody changed it with care; `acclimate mlflow sync` writes the record's"
+)
 Rounds = Annotated[
     list[str] | None, typer.Option("--round", help="A round's id; may be repeated; else all.", metavar="ROUND")
 ]
@@ -33,6 +37,8 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Tell whether MLflow agrees with the record: missing, extra and changed runs are named. Writes nothing.
+
+    A run is reworded where it only tells its failure in other words, as an older version did.
 
     Exit 1 where it does not agree.
 
@@ -95,5 +101,7 @@ def _lines(found: dict[str, Any], same: str, *, end: str = "") -> Iterator[str]:
         for one in differences[:_SHOWN]:
             what = f": {', '.join(one['what'][:5])}" if one["what"] else ""
             yield f"  {one['kind']} {one['run']}{what}"
+        if any(one["kind"] == "reworded" for one in differences):
+            yield f"  {_REWORDED}"
         if len(differences) > _SHOWN:
             yield f"  and {len(differences) - _SHOWN} more (--json has all)"
