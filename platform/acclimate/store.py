@@ -402,7 +402,9 @@ class Tx:
         # Records of no round, such as a change of the log's key, stand under the empty name.
         if not round_id or (folded is None and not rows):
             raise Refusal(
-                "round_unknown", f"there is no round {round_id!r}", hint="`acclimate round list` shows them all"
+                "round_unknown",
+                f"there is no round {round_id!r}",
+                hint="`acclimate round list --server URL` shows them all",
             )
         statements = folded.statements if folded is not None else Ledger()
         state, last = (folded.state, folded.last) if folded is not None else (None, -1)

@@ -69,7 +69,9 @@ def test_who_enters_too_early_or_too_late_is_told_when(acclimate: Run, world: Wo
     assert world.tick(round_id, hours=1) == ["RoundClosed", "PreparationFinished"]
     ran = acclimate(command, round_id, "--keys", me, "--json")
     assert "takes entrants only while it is open" in refused(ran, "round_closed")
-    assert "acclimate round list" in ran.err and "EntrantRegistered" not in kinds(world, round_id)
+    assert f"acclimate round list --server {world.url}\n" in ran.err and "EntrantRegistered" not in kinds(
+        world, round_id
+    )
 
 
 def test_who_enters_as_the_round_opens_is_told_to_do_it_again(acclimate: Run, world: World, tmp_path: Path) -> None:
@@ -260,3 +262,22 @@ def test_nothing_is_taken_after_the_close(acclimate: Run, world: World, tmp_path
     sentence = refused(ran, "round_closed")
     assert "closed" in sentence
     assert "received" in sentence
+    # Nothing of it is in the log, nor will be: it is not shown as if it were still to be sent.
+    assert done(acclimate("submission", "status", "--round", round_id, "--keys", me, "--json")).json == []
+
+
+def test_hints_about_rounds_are_commands_that_can_be_copied(acclimate: Run, world: World) -> None:
+    """Also for whoever has set no server: what the server says names its address."""
+    round_id = new_round(acclimate, world)
+    me = person(acclimate, world, "ivy")
+    ran = acclimate("status", "no-such-round", "--keys", me, "--json")
+    refused(ran, "round_unknown")
+    assert f"acclimate round list --server {world.url}`" in ran.err
+    assert done(acclimate("round", "list", "--server", world.url, "--json")).json
+    # Who waits for a ranking is told how to; the round's organizer, what is to be done.
+    ran = acclimate("ranking", round_id, "--keys", me, "--json")
+    refused(ran, "phase_wrong")
+    assert f"acclimate status {round_id} --until published --server {world.url}" in ran.err
+    ran = acclimate("ranking", round_id, "--keys", person(acclimate, world, "organizer"), "--json")
+    refused(ran, "phase_wrong")
+    assert "custodians release first" in ran.err

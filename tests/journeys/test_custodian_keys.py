@@ -41,11 +41,14 @@ def test_a_custodian_who_registers_before_keygen_is_not_stuck(acclimate: Callabl
     # Under another name, with another backup, or with other keys it is another custodian's.
     without = ("custodian", "keygen", "--keys", folder, "--name")
     other = acclimate("custodian", "keygen", "--name", "x", "--keys", tmp_path / "x", "--json").json["age"]
-    assert acclimate(*without, "custodian-b", "--json").json["error"]["code"] == "conflict"
+    another = acclimate(*without, "custodian-b", "--json").json["error"]
+    assert another["code"] == "conflict" and "{" not in another["sentence"] and "--name custodian-a" in another["hint"]
+    assert "custodian 'custodian-a', asked for was 'custodian-b'" in another["sentence"]
     assert acclimate(*without, "custodian-a", "--backup", other, "--json").json["error"]["code"] == "conflict"
     assert acclimate(*without, "custodian-a", "--backup", keys.recipient_of(keys.load_age_identity(kept))).code == 0
     (folder / "ed25519.pem").write_bytes((tmp_path / "x" / "ed25519.pem").read_bytes())
-    assert acclimate(*without, "custodian-a", "--json").json["error"]["code"] == "conflict"
+    mixed = acclimate(*without, "custodian-a", "--json").json["error"]
+    assert mixed["code"] == "conflict" and "other keys than those" in mixed["sentence"] and "{" not in mixed["sentence"]
 
 
 @pytest.mark.parametrize("kept", ["none", "backup"])

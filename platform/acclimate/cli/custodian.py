@@ -386,11 +386,14 @@ def _made(name: str, keys: Path, *, backup: str | None, make_backup: Path | None
     own = {"name": name, "age": opened.age_recipient, "ed25519": opened.public}
     have = {key: found.get(key) for key in own} if isinstance(found, dict) else {}
     if have != own:
-        raise Refusal(
-            "conflict",
-            f"{path} says {have}, asked for was {own}",
-            hint="a key is never overwritten: use it under its name, or name another folder",
-        )
+        named = str(have.get("name"))[:80]
+        if named == name:
+            sentence = f"{path} is the document of other keys than those in {keys}"
+            hint = "put the keys back that it was made with, or name another folder: a key is never overwritten"
+        else:
+            sentence = f"{keys} holds the keys of the custodian {named!r}, asked for was {name!r}"
+            hint = f"a key is never overwritten: use it under its name, --name {named}, or name another folder"
+        raise Refusal("conflict", sentence, hint=hint)
     kept: str | None = found.get("backup")
     if make_backup is not None and kept is None:
         raise Refusal(

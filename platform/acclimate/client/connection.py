@@ -485,7 +485,7 @@ class Client:
             else:
                 if response.is_success:
                     return response
-                refusal = refusal_of(response, renewal=self._renewal)
+                refusal = refusal_of(response, url=self.url, renewal=self._renewal)
                 again = repeatable and response.status_code == 503
             if not again or time.monotonic() + pause > until:
                 raise refusal

@@ -98,7 +98,7 @@ def enter(client: Client, round_id: str, fields: dict[str, Any], keys: Keys) -> 
             raise Refusal("phase_wrong", f"{round_id} opened just now", hint="the same command again") from refusal
         ended = f"closed {state['closes']}" if refusal.code == "round_closed" else f"is {state['phase']}"
         sentence = f"{round_id} {ended}: it takes entrants only while it is open"
-        hint = "enter the competition's next round: acclimate round list"
+        hint = f"enter the competition's next round: acclimate round list --server {client.url}"
         raise Refusal(refusal.code, sentence, hint=hint) from refusal
 
 
@@ -353,8 +353,8 @@ def _commit(client: Client, keys: Keys, mine: Submission, *, committed: Request,
             mine.round, committed=committed, accepted=accepted, nonce=mine.nonce, manifest=mine.manifest
         )
     except Refusal as refusal:
-        if refusal.code == "manifest_invalid" and mine.state == "unsent":
-            # Nothing was logged, and the same words will never be taken.
+        if refusal.code in ("manifest_invalid", "round_closed") and mine.state == "unsent":
+            # Nothing was logged (what was is answered as it stands, by a closed round, too), and it will never be taken.
             _path(keys, mine).unlink(missing_ok=True)
         raise
 

@@ -17,11 +17,12 @@ _ROOM = 1 << 28
 """Bytes that a download leaves free on the disk, or a tenth of what was free before it, where that is less."""
 
 
-def refusal_of(response: httpx.Response, *, renewal: str = "") -> Refusal:
+def refusal_of(response: httpx.Response, *, url: str, renewal: str = "") -> Refusal:
     """The refusal that a problem document (RFC 9457) carries; where there is none, one made from the status alone.
 
     Args:
         response: the server's.
+        url: the server's address, for the commands in its hints, which say `--server URL`.
         renewal: what to do where the account's token is none of the server's, which the server can't say as well.
     """
     problem: Any = None
@@ -51,7 +52,7 @@ def refusal_of(response: httpx.Response, *, renewal: str = "") -> Refusal:
     problems = problem.get("problems")
     if not isinstance(problems, list):
         problems = ()
-    hint = str(problem.get("hint") or "")
+    hint = str(problem.get("hint") or "").replace("--server URL", f"--server {url}")
     if code == "token_invalid" and renewal:
         hint = renewal
     return Refusal(code, str(sentence), hint=hint, problems=[str(line) for line in problems])

@@ -21,7 +21,9 @@ def row(tx: Tx, given: str) -> Row[Any]:
     """
     query = select(rounds).where(rounds.c.id >= given, rounds.c.id < given + "\U0010ffff")
     if not given:
-        raise Refusal("round_unknown", "the round's id is empty", hint="`acclimate round list` shows them all")
+        raise Refusal(
+            "round_unknown", "the round's id is empty", hint="`acclimate round list --server URL` shows them all"
+        )
     # No id holds U+0000, and no question to the database may.
     found = [] if "\0" in given else tx.execute(query.order_by(rounds.c.id).limit(6)).all()
     exact = [row for row in found if row.id == given]
@@ -31,7 +33,9 @@ def row(tx: Tx, given: str) -> Row[Any]:
     if found:
         names = ", ".join(row.id for row in found[:5]) + (", …" if len(found) > 5 else "")
         raise Refusal("round_unknown", f"several rounds begin with {given!r}: {names}", hint="give more of the id")
-    raise Refusal("round_unknown", f"there is no round {given!r}", hint="`acclimate round list` shows them all")
+    raise Refusal(
+        "round_unknown", f"there is no round {given!r}", hint="`acclimate round list --server URL` shows them all"
+    )
 
 
 def find(tx: Tx, given: str) -> Round:

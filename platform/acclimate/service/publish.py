@@ -292,10 +292,13 @@ def require_results(tx: Tx, state: Round, account: Account | None) -> None:
     Raises:
         Refusal: phase_wrong.
     """
-    if state.rankings or (state.phase is Phase.EVALUATED and finding.is_owner(tx, state.id, account)):
+    owner = finding.is_owner(tx, state.id, account)
+    if state.rankings or (state.phase is Phase.EVALUATED and owner):
         return
     hint = "custodians release first; publish once the round is evaluated"
-    if state.phase is Phase.EVALUATED and state.competition.round.publish == "auto":
+    if not owner and state.phase is not Phase.VOIDED:
+        hint = f"wait for it: acclimate status {state.id} --until published --server URL"
+    elif state.phase is Phase.EVALUATED and state.competition.round.publish == "auto":
         hint = "it publishes itself as soon as a second process has computed the same ranking"
     elif state.phase is Phase.EVALUATED:
         hint = f"its organizer publishes it next: acclimate round publish {state.id} --keys DIR"
