@@ -2,16 +2,20 @@
 
 A database that was restored from an older backup looks like a whole one: its log ends, and its own checkpoint says so. Who went on
 from there would sign other entries in the place of those for which people hold receipts. So the newest checkpoint is kept elsewhere,
-too, and at the start the stored log must hold what it holds. Copies are written now and then; what was lost since the last one is not noticed here.
+too, and at the start the stored log must hold what it holds. Copies are written now and then; what was lost since the last one, the log's
+witnesses know, who keep the newest checkpoint that they cosigned: they are asked as well. A checkpoint counts by the log's own signature, so
+that no witness can say what was never signed; one that can't be asked says nothing.
 """
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from sqlalchemy import select
 
-from acclimate import log
+from acclimate import log, witness_client
+from acclimate.config import Settings
 from acclimate.console import say
 from acclimate.store import Store, Tx, log_checkpoints
 from acclimate_competitions.errors import Refusal
@@ -20,22 +24,40 @@ from acclimate_runners.blobs import Blobs, FolderBlobs
 COPY, HANDED_OVER = "CHECKPOINT", "CHECKPOINT-ROTATED"
 """Name of both copies, and of that with the newest hand-over of the log's key: the one by both keys, which the old one reads, too."""
 EVERY_SECONDS = 30.0
+LOST = (
+    "it was restored from an older backup, or is not the newest one: put the newest in its place. If what is missing is lost "
+    "for good, tell everybody which entries, then `acclimate db accept-loss` with the same settings and data folder"
+)
+"""What to do where entries are lost."""
 _PAGE = 2000
 
 
 class Copies:
-    """Both copies of an installation's newest checkpoint.
+    """Both copies of an installation's newest checkpoint, and what its witnesses showed.
 
     Args:
         blobs: the installation's.
         data: the data folder.
         verifier: of the log's key; what it did not sign is no copy.
+        witnessed: a witness's name and address -> the newest checkpoint that it showed, a note. They must have been asked before the log that
+            is compared was read: it grows meanwhile.
     """
 
-    def __init__(self, blobs: Blobs, data: Path, verifier: log.Verifier) -> None:
+    def __init__(
+        self, blobs: Blobs, data: Path, verifier: log.Verifier, *, witnessed: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._places: dict[str, Blobs] = {"with the blobs": blobs, f"in {data}": FolderBlobs(data)}
-        self._verifier = verifier
+        self._verifier, self._witnessed = verifier, witnessed
         self._kept = ""
+
+    @classmethod
+    def asking(cls, settings: Settings, blobs: Blobs, verifier: log.Verifier) -> "Copies":
+        """The copies of an installation, with what its witnesses show now; a witness is waited for a few seconds at most.
+
+        Raises:
+            Refusal: config_invalid.
+        """
+        return cls(blobs, settings.data, verifier, witnessed=witness_client.shown(settings.witnesses, verifier.name))
 
     def check(self, tree: log.Tree) -> None:
         """Refuse a log that is not what was signed.
@@ -44,14 +66,7 @@ class Copies:
             Refusal: log_inconsistent, blobs_unreachable.
         """
         for where, _, signed in self._lost(tree):
-            root = base64.b64encode(signed.root).decode()
-            raise Refusal(
-                "log_inconsistent",
-                f"{signed.size} entries of the log were signed (root {root}; {COPY} {where}), the database has {len(tree)}"
-                + ("" if signed.size > len(tree) else ", and not the same"),
-                hint="it was restored from an older backup, or is not the newest one: put the newest in its place. If what is missing is lost "
-                "for good, tell everybody which entries, then `acclimate db accept-loss` with the same settings and data folder",
-            )
+            raise Refusal("log_inconsistent", lacking(where, signed, size=len(tree)), hint=LOST)
 
     def check_signed(self, tx: Tx) -> None:
         """The same for the log of a transaction.
@@ -62,7 +77,7 @@ class Copies:
         self.check(_tree(tx))
 
     def lost(self, tx: Tx) -> list[tuple[str, log.Checkpoint]]:
-        """Where a copy is that the log of a transaction does not hold, and what it says; none where nothing is lost.
+        """Where a checkpoint is that the log of a transaction does not hold, and what it says; none where nothing is lost.
 
         Raises:
             Refusal: blobs_unreachable.
@@ -121,7 +136,7 @@ class Copies:
                 select(log_checkpoints.c.note).order_by(log_checkpoints.c.size.desc()).limit(1)
             ).scalar()
         for where, note, signed in list(self._lost(tree)):
-            aside = f"{COPY}-LOST-{signed.size}-{signed.root.hex()[:8]}"
+            aside = _aside(signed)
             store.blobs.put_note(aside, note)
             done.append(
                 f"{signed.size} entries were signed ({where}), {size} are here; that checkpoint is kept as {aside} with the blobs"
@@ -134,16 +149,42 @@ class Copies:
         return done
 
     def _lost(self, tree: log.Tree) -> Iterator[tuple[str, bytes, log.Checkpoint]]:
-        """The copies that the log does not hold."""
+        """The checkpoints that the log does not hold."""
         for where, place, name in ((*item, name) for item in self._places.items() for name in (COPY, HANDED_OVER)):
             note = place.note(name)
-            try:
-                signed = log.open_checkpoint(note, self._verifier).checkpoint if note else None
-            except Refusal:
-                # Of another installation that had this folder before: nothing is known of this one's.
-                continue
-            if note and signed and (signed.size > len(tree) or tree.root(signed.size) != signed.root):
-                yield where, note, signed
+            if (signed := self._beyond(note, tree)) is not None:
+                yield f"{name} {where}", note or b"", signed
+        for witness, text in self._witnessed.items():
+            signed = self._beyond(text.encode(), tree)
+            # A witness never forgets; that it was accepted is kept with the blobs.
+            if signed is not None and not any(place.note(_aside(signed)) for place in self._places.values()):
+                yield f"cosigned by witness {witness}", text.encode(), signed
+
+    def _beyond(self, note: bytes | None, tree: log.Tree) -> log.Checkpoint | None:
+        """What a note says that the log's key signed and the log does not hold; else None."""
+        try:
+            signed = log.open_checkpoint(note, self._verifier).checkpoint if note else None
+        except Refusal:
+            # Of another installation that had this folder before: nothing is known of this one's.
+            return None
+        return signed if signed and (signed.size > len(tree) or tree.root(signed.size) != signed.root) else None
+
+
+def lacking(where: str, signed: log.Checkpoint, *, size: int) -> str:
+    """A checkpoint that the log does not hold, in words.
+
+    Args:
+        where: as `lost` says it.
+        signed: the checkpoint.
+        size: how many entries the log has.
+    """
+    root = base64.b64encode(signed.root).decode()
+    same = "" if signed.size > size else ", and not the same"
+    return f"{signed.size} entries were signed (root {root}; {where}), the database has {size}{same}"
+
+
+def _aside(signed: log.Checkpoint) -> str:
+    return f"{COPY}-LOST-{signed.size}-{signed.root.hex()[:8]}"
 
 
 def _tree(tx: Tx) -> log.Tree:

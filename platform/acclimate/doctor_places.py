@@ -43,7 +43,8 @@ def database_(settings: Settings) -> Iterator[Finding]:
     """Whether the database answers, its schema, its clock, and whether it belongs with the blobs."""
     if not (is_there("sqlalchemy") and is_there("alembic")):
         return
-    from acclimate import database, facts, installation, migrations, writability
+    from acclimate import database, facts, installation, log, migrations, writability
+    from acclimate.checkpoints import LOST, Copies, lacking
     from acclimate.clocks import Clocks
     from acclimate.store import Store
     from acclimate_runners.blobs import blobs_at
@@ -82,6 +83,9 @@ def database_(settings: Settings) -> Iterator[Finding]:
         yield Finding("database", "ok", f"{shown}, schema {version}")
         found_ = installation.check(store, settings)
         yield Finding("installation", "ok", f"{found_.id}, log {found_.origin}; database and blobs belong together")
+        copies = Copies.asking(settings, blobs, log.parse_vkey(found_.log))
+        with store.snapshot() as tx:
+            yield from (Finding("log", "missing", lacking(*each, size=tx.size()), LOST) for each in copies.lost(tx))
     finally:
         engine.dispose()
 

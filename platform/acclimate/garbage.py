@@ -73,7 +73,7 @@ def collect(
         progress: is told (done, of how many, what).
 
     Raises:
-        Refusal: log_inconsistent, where the database is an older one; blobs_unreachable, busy, database_unreachable.
+        Refusal: log_inconsistent, where the database is an older one; config_invalid, blobs_unreachable, busy, database_unreachable.
     """
     stored = _listed(store.blobs, progress)
     over = over_notes(store, older_than=older_than)
@@ -81,8 +81,9 @@ def collect(
         for done, name in enumerate(over):
             progress(done, len(over), "notes")
             store.blobs.drop_note(name)
+    copies = Copies.asking(settings, store.blobs, verifier)
     with store.snapshot() as tx:
-        Copies(store.blobs, settings.data, verifier).check_signed(tx)
+        copies.check_signed(tx)
         named = set(named_in(tx))
     named |= set(named_in_notes(store.blobs, without=frozenset(over)))
     needed = closure(store.blobs, named, stored, progress)

@@ -39,7 +39,7 @@ from acclimate import (
     table_files,
 )
 from acclimate.backups import Progress
-from acclimate.checkpoints import COPY, Copies
+from acclimate.checkpoints import COPY, Copies, lacking
 from acclimate.config import Settings
 from acclimate.store import Store, attempts, results, stages
 from acclimate_competitions import digests
@@ -165,25 +165,22 @@ def _restored(folder: Path, settings: Settings, progress: Progress) -> dict[str,
 
 
 def gap(store: Store, settings: Settings, verifier: log.Verifier) -> Gap:
-    """What the newest checkpoints and the outcomes beside the blobs tell that the database does not.
+    """What the newest checkpoints, witnesses and the outcomes beside the blobs tell that the database does not.
 
     Raises:
-        Refusal: blobs_unreachable, busy, database_unreachable.
+        Refusal: blobs_unreachable, busy, database_unreachable, config_invalid.
     """
+    copies = Copies.asking(settings, store.blobs, verifier)
     with store.snapshot() as tx:
         size = tx.size()
-        behind = Copies(store.blobs, settings.data, verifier).lost(tx)
+        behind = copies.lost(tx)
         over = set(tx.execute(select(results.c.stage)).scalars())
         over |= set(tx.execute(select(stages.c.key).where(stages.c.state.in_(_OVER))).scalars())
         known = {
             row.attempt: [key for key in row.stages if key not in over]
             for row in tx.execute(select(attempts.c.attempt, attempts.c.stages))
         }
-    lost = [
-        f"{signed.size} entries were signed (root {base64.b64encode(signed.root).decode()}; {where}), the database has {size}"
-        + ("" if signed.size > size else ", and not the same")
-        for where, signed in behind
-    ]
+    lost = [lacking(where, signed, size=size) for where, signed in behind]
     adopted: dict[str, dict[str, Any]] = {}
     for name in store.blobs.notes(garbage.ATTEMPTS):
         _, attempt, fence, *rest = name.split("/")
@@ -214,7 +211,7 @@ def unknown(blobs: Blobs, settings: Settings) -> str:
         return ""
     return (
         f"whether entries were signed after this backup, which is of {made} and has {size}. Nothing here would tell, but people may hold "
-        f"more: a witness (`acclimate doctor` asks each), a mirror (`acclimate log check DIR`), an entrant or organizer (`acclimate receipt "
+        f"more: a witness that does not answer now (`acclimate doctor` asks each), a mirror (`acclimate log check DIR`), an entrant or organizer (`acclimate receipt "
         "verify`), a custodian (pins.json); who follows the log is refused with log_inconsistent once other entries came in their place. Ask "
         "them before you start. If nobody has more, or it is lost for good: `acclimate db accept-loss`"
     )

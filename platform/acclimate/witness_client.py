@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -192,14 +193,47 @@ def cosigned(endpoint: Endpoint, origin: str, *, client: httpx.Client) -> int | 
         return None
 
 
-def latest(endpoint: Endpoint, origin: str, *, client: httpx.Client) -> str:
+def shown(texts: Sequence[str], origin: str, *, within: float = 5.0) -> dict[str, str]:
+    """What each witness shows as the newest checkpoint of a log, as a note, unverified, by the witness's name and address.
+
+    All are asked at once. Who gives no answer in so many seconds, or none that can be used, is left out.
+
+    Args:
+        texts: the witnesses, as the setting `witnesses` names them.
+        origin: the log's name.
+        within: seconds.
+
+    Raises:
+        Refusal: config_invalid.
+    """
+    endpoints = parse_endpoints(texts)
+
+    def one(endpoint: Endpoint) -> str:
+        try:
+            with httpx.Client(timeout=within) as client:
+                return latest(endpoint, origin, client=client, within=within)
+        except Refusal:
+            return ""
+
+    with ThreadPoolExecutor(max(1, len(endpoints)), thread_name_prefix="witness") as threads:
+        came = list(threads.map(one, endpoints))
+    return {f"{each.verifier.name} at {each.url}": note for each, note in zip(endpoints, came, strict=True) if note}
+
+
+def latest(endpoint: Endpoint, origin: str, *, client: httpx.Client, within: float = _PATIENCE) -> str:
     """The newest checkpoint of a log that a witness says it cosigned, as a note, unverified.
+
+    Args:
+        endpoint: the witness.
+        origin: the log's name.
+        client: how the request is sent.
+        within: seconds for the whole exchange.
 
     Raises:
         Refusal: witness_unreachable; entry_unknown, where it has cosigned none.
     """
     path = f"{hashlib.sha256(origin.encode()).hexdigest()}/checkpoint"
-    status, _, body = _send(endpoint, "GET", path, client)
+    status, _, body = _send(endpoint, "GET", path, client, within=within)
     try:
         if status == 200:
             notes.parse_note(body)
@@ -223,11 +257,11 @@ _HINTS = {
 
 
 def _send(
-    endpoint: Endpoint, method: str, path: str, client: httpx.Client, body: bytes = b""
+    endpoint: Endpoint, method: str, path: str, client: httpx.Client, body: bytes = b"", *, within: float = _PATIENCE
 ) -> tuple[int, str, bytes]:
     """(status, media type, body) of the witness's answer, which is bounded in size, and in time from the connection on."""
     answer = b""
-    with _cut_after(_PATIENCE) as (over, trace):
+    with _cut_after(within) as (over, trace):
         try:
             # A connection of its own: what cuts it off can then touch no other exchange.
             headers = {"Connection": "close"} | ({"Content-Type": "text/plain; charset=utf-8"} if body else {})
@@ -244,15 +278,15 @@ def _send(
                     if len(answer) > _LARGEST_ANSWER:
                         raise _unusable(endpoint, f"answers with more than {_LARGEST_ANSWER} bytes")
                     if over.is_set():
-                        raise _late(endpoint)
+                        raise _late(endpoint, within)
                 # A connection that was cut off ends an answer of no declared length, as if that were whole.
                 if over.is_set():
-                    raise _late(endpoint)
+                    raise _late(endpoint, within)
                 media = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
                 return response.status_code, media, answer
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             if over.is_set():
-                raise _late(endpoint) from error
+                raise _late(endpoint, within) from error
             raise _unusable(endpoint, "does not answer", said=f"{error or type(error).__name__}") from error
 
 
@@ -361,8 +395,8 @@ def _unusable(endpoint: Endpoint, what: str, hint: str = "ask its operator", *, 
     return Refusal("witness_unreachable", sentence, hint=hint)
 
 
-def _late(endpoint: Endpoint) -> Refusal:
-    return _unusable(endpoint, f"has not finished its answer within {_PATIENCE:.0f} s")
+def _late(endpoint: Endpoint, within: float) -> Refusal:
+    return _unusable(endpoint, f"has not finished its answer within {within:.0f} s")
 
 
 def _words(body: bytes) -> str:

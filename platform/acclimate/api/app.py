@@ -63,7 +63,7 @@ def create_app(settings: Settings, *, clock: database.Clock | None = None) -> Fa
     known = identity.begin(settings, store)
     # Nothing is written into a database that was upgraded or exchanged under this process.
     store = store.fenced(partial(installation.stands, found=known.installation.id, signs=known.vkey))
-    copies = Copies(store.blobs, settings.data, known.signer.verifier)
+    copies = Copies.asking(settings, store.blobs, known.signer.verifier)
     sequencer = Sequencer(store, known.signer, copies=copies)
     collector = CosignatureCollector(store, sequencer, parse_endpoints(settings.witnesses), quorum=settings.quorum)
     watch = Health(store, settings, sequencer, collector)

@@ -158,7 +158,7 @@ def accept_loss(
         store = Store.open(settings)
         try:
             verifier = log.parse_vkey(installation.check(store, settings).log)
-            steps = Copies(store.blobs, settings.data, verifier).accept(store) + restoring.accept(settings)
+            steps = Copies.asking(settings, store.blobs, verifier).accept(store) + restoring.accept(settings)
         finally:
             store.close()
     emit({"steps": steps}, as_json=as_json, text=[f"accepted: {step}" for step in steps] or ["nothing is lost"])

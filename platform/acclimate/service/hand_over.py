@@ -73,7 +73,7 @@ def hand_over(
             done = _last(tx)
         return _copied(store, settings, done)
     old = identity.load(settings, store).signer
-    copies = Copies(store.blobs, settings.data, old.verifier)
+    copies = Copies.asking(settings, store.blobs, old.verifier)
     with store.snapshot() as tx:
         if tx.records(""):
             copies.check_signed(tx)
