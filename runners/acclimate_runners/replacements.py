@@ -5,6 +5,8 @@ instead of as many. How many is told of plain patterns alone, such as runs of bl
 characters, with one repetition at most. Whatever else stands in a pattern, groups above all, may match nothing as far as is known here.
 """
 
+import base64
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -19,16 +21,26 @@ _PIECE = re.compile(
 def growths(part: Any) -> Iterator[float]:
     """How many times longer each replacement of a normalizer, pre-tokenizer or decoder can make a text.
 
-    ByteLevel writes each byte as a character, of two bytes for all that is not ASCII, and the next one does so with what the first wrote.
+    - What a step is, is told by its fields: the library reads some without a type, or with one that it does not know.
+    - ByteLevel writes each byte as a character, of two bytes for all that is not ASCII, and the next one does so with what the first wrote.
+    - Prepend writes a text before each text, were it of one byte.
+    - A precompiled map of characters writes one of its texts for a byte at least.
+    - BERT's normalizer puts blanks around Chinese characters, of three bytes, and the next one does so again.
     """
     if isinstance(part, list):
         for each in part:
             yield from growths(each)
     elif isinstance(part, dict):
-        if part.get("type") == "Replace":
-            yield _growth(part.get("pattern"), written(part.get("content")))
+        if "pattern" in part and "content" in part:
+            yield _growth(part["pattern"], written(part["content"]))
         elif part.get("type") == "ByteLevel":
             yield 2.0
+        elif "prepend" in part:
+            yield 1.0 + written(part["prepend"])
+        elif "precompiled_charsmap" in part:
+            yield max(1.0, _longest(part["precompiled_charsmap"]))
+        elif part.get("handle_chinese_chars"):
+            yield 5 / 3
         for each in part.values():
             if isinstance(each, dict | list):
                 yield from growths(each)
@@ -38,6 +50,16 @@ def _growth(pattern: Any, content: int) -> float:
     given = pattern if isinstance(pattern, dict) else {}
     least = written(given.get("String")) or shortest(given.get("Regex"))
     return max(1.0, content / least) if least else 1.0 + content
+
+
+def _longest(charsmap: Any) -> float:
+    """Bytes of the longest text that a precompiled map of characters writes: behind its trie they stand, each with a zero at its end."""
+    try:
+        raw = base64.b64decode(charsmap, validate=True)
+    except (ValueError, TypeError):
+        return math.inf
+    texts = raw[4 + int.from_bytes(raw[:4], "little") :]
+    return float(max(map(len, texts.split(b"\0"))))
 
 
 def shortest(pattern: Any) -> int:

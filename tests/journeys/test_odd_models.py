@@ -1,7 +1,9 @@
 """Submissions that are odd but fair, and that are not: each is prepared, or refused with a reason of its own."""
 
+import base64
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,46 @@ def bytes_as_characters_again(folder: Path) -> None:
     tokenizer(folder, change)
 
 
+def growing_without_its_type(folder: Path) -> None:
+    """The library reads it all the same."""
+
+    def change(value: dict[str, Any]) -> None:
+        twice = {"pattern": {"String": "r"}, "content": "rr"}
+        value["normalizer"] = {"type": "Sequence", "normalizers": [twice] * 50}
+
+    tokenizer(folder, change)
+
+
+def growing_by_map(folder: Path) -> None:
+    """Of a compiled map of characters, a megabyte for each letter r."""
+
+    def change(value: dict[str, Any]) -> None:
+        units, at = [0] * 0x400, 0x100 ^ ord("r")
+        units[0], units[at] = 0x100 << 10, ord("r") | 1 << 8 | 0x200 << 10
+        trie = struct.pack(f"<{len(units)}I", *units)
+        whole = struct.pack("<I", len(trie)) + trie + b"x" * 1_000_000 + b"\0"
+        value["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(whole).decode()}
+
+    tokenizer(folder, change)
+
+
+def torn_map(folder: Path) -> None:
+    """Its trie leads out of itself at the first letter: the library ends over a text, not over the file."""
+
+    def change(value: dict[str, Any]) -> None:
+        whole = struct.pack("<I", 8) + b"\0" * 8 + b"x\0"
+        value["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(whole).decode()}
+
+    tokenizer(folder, change)
+
+
+def prepending(folder: Path) -> None:
+    def change(value: dict[str, Any]) -> None:
+        value["normalizer"] = {"type": "Prepend", "prepend": "m" * 1_000_000}
+
+    tokenizer(folder, change)
+
+
 def not_a_number(folder: Path) -> None:
     def change(found: dict[str, Any]) -> dict[str, Any]:
         found["model.norm.weight"][0] = np.nan
@@ -263,6 +305,10 @@ REFUSED = [
     (growing, "its decoder's steps make a text up to 1.13e+15 times longer, allowed are 64"),
     (growing_by_pattern, "its normalizer's steps make a text up to 101 times longer, allowed are 64"),
     (bytes_as_characters_again, "its pre_tokenizer's steps make a text up to 128 times longer, allowed are 64"),
+    (growing_without_its_type, "its normalizer's steps make a text up to 1.13e+15 times longer, allowed are 64"),
+    (growing_by_map, "its normalizer's steps make a text up to 1e+06 times longer, allowed are 64"),
+    (torn_map, "tokenizer.json: the library ends over it: index out of bounds"),
+    (prepending, "its normalizer's steps make a text up to 1e+06 times longer, allowed are 64"),
     (not_a_number, "'model.norm.weight' holds NaN or infinity"),
     (without_end, "'model.norm.weight' holds NaN or infinity"),
     (short, "the model reads at most 6 tokens, the recipe has sequences of 7"),

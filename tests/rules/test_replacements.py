@@ -1,7 +1,13 @@
 """How much longer a tokenizer's replacements make a text: never less than the library makes of it, and honest ones are let through."""
 
+import base64
+import json
+import math
+import struct
+from typing import Any
+
 import pytest
-from tokenizers import Regex, decoders, normalizers
+from tokenizers import Regex, Tokenizer, decoders, normalizers
 
 from acclimate_runners import replacements
 
@@ -55,6 +61,59 @@ def test_the_library_makes_no_text_longer_than_is_told(pattern: str, content: st
         made = len(replace.normalize_str(text).encode())
         # A pattern that matches nothing matches once more, behind the last character.
         assert made <= growth * (len(text.encode()) + 1), (text, made)
+
+
+def charsmap(key: str, text: str) -> str:
+    """A precompiled map that writes a text for one ASCII character: a trie as darts-clone makes it, and the text behind it."""
+    units, at = [0] * 0x400, 0x100 ^ ord(key)
+    units[0], units[at] = 0x100 << 10, ord(key) | 1 << 8 | 0x200 << 10
+    trie = struct.pack(f"<{len(units)}I", *units)
+    return base64.b64encode(struct.pack("<I", len(trie)) + trie + text.encode() + b"\0").decode()
+
+
+def normalized(step: dict[str, Any], text: str) -> str:
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    empty = dict.fromkeys(("truncation", "padding", "pre_tokenizer", "post_processor", "decoder"))
+    document = {"version": "1.0", "added_tokens": [], "normalizer": step, "model": model, **empty}
+    made = Tokenizer.from_str(json.dumps(document)).normalizer
+    assert made is not None
+    return str(made.normalize_str(text))
+
+
+REPLACE = {"pattern": {"String": "a"}, "content": "b" * 50}
+STEPS: list[tuple[dict[str, Any], float]] = [
+    ({"type": "Replace", **REPLACE}, 50.0),
+    (REPLACE, 50.0),
+    ({"type": "replace", **REPLACE}, 50.0),
+    ({"type": None, **REPLACE}, 50.0),
+    ({"normalizers": [REPLACE]}, 50.0),
+    ({"type": "Prepend", "prepend": "b" * 99}, 100.0),
+    ({"prepend": "\u2581"}, 4.0),
+    ({"type": "Precompiled", "precompiled_charsmap": charsmap("a", "b" * 70)}, 70.0),
+    ({"type": "Precompiled", "precompiled_charsmap": charsmap("a", "")}, 1.0),
+    (
+        {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": True,
+        },
+        5 / 3,
+    ),
+]
+
+
+@pytest.mark.parametrize(("step", "told"), STEPS, ids=[str(list(step)) + str(told) for step, told in STEPS])
+def test_each_step_that_the_library_reads_is_told_with_or_without_its_type(step: dict[str, Any], told: float) -> None:
+    assert list(replacements.growths(step)) == [told]
+    for text in (*TEXTS, "\u4e00\u4e01"):
+        assert len(normalized(step, text).encode()) <= told * max(1, len(text.encode())), text
+
+
+@pytest.mark.parametrize("charsmap", ["no base64!", "AAA", None, 7])
+def test_a_map_of_characters_that_is_none_is_growth_without_end(charsmap: object) -> None:
+    assert list(replacements.growths({"precompiled_charsmap": charsmap})) == [math.inf]
 
 
 def test_many_replacements_of_blanks_are_no_growth() -> None:
