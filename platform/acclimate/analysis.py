@@ -7,9 +7,17 @@ numbers, names, and under `notes` each thing that was left out or taken for some
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
-from acclimate import chosen_rows, foreign_results, item_analysis, item_sources, table_analysis, task_analysis
+from acclimate import (
+    chosen_rows,
+    foreign_results,
+    item_analysis,
+    item_sources,
+    score_tables,
+    table_analysis,
+    task_analysis,
+)
 from acclimate.analysis_options import CompareOptions, RankOptions, StabilityOptions, chosen, known
 from acclimate.score_tables import Source
 from acclimate_competitions.errors import Refusal, installing
@@ -90,6 +98,9 @@ def compare(
         raise Refusal(
             "scores_invalid", "of a table of scores all entrants are compared", hint="give no names, or --items"
         )
+    if not _is_foreign(scores):
+        scores, told = chosen_rows.directed(score_tables.read(scores), options)
+        options = cast(CompareOptions, told)
     return task_analysis.compare(_of_tasks(scores, options), options)
 
 
@@ -128,10 +139,14 @@ def stability(
 
 def _of_tasks(source: Source, options: Mapping[str, Any], *, name: str | None = None) -> Source:
     """A table entrants × tasks, of the protocol and metric that count; of other programs' results, their means."""
-    if isinstance(source, str | Path) and foreign_results.is_foreign(Path(source)):
+    if _is_foreign(source):
         source = foreign_results.scores(Path(source), metric=options.get("metric"))
         options = {key: value for key, value in options.items() if key != "metric"}
     return chosen_rows.narrowed(source, options, name=name)
+
+
+def _is_foreign(source: Source) -> bool:
+    return isinstance(source, str | Path) and foreign_results.is_foreign(Path(source))
 
 
 def _one_of(scores: Any, items: Any) -> None:

@@ -138,6 +138,22 @@ def _worst(found: Items, options: Mapping[str, Any]) -> float:
     return 1.0 if options.get("lower_is_better") else 0.0
 
 
+def directed(source: Source, options: Any) -> tuple[Source, Any]:
+    """A table of scores by example, with the direction of its metric, as far as its name tells it."""
+    if source is None:
+        return source, options
+    whole = score_tables.read(source)
+    table, left = chosen_rows.directed(whole, options)
+    if table is not whole:
+        sets = sets_of(table)
+        metric = options.get("metric")
+        of = [str(cell).strip() for cell in table.cells[str(chosen_rows.metric_column(table))]]
+        own = {one for one, name in zip(sets, of, strict=True) if metric in (None, name)}
+        own &= set(left["tasks"]) if left.get("tasks") else own
+        left["lower"] = sorted(set(left.get("lower", ())) | own)
+    return table, left
+
+
 def role_columns(table: Columns) -> dict[str, str]:
     """What each column is, by its name: role -> column, for the roles that there are."""
     by_name: dict[str, str] = {}

@@ -117,7 +117,7 @@ def opened(
         return chosen(rounds, "MLflow", notes, options, sets=rounds_are_sets, as_published=as_published)
     if isinstance(source, str | Path) and foreign_results.is_foreign(Path(source)):
         return foreign_results.items(Path(source)), options
-    return measured_items.opened(source, options) or (source, options)
+    return measured_items.opened(source, options) or example_tables.directed(source, options)
 
 
 def require_one_scale(items: Source) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ def rank(scores: Source, options: RankOptions) -> dict[str, Any]:
             columns = listed(list(whole.cells)[1:], most=40)
             hint = f"--{name} COLUMN; beside the names {whole.name} has the columns {columns}"
             raise Refusal("scores_invalid", f"no column of {name} is named", hint=hint)
+    whole, told = chosen_rows.directed(whole, options)
+    options = cast(RankOptions, told)
     table = chosen_rows.of_tasks(chosen_rows.narrowed(whole, options), options.get("tasks", ()))
     entrants = score_tables.entrants(table, next(iter(table.cells)))
     numbers = table.numbers(options["score"], options["se"])
@@ -74,7 +76,9 @@ def rank(scores: Source, options: RankOptions) -> dict[str, Any]:
 
 def casp_rank(source: Source, options: RankOptions) -> dict[str, Any]:
     """`acclimate.rank` by CASP's z-scores, of a table entrants × targets."""
-    table = score_tables.wide(chosen_rows.narrowed(source, options), tasks=options.get("tasks", ()))
+    whole, told = chosen_rows.directed(score_tables.read(source), options)
+    options = cast(RankOptions, told)
+    table = score_tables.wide(chosen_rows.narrowed(whole, options), tasks=options.get("tasks", ()))
     threshold = options.get("threshold", -2.0)
     if threshold not in casp.THRESHOLDS:
         raise Refusal("scores_invalid", f"a threshold of {threshold}", hint="-2 or 0, as CASP has them")
