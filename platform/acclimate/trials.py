@@ -152,6 +152,8 @@ def prepare(
             "recipe": given.competition.preparation.digest,
             "device": outcome.hardware.partition("/")[0],
             "max_steps": max_steps,
+            "given_lr": lr,
+            "round_seeds": list(given.competition.preparation.seeds),
             "tokens": tokens,
             "tasks": found,
             **_ran(outcome, began),

@@ -484,5 +484,8 @@ def test_a_re_run_needs_the_entrants_files(written: Path, tmp_path: Path) -> Non
     assert half.exit_code == 2 and "belong together" in half.output
     none = CliRunner().invoke(app, ["verify", str(written), "--rerun", "ada", "--models", str(tmp_path / "none")])
     assert isinstance(none.exception, Refusal) and none.exception.code == "file_unreadable"
+    typo = CliRunner().invoke(app, ["verify", str(written), "--rerun", "adda", "--models", str(tmp_path)])
+    assert isinstance(typo.exception, Refusal) and typo.exception.code == "entrant_unknown", typo.output
+    assert "'adda'" in typo.exception.sentence and "ada" in typo.exception.hint.replace(",", "").split()
     part = CliRunner().invoke(app, ["verify", str(written), "--log", "--json"])
     assert {check["name"] for check in json.loads(part.stdout)["checks"]}.isdisjoint({"scores", "opening", "re-run"})

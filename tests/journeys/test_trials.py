@@ -286,6 +286,11 @@ def test_people_read_what_came_of_it(at_home: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "tint, lr 0.02: validation nll" in done.stdout and "tint, seed 11: loss" in done.stdout
     assert "every fit ended after 2 steps at most" in done.stdout
+    assert "none of the round's" not in done.stdout and "not selected" not in done.stdout
+    lines[lines.index("--out") + 1] = str(tmp_path / "q")
+    done = CliRunner().invoke(app, [*lines, "--seed", "99", "--lr", "0.01", "--max-steps", "1"])
+    assert "seed 99 is none of the round's, which are 11, 12, 13" in done.stdout, done.output
+    assert "lr 0.01 was given and not selected" in done.stdout
     done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "p/tint/11"), "--competition", competition])
     assert done.exit_code == 0 and done.stdout.splitlines()[0].split() == [
         "task", "metric", "validation", "se", "n", "unscored",

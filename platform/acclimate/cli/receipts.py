@@ -63,7 +63,7 @@ def verify(
 
     And, where one is given, against a published bundle, a saved checkpoint, or (the only one that needs a network) the log itself.
 
-    Example: acclimate receipt verify ada/receipts/digits-2027-1-8f3a52c01b7e-1c9d03aa.tlog-proof --bundle digits-2027-1.zip
+    Example: acclimate receipt verify ada/receipts/digits-2027-1-8f3a52c01b7e4d06a1c95e3b7720d4f8-1c9d03aa.tlog-proof --bundle digits-2027-1.zip
     """
     from acclimate.client import Client
     from acclimate.client import receipts as found

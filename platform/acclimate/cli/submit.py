@@ -197,7 +197,7 @@ def withdraw(
 ) -> None:
     """Withdraw a submission, before the round closes. An earlier one of the same entrant counts then.
 
-    Example: acclimate submission withdraw digits-2027-1-8f3a52c01b7e-1c9d03aa --keys ./ada
+    Example: acclimate submission withdraw digits-2027-1-8f3a52c01b7e4d06a1c95e3b7720d4f8-1c9d03aa --keys ./ada
     """
     from acclimate import client as actors
 

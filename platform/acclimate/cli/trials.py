@@ -160,6 +160,12 @@ def _prepared(found: Mapping[str, Any]) -> Iterator[str]:
             )
             yield f"  prepared {each['prepared']}" + (f" ({each['note']})" if each["note"] else "")
     yield f"{found['tokens']} tokens in all, {found['seconds']:.1f} s, peak memory {_size(found['memory'])}, {found['hardware']}"
+    made = {int(seed) for part in found["tasks"].values() for seed in part["seeds"]}
+    if others := sorted(made - set(found["round_seeds"])):
+        own = ", ".join(map(str, found["round_seeds"]))
+        yield f"seed {others[0]} is none of the round's, which are {own}: a round's bytes are others"
+    if found["given_lr"] is not None:
+        yield f"lr {found['given_lr']:g} was given and not selected: where the round selects another, its bytes are others"
     if found["max_steps"] is not None:
         yield f"every fit ended after {found['max_steps']} steps at most: a round's bytes are others"
 

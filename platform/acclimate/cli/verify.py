@@ -71,6 +71,8 @@ def verify(
         try:
             # Once: the key that fits is chosen by the bytes that are verified.
             with files.opened(bundle) as found:
+                if rerun is not None:
+                    _require_entrant(found, rerun)
                 report = auditor.verify(
                     found,
                     log_key=read_log_keys(log_key, of=_named(found)) if log_key is not None else None,
@@ -94,6 +96,27 @@ def _again(entrant: str, models: Path, progress: "Progress") -> "Rerun":
     from acclimate.bundle_rerun import EntrantRerun
 
     return EntrantRerun(entrant, models, progress)
+
+
+def _require_entrant(bundle: "Bundle", name: str) -> None:
+    """Refuse a name that no submission of the bundle is of; a damaged one gets the full report.
+
+    Raises:
+        Refusal: entrant_unknown.
+    """
+    from acclimate.verify import Failed
+
+    try:
+        lines = [reading.parse_json(line) for line in bundle.lines("submissions.jsonl")]
+        names = sorted({str(line["entrant"]) for line in lines})
+    except (Failed, Refusal, ValueError, KeyError, TypeError):
+        return
+    if names and name not in names:
+        raise Refusal(
+            "entrant_unknown",
+            f"{name!r} has no submission in this bundle: nothing of it could be made again",
+            hint=f"--rerun takes one of {', '.join(names[:20])}{', …' if len(names) > 20 else ''}",
+        )
 
 
 def _require_bundle(path: Path) -> None:
