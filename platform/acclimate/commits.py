@@ -79,14 +79,27 @@ def outlasted(store: Store, state: Round, held: Held, status: Status, *, tries: 
     return _refused(store, state, status, reason=f"{status.reason}, at each of {tries} tries{size}")
 
 
-def given_up(store: Store, state: Round, *, tries: int, reason: str) -> Status:
+def given_up(store: Store, state: Round, *, tries: Sequence[Any], reason: str) -> Status:
     """What an attempt came to that failed time and again, and that the round's organizer has tried no more; none runs for it.
+
+    Its log tells of each try when and how it ended, so that the record shows what was given up.
+
+    Args:
+        store: the store.
+        state: the round.
+        tries: rows of those that failed (granting.failed_tries), in their order.
+        reason: the organizer's.
 
     Raises:
         Refusal: no_space, blobs_unreachable.
     """
-    words = f"given up by the round's organizer after {tries} {'try' if tries == 1 else 'tries'}: {reason}"
-    return _refused(store, state, Status("done", code=stages.GIVEN_UP), reason=words)
+    last = f", the last with {tries[-1].code}" if tries else ""
+    words = (
+        f"given up by the round's organizer after {len(tries)} {'try' if len(tries) == 1 else 'tries'}{last}: {reason}"
+    )
+    said = "".join(f"try {one.fence} at {one.ended}: {one.code}: {one.reason}\n" for one in tries)
+    log = store.blobs.put_bytes(said.encode())
+    return _refused(store, state, Status("done", code=stages.GIVEN_UP, log=log), reason=words)
 
 
 def _refused(store: Store, state: Round, status: Status, *, reason: str) -> Status:

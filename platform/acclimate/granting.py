@@ -42,7 +42,7 @@ def given_up(tx: Tx) -> dict[str, str]:
     return {row.attempt: row.reason for row in tx.execute(query)}
 
 
-def failed_tries(tx: Tx, attempt: str) -> int:
-    """How many tries of an attempt failed, or found no room, however often an operator let it go; none that was merely lost."""
+def failed_tries(tx: Tx, attempt: str) -> list[Any]:
+    """The tries of an attempt that failed, or found no room, however often an operator let it go; none that was merely lost. In their order."""
     mine = (attempts.c.attempt == attempt) & or_(attempts.c.state == "failed", attempts.c.code == "no_space")
-    return int(tx.execute(select(func.count()).where(mine)).scalar_one())
+    return list(tx.execute(select(attempts).where(mine).order_by(attempts.c.fence)).all())

@@ -34,6 +34,11 @@ UNTOLD = frozenset({"cancelled", "dispatcher_lost", "let_go"})
 """Ends that say nothing of what the next try meets: nobody waited for it, whoever followed it ended, or let go of it before it began."""
 LOST = frozenset({"blob_corrupt", "blob_unknown"})
 """An input that is no longer there: no machine will find it, until somebody puts it back."""
+NEVER_GIVEN_UP = LOST | {"no_space", "code_pinned"}
+"""What nothing that an entrant sends can cause: an organizer may not have it end as the entrant's outcome.
+
+A child may hang, crash, be killed or take a machine's memory by its model as by the machine: which it was, a person must tell.
+"""
 TRIES = {"hung": 2, "limit_exceeded": 3, "out_of_memory": 3, "job_failed": 3, "blob_corrupt": 1, "blob_unknown": 2}
 TRIES_OF_MACHINES = 10
 TRIES_OF_DISKS = 20

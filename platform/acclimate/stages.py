@@ -355,8 +355,10 @@ def release(tx: Tx, key: str, *, epoch: int, code: str = "", reason: str = "") -
         reason: the organizer's.
     """
     row = tx.execute(select(stages).where(stages.c.key == key, stages.c.state == "blocked")).one_or_none()
-    if row is None or (code == GIVEN_UP and row.attempt is None):
-        # What no attempt is known of, no event can say to be given up: let go, it would be tried again.
+    if row is None:
+        return False
+    if code == GIVEN_UP and (row.attempt is None or row.code in retries.NEVER_GIVEN_UP):
+        # What no attempt is known of, no event can say to be given up: let go, it would be tried again. The other was blocked anew since.
         return False
     together = stages.c.state == "blocked"
     together &= stages.c.attempt == row.attempt if row.attempt is not None else stages.c.key == key

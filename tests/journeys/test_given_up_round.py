@@ -27,7 +27,7 @@ from acclimate_competitions.phases import Phase
 
 __all__ = ["acclimate"]
 WHY = "its tokenizer crashes on every machine"
-SAID = f"given up by the round's organizer after 3 tries: {WHY}"
+SAID = f"given up by the round's organizer after 3 tries, the last with job_failed: {WHY}"
 NOT_MADE = "given up by the organizer, not made again"
 PEOPLE = {"ada": 1, "bea": 2, "cal": 3}
 

@@ -57,11 +57,15 @@ def test_a_check_that_is_given_up_refuses_its_submission_which_costs_nothing(
         told = done(acclimate("stage", "give-up", staged.round, short, "--reason", WHY, "--keys", boss, "--json")).json
         assert told == {"stages": [row.key]}
         # Asked twice is asked once.
-        done(acclimate("stage", "give-up", staged.round, short, "--reason", WHY, "--keys", boss))
+        said = done(acclimate("stage", "give-up", staged.round, short, "--reason", WHY, "--keys", boss)).out
+        assert "a version of acclimate older than this one" in said and "custodians" in said
         step_until(running, lambda: state_of(server, submission)[0] == "refused")
         assert states(server, "check") == {"failed"}
         # Its entrant is told, and has as many tries as before.
-        assert state_of(server, submission)[1] == f"given up by the round's organizer after 3 tries: {WHY}"
+        assert (
+            state_of(server, submission)[1]
+            == f"given up by the round's organizer after 3 tries, the last with job_failed: {WHY}"
+        )
         with server.store.snapshot() as tx:
             assert quota.used(tx, staged.round, "ada", zone="UTC", at=tx.now()) == (0, 0)
     assert event_history.problems(history(server)) == []
@@ -100,17 +104,23 @@ def test_a_round_whose_work_is_given_up_comes_to_its_ranking(
     ranking = publish.ranking(server.store, staged.round)
     given_up = {row.key for row in rows(server, kind) if row.submission == submission}
     assert {row.reason for row in rows(server, kind) if row.key in given_up} == {
-        f"given up by the round's organizer after 3 tries: {WHY}"
+        f"given up by the round's organizer after 3 tries, the last with job_failed: {WHY}"
     }
     failed = [record["failed"] for record in state.prepared.values() if "failed" in record.fields]
     tried = [tables.read(server.store.blobs.path(record["predictions"])) for record in state.evaluated.values()]
     unscored = [table for table in tried if table.column("loglikelihoods").null_count]
     # What could not be prepared is not evaluated; what could not be evaluated has no predictions, and unknown is not zero.
     assert (len(failed), len(unscored)) == ((len(given_up), 0) if kind == "prepare" else (0, len(given_up)))
-    assert all(WHY in one["reason"] and server.store.blobs.has(one["log"]) for one in failed)
+    assert all(WHY in one["reason"] for one in failed)
+    # Who asks for the log of such a failure reads how each try ended.
+    for one in failed:
+        with server.store.blobs.local(one["log"]) as path:
+            said = path.read_text("utf-8").splitlines()
+        assert [line.split(" at ")[0] for line in said] == ["try 1", "try 2", "try 3"], said
+        assert all(": job_failed: " in line and line.endswith("killed by SIGSEGV") for line in said), said
     assert all(table.column("loglikelihoods").null_count == 12 for table in unscored)
     # The log says so for good, of these and of no others.
-    said = f"given up by the round's organizer after 3 tries: {WHY}"
+    said = f"given up by the round's organizer after 3 tries, the last with job_failed: {WHY}"
     assert [record.fields["given_up"] for record in state.evaluated.values() if records.was_given_up(record)] == [
         said
     ] * len(unscored)
@@ -147,7 +157,7 @@ def test_whoever_leads_next_brings_to_its_end_what_was_given_up(
         step_until(again, lambda: not states(server, "check") & {"pending", "starting", "blocked"})
     assert state_of(server, submission) == (
         "refused",
-        f"given up by the round's organizer after 3 tries: {WHY}",
+        f"given up by the round's organizer after 3 tries, the last with job_failed: {WHY}",
     )
     assert event_history.problems(history(server)) == []
 
@@ -225,6 +235,46 @@ def test_who_may_give_up_what(server: Live, tmp_path: Path, acclimate: Run) -> N
         assert not tx.execute(select(wishes)).all()
 
 
+@pytest.mark.parametrize("code", sorted(retries.NEVER_GIVEN_UP))
+def test_what_no_entrant_can_have_caused_is_not_given_up(
+    code: str, server: Live, tmp_path: Path, acclimate: Run
+) -> None:
+    staged = staging.open_round(server, tmp_path)
+    send(staged, "ada", seed=1)
+    boss = folder_of(server.organizer(), server, tmp_path / "boss")
+    with crashing(server, "check") as running:
+        step_until(running, lambda: bool(blocked(server)))
+    (row,) = blocked(server)
+    # It may be that it was asked for before, and lost its file since.
+    assert server.organizer().post(f"{staged.path}/given-up", {"stages": [row.key], "reason": WHY}).status_code == 200
+    with server.store.transaction() as tx:
+        tx.execute(update(stages).values(code=code))
+    ran = acclimate("stage", "give-up", staged.round, row.key, "--reason", WHY, "--keys", boss, "--json")
+    refused(ran, "phase_wrong")
+    if code != "code_pinned":
+        assert "acclimate stage retry" in ran.json["error"]["hint"]
+        assert "`give-up`" not in done(acclimate("stage", "why", staged.round, row.key, "--keys", boss)).out
+    assert granting.grant(server.store, epoch=9) == [] and states(server, "check") == {"blocked"}
+
+
+def test_a_file_that_the_server_lost_is_put_back_and_its_entrant_refused_nothing(server: Live, tmp_path: Path) -> None:
+    staged = staging.open_round(server, tmp_path)
+    _, submission = send(staged, "ada", seed=1)
+    organizer = server.organizer()
+    lost = Status("failed", reason="its model.safetensors is not there", code="blob_unknown")
+    with crashing(server, "check", before=[lost, lost]) as running:
+        step_until(running, lambda: bool(blocked(server)))
+        (row,) = blocked(server)
+        assert row.code == "blob_unknown"
+        answer = organizer.post(f"{staged.path}/given-up", {"stages": [row.key], "reason": WHY})
+        assert (answer.status_code, answer.json()["code"]) == (409, "phase_wrong")
+        assert "put" in answer.json()["hint"] and "retry" in answer.json()["hint"]
+    # By now the file is back.
+    assert organizer.post(f"{staged.path}/retries", {"stages": [row.key]}).status_code == 200
+    with dispatcher(server) as again:
+        step_until(again, lambda: state_of(server, submission)[0] == "accepted")
+
+
 def test_the_reason_counts_the_tries_that_failed_and_no_other(server: Live, tmp_path: Path) -> None:
     staged = staging.open_round(server, tmp_path)
     _, submission = send(staged, "ada", seed=1)
@@ -236,7 +286,10 @@ def test_the_reason_counts_the_tries_that_failed_and_no_other(server: Live, tmp_
         body = {"stages": [row.key], "reason": WHY}
         assert server.organizer().post(f"{staged.path}/given-up", body).status_code == 200
         step_until(running, lambda: state_of(server, submission)[0] == "refused")
-    assert state_of(server, submission)[1] == f"given up by the round's organizer after 3 tries: {WHY}"
+    assert (
+        state_of(server, submission)[1]
+        == f"given up by the round's organizer after 3 tries, the last with job_failed: {WHY}"
+    )
 
 
 def test_what_was_tried_again_in_between_failed_as_often_as_both_times_together(server: Live, tmp_path: Path) -> None:
@@ -251,7 +304,10 @@ def test_what_was_tried_again_in_between_failed_as_often_as_both_times_together(
         step_until(running, lambda: bool(blocked(server)))
         assert organizer.post(f"{staged.path}/given-up", body | {"reason": WHY}).status_code == 200
         step_until(running, lambda: state_of(server, submission)[0] == "refused")
-    assert state_of(server, submission)[1] == f"given up by the round's organizer after 6 tries: {WHY}"
+    assert (
+        state_of(server, submission)[1]
+        == f"given up by the round's organizer after 6 tries, the last with job_failed: {WHY}"
+    )
 
 
 def test_what_an_older_release_blocked_without_a_try_is_tried_again_before_it_can_be_given_up(
@@ -318,7 +374,7 @@ def test_a_full_disk_holds_up_what_is_given_up_and_nothing_else(
     put, full = type(server.store.blobs).put_bytes, Refusal("no_space", "the disk is full")
 
     def putting(blobs: BlobAccess, data: bytes) -> str:
-        if not data:
+        if data.startswith(b"try "):
             raise full
         return put(blobs, data)
 

@@ -77,6 +77,8 @@ def give_up(
 
     Its entry counts as one that could not be prepared or evaluated; a submission whose check it is is refused, and costs no quota.
     What is blocked together ends together. That you gave it up, and why, is public, in the log for good; a drawn re-run of it is not made.
+    Custodians, auditors and all who verify the round need this version of acclimate or a later one to read a preparation or an evaluation that was
+    given up. What lacks a file that the server lost, or room, can't be given up.
 
     Example: acclimate stage give-up digits-2027-1 3f2a --reason "its tokenizer crashes, on two machines" --keys organizer/
     """
@@ -87,7 +89,12 @@ def give_up(
     emit(
         {"stages": found},
         as_json=as_json,
-        text=[*text, "the leading dispatcher records them as failed within seconds, if they are still blocked by then"],
+        text=[
+            *text,
+            "the leading dispatcher records them as failed within seconds, if they are still blocked by then",
+            "a version of acclimate older than this one can't read the log's record of a preparation or an evaluation that was given up: tell your"
+            " custodians and your auditor to upgrade, since without it they can neither release nor audit",
+        ],
     )
 
 
@@ -162,6 +169,7 @@ def _note(stage: dict[str, Any]) -> str:
 
 
 def _story(found: dict[str, Any]) -> Iterator[str]:
+    from acclimate import retries
     from acclimate_competitions.records import parse_time
 
     stage = found["stage"]
@@ -177,7 +185,8 @@ def _story(found: dict[str, Any]) -> Iterator[str]:
     if note := _note(stage):
         yield f"{'why':<10}{note}"
     if stage["state"] == "blocked":
-        yield "it waits for the organizer: put right what blocks it, then `acclimate stage retry`; what nothing helps: `give-up`"
+        told = "it waits for the organizer: put right what blocks it, then `acclimate stage retry`"
+        yield told if stage.get("code") in retries.NEVER_GIVEN_UP else f"{told}; what nothing helps: `give-up`"
     for event in found["history"]:
         words = "; ".join(str(event[name]) for name in ("machine", "code", "reason") if event.get(name))
         yield f"  {event['at'][:19]}Z  try {event['fence']}  {event['event']}{': ' + words if words else ''}"

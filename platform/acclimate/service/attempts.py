@@ -266,7 +266,7 @@ def give_up(store: Store, account: Account, given: str, keys: Sequence[str], *, 
 
     Raises:
         Refusal: role_missing; not_found, for a key that the round lacks; phase_wrong, for a stage that isn't blocked, or that
-            only waits for another version, or was never tried by this one; name_invalid, for a reason that names.check refuses.
+            only waits for another version, lacks what the server must have, or was never tried by this one; name_invalid, for a reason that names.check refuses.
     """
     reason = names.check(reason.strip(), what="the reason", longest=LONGEST_REASON)
     with store.transaction() as tx:
@@ -298,11 +298,16 @@ def _require_blocked(state: Round, rows: Mapping[str, Any], keys: Sequence[str])
 
 
 def _require_tried(state: Round, row: Any) -> None:
-    """Refuse to give up what nothing is wrong with, or what no try is known of."""
+    """Refuse to give up what nothing is wrong with, what no entrant can have caused, or what no try is known of."""
     if row.code == "code_pinned":
         sentence = f"stage {row.key} waits for another version of Acclimate; nothing is wrong with it"
         hint = "start the version with which the round was made: it takes the work up by itself"
         raise Refusal("phase_wrong", sentence, hint=hint)
+    if row.code in retries.NEVER_GIVEN_UP:
+        what = "room" if row.code == "no_space" else "a file that the server had"
+        mended = "make room" if row.code == "no_space" else "put it back, from a backup or from who sent it"
+        sentence = f"stage {row.key} lacks {what} ({row.code}): that is no fault of its entrant's, and can't end as their outcome"
+        raise Refusal("phase_wrong", sentence, hint=f"{mended}, then: acclimate stage retry {state.id} {row.key[:19]}")
     if row.attempt is None:
         sentence = f"stage {row.key} was blocked by an older version, of which no try is written down"
         hint = f"acclimate stage retry {state.id} {row.key[:19]}; what is blocked again then can be given up"
