@@ -1,6 +1,6 @@
 """How a round begins: the guards of RoundDefined, which commits to everything that can change a number."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from acclimate_competitions import digests, records, vkeys
@@ -67,6 +67,7 @@ def begin(record: Record, competition: Competition) -> Round:
         opens < closes <= latest < by,
         "dates must satisfy opens < closes ≤ closes_latest < release_by; given are "
         + ", ".join(f"{name} {text}" for name, text in dates.items()),
+        hint="move those that stand out of this order, such as --opens +1h --closes +30d --closes-latest +37d --release-by +60d",
     )
     custodians = record["custodians"]
     require(
@@ -80,13 +81,25 @@ def begin(record: Record, competition: Competition) -> Round:
         competition.round.auditor == (auditor["name"] if auditor is not None else None),
         "RoundDefined names another auditor than the definition",
     )
-    keys = [c["ed25519"] for c in custodians] + [record["organizer"]["ed25519"], *record["evaluators"]]
-    keys += [auditor["ed25519"]] if auditor is not None else []
-    for key in keys:
-        records.public_key(key)
-    require(len(set(keys)) == len(keys), "organizer, custodians, evaluators and auditor must have different keys")
+    _check_keys(record, custodians, auditor)
     require(bool(record["evaluators"]), "RoundDefined names no evaluator")
     _check_witnesses(record["witnesses"], quorum=record["quorum"])
     recipients = [text for c in custodians for text in (c["age"], c["backup"]) if text is not None]
     require(len(set(recipients)) == len(recipients), "custodians' age recipients, backups included, must be different")
     return Round(record.round, competition, record, Phase.DRAFT, closes, phases=((Phase.DRAFT, record.at),))
+
+
+def _check_keys(record: Record, custodians: Sequence[Mapping[str, Any]], auditor: Mapping[str, Any] | None) -> None:
+    """Refuse people of whom two have one key: whoever holds it would act for both."""
+    people = [(f"custodian {c['name']}", c["ed25519"]) for c in custodians]
+    people += [("organizer", record["organizer"]["ed25519"]), *(("evaluator", key) for key in record["evaluators"])]
+    people += [("auditor", auditor["ed25519"])] if auditor is not None else []
+    whose: dict[str, str] = {}
+    for who, key in people:
+        records.public_key(key)
+        require(
+            key not in whose,
+            f"organizer, custodians, evaluators and auditor must have different keys; {whose.get(key)} and {who} have the same",
+            hint="each of them has a key folder of their own; --keys DIR names the organizer's",
+        )
+        whose[key] = who

@@ -5,19 +5,42 @@ from collections.abc import Mapping
 from itertools import product
 
 from acclimate_competitions import recipe, records
+from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.phases import Round
 from acclimate_competitions.records import Record
 
 
-def require(condition: bool, sentence: str, code: str = "guard_failed") -> None:
+def require(condition: bool, sentence: str, code: str = "guard_failed", *, hint: str = "") -> None:
     """Refuse unless the condition holds.
 
     Raises:
         Refusal: of this code.
     """
     if not condition:
-        raise Refusal(code, sentence)
+        raise Refusal(code, sentence, hint=hint)
+
+
+def require_baseline(competition: Competition, name: str, *, baseline: bool) -> None:
+    """Refuse a baseline that the definition does not name, or an entrant who has the name of one that it does.
+
+    Raises:
+        Refusal: guard_failed.
+    """
+    named = [one for one in competition.ranking.baselines if one != MAJORITY]
+    if baseline and name not in named:
+        raise Refusal(
+            "guard_failed",
+            f"{name!r} is no baseline that the organizer enters: the definition names {', '.join(named) or 'none'}",
+            hint="name one of them" if named else "a baseline must stand in the definition before the round is created",
+        )
+    if not baseline and name in named:
+        raise Refusal(
+            "guard_failed",
+            f"{name!r} is the name of a baseline, and a baseline is the organizer's",
+            hint="an entrant takes an account of another name",
+        )
 
 
 def require_micro_batch(state: Round, record: Record) -> None:

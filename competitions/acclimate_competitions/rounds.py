@@ -22,14 +22,16 @@ from acclimate_competitions.guards import (
     bases_with,
     check_audit,
     require,
+    require_baseline,
     require_micro_batch,
     secret_of,
 )
 from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.phases import Phase, Round, Submission, entries_root
 from acclimate_competitions.records import Record, parse_time
+from acclimate_competitions.untimely import too_late, wrong_phase
 
-__all__ = ["LAPSE", "TABLE", "allowed", "apply", "audits_missing", "begin", "fold", "scorer_digest"]
+__all__ = ["LAPSE", "TABLE", "allowed", "apply", "audits_missing", "begin", "fold", "require_allowed", "scorer_digest"]
 
 LAPSE = timedelta(days=30)
 """How long after `release_by` a round has lapsed: any custodian may void it alone, as long as fewer than k shares are released."""
@@ -70,12 +72,8 @@ def apply(state: Round, record: Record, *, index: int) -> Round:
     require(record.round == state.id, f"the record is of round {record.round}, not {state.id}")
     if record.type not in TABLE or state.phase not in TABLE[record.type][0]:
         if record.type in _SUBMITTING and state.phase in _AFTER_OPEN:
-            raise _too_late(state, record)
-        raise Refusal(
-            "phase_wrong",
-            f"{record.type} is not allowed in phase {state.phase}; allowed now: {', '.join(allowed(state.phase)) or 'nothing'}",
-            hint=_NEXT[state.phase],
-        )
+            raise too_late(state, record)
+        raise wrong_phase(state, record.type, allowed=allowed(state.phase))
     signers, change = TABLE[record.type][1:]
     if signers is not None:
         if record.by not in signers(state, record):
@@ -92,6 +90,16 @@ def apply(state: Round, record: Record, *, index: int) -> Round:
 def allowed(phase: Phase) -> list[str]:
     """Record types that a phase takes."""
     return [name for name, (phases, _, _) in TABLE.items() if phase in phases]
+
+
+def require_allowed(state: Round, kind: str) -> None:
+    """Refuse a type of record that the round's phase does not take, before one is made.
+
+    Raises:
+        Refusal: phase_wrong.
+    """
+    if kind not in allowed(state.phase):
+        raise wrong_phase(state, kind, allowed=allowed(state.phase))
 
 
 # ---- what each record does -----------------------------------------------------------------------------------------
@@ -128,8 +136,15 @@ def _extend(state: Round, record: Record, index: int) -> Round:
     _before_close(state, record)
     closes = parse_time(record["closes"])
     latest = state.defined["closes_latest"]
-    require(closes > state.closes, f"the closing time may only move later than {records.format_time(state.closes)}")
-    require(closes <= parse_time(latest), f"the closing time may not move beyond closes_latest, {latest}")
+    hint = (
+        f"a close moves later, and until {latest} at most: `acclimate round create --closes-latest` fixes that for good"
+    )
+    require(
+        closes > state.closes,
+        f"the closing time may only move later than {records.format_time(state.closes)}",
+        hint=hint,
+    )
+    require(closes <= parse_time(latest), f"the closing time may not move beyond closes_latest, {latest}", hint=hint)
     return replace(state, closes=closes)
 
 
@@ -137,15 +152,13 @@ def _register(state: Round, record: Record, index: int) -> Round:
     _before_close(state, record)
     name, key = record["entrant"], record["ed25519"]
     records.public_key(key)
-    require(name not in state.entrants, f"entrant {name!r} is registered already", "conflict")
+    once = "an entrant registers once a round, and the conflicts declared then stand in the log; tell the organizer of one that came up later"
+    require(name not in state.entrants, f"entrant {name!r} is registered already", "conflict", hint=once)
     require(key not in state.entrants.values(), "this key is registered by another entrant", "conflict")
     organizer = record.by == state.defined["organizer"]["ed25519"]
     require(name != MAJORITY, f"{MAJORITY!r} is the null predictor, which has no model", "name_taken")
     baseline = "baseline" in record["conflicts"]
-    require(
-        baseline == (name in state.competition.ranking.baselines),
-        f"{name!r}: a baseline is one that the definition names",
-    )
+    require_baseline(state.competition, name, baseline=baseline)
     require(baseline == organizer, "baselines, and only they, are registered by the organizer")
     require(baseline or record.by == key, "an entrant registers its own key", "signature_invalid")
     return replace(
@@ -172,7 +185,7 @@ def _accept(state: Round, record: Record, index: int) -> Round:
         _before_close(state, record)
         submission = Submission(record["entrant"], commitment, None)
     elif record.at >= state.last_acceptance:
-        raise _too_late(state, record)
+        raise too_late(state, record)
     require(
         submission.entrant == record["entrant"], "another entrant committed to this submission", "signature_invalid"
     )
@@ -187,7 +200,7 @@ def _accept(state: Round, record: Record, index: int) -> Round:
 def _refuse(state: Round, record: Record, index: int) -> Round:
     # For as long as it could be accepted: after that it is forfeited, whatever the check says.
     if record.at >= state.last_acceptance:
-        raise _too_late(state, record)
+        raise too_late(state, record)
     submission = state.submissions.get(record["commitment"])
     if submission is None or submission.entrant != record["entrant"]:
         raise Refusal("submission_unknown", f"entrant {record['entrant']!r} has no submission with this commitment")
@@ -392,14 +405,7 @@ def audits_missing(state: Round) -> str:
 
 def _before_close(state: Round, record: Record) -> None:
     if record.at >= state.closes:
-        raise _too_late(state, record)
-
-
-def _too_late(state: Round, record: Record) -> Refusal:
-    closes = records.format_time(state.closes)
-    return Refusal(
-        "round_closed", f"the round closed {closes}, {record.type} was received {records.format_time(record.at)}"
-    )
+        raise too_late(state, record)
 
 
 def _own_share(state: Round, record: Record) -> Mapping[str, Any]:
@@ -454,19 +460,6 @@ def _entrant(state: Round, record: Record) -> set[str]:
 
 _Signers = Callable[[Round, Record], set[str]]
 _Change = Callable[[Round, Record, int], Round]
-# What a phase waits for, for whoever came too early or too late.
-_NEXT = {
-    Phase.DRAFT: "the organizer seals the holdout next",
-    Phase.SEALED: "custodians acknowledge their shares and rehearse; then the round opens",
-    Phase.OPEN: "entrants submit until the round closes",
-    Phase.CLOSED: "the entries are prepared; then custodians release their shares",
-    Phase.PREPARED: "the auditor, where one is named, makes drawn preparations again; custodians release their shares; then the holdout is opened and the entries are evaluated",
-    Phase.RELEASED: "the holdout is opened; then the entries are evaluated",
-    Phase.OPENED: "the entries are evaluated; then the organizer publishes the ranking, or, where the definition says so, the round itself does",
-    Phase.EVALUATED: "the organizer publishes the ranking next, or, where the definition says so, the round itself does",
-    Phase.PUBLISHED: "the ranking is published; its organizer may revise it, with a reason, and the round's auditor report on it",
-    Phase.VOIDED: "nothing follows: the round is void",
-}
 _BEFORE_PUBLISHED = frozenset(Phase) - {Phase.PUBLISHED, Phase.VOIDED}
 _AFTER_OPEN = frozenset(Phase) - {Phase.DRAFT, Phase.SEALED, Phase.OPEN, Phase.VOIDED}
 _SUBMITTING = frozenset(

@@ -18,6 +18,7 @@ _BLANK_OR_PLUS = re.compile(r"[\s+]")  # \s takes every Unicode space
 _SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of a command line that is not UTF-8
 
 
+_WHOLE = "copy it again, whole: one line, name+8 hex digits+base64, as a key folder keeps it in log.vkey"
 LONGEST = 200
 """Characters of a vkey that a RoundDefined may name."""
 LONGEST_NAME = LONGEST - len("+00000000+") - 44
@@ -47,17 +48,21 @@ def parse(vkey: str) -> tuple[str, int, bytes]:
     """
     parts = vkey.split("+", 2) if isinstance(vkey, str) else []
     if len(parts) != 3 or not is_name(parts[0]):
-        raise Refusal("key_refused", f"{vkey!r} is no verifier key", hint="it looks like name+8 hex digits+base64")
+        raise Refusal("key_refused", f"{vkey!r} is no verifier key", hint=_WHOLE)
     raw = _unbase64(parts[2])
     if len(raw) != 33 or raw[0] not in (ED25519, COSIGNATURE):
         raise Refusal(
-            "key_refused", f"verifier key of {parts[0]}: neither an Ed25519 key nor an Ed25519 cosignature key"
+            "key_refused",
+            f"verifier key of {parts[0]}: neither an Ed25519 key nor an Ed25519 cosignature key",
+            hint=_WHOLE,
         )
     name, kind, public = parts[0], raw[0], raw[1:]
     records.public_key(base64.b64encode(public).decode())
     if text(name, kind, public) != vkey:
         raise Refusal(
-            "key_refused", f"verifier key of {name}: key id {parts[1]}, expected {key_id(name, kind, public).hex()}"
+            "key_refused",
+            f"verifier key of {name}: key id {parts[1]}, expected {key_id(name, kind, public).hex()}",
+            hint=_WHOLE,
         )
     return name, kind, public
 
@@ -82,7 +87,7 @@ def _unbase64(encoded: str) -> bytes:
     try:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Refusal("key_refused", "a verifier key is not base64") from error
+        raise Refusal("key_refused", "a verifier key is not base64: a part of it is missing", hint=_WHOLE) from error
     if base64.b64encode(data).decode() != encoded:
-        raise Refusal("key_refused", "a verifier key is not base64 in its one form")
+        raise Refusal("key_refused", "a verifier key is not base64 in its one form", hint=_WHOLE)
     return data

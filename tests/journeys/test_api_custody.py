@@ -21,7 +21,7 @@ def test_a_share_released_early_is_refused_and_not_kept(staged, ada):
     served = staged.live
     documents = staged.share_documents(staged.seal, staged.envelopes)
     problem = refused(release_share(staged, 1, documents[1]), "phase_wrong", 409)
-    assert "open" in problem["detail"] and "SubmissionCommitted" in problem["detail"]
+    assert "open" in problem["detail"] and "a submission" in problem["detail"]
     live.submit_model(staged, ada, seed=1)
     served.clock.set(staged.fields["closes"])
     assert served.tick() == ["RoundClosed"]

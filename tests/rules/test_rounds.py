@@ -25,7 +25,7 @@ from stories import (
     until,
 )
 
-from acclimate_competitions import definition, digests, records, rounds, vkeys
+from acclimate_competitions import definition, digests, records, rounds, untimely, vkeys
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase
 from acclimate_competitions.records import format_time
@@ -54,11 +54,21 @@ def test_every_record_that_a_phase_does_not_take_is_refused(phase):
             continue
         late = kind in SUBMITTING and phase not in (Phase.DRAFT, Phase.SEALED, Phase.VOIDED)
         refusal = refuses("round_closed" if late else "phase_wrong", story.tell, kind, {}, by=None)
+        assert untimely.told(kind) in refusal.sentence
+        assert not any(name in refusal.hint for name in rounds.TABLE)
+        # What the server itself says too late is nobody's to mend.
+        assert refusal.hint or kind == "SubmissionRefused"
         if not late:
-            assert refusal.hint and not any(name in refusal.hint for name in rounds.TABLE)
             for allowed in rounds.allowed(phase):
-                assert allowed in refusal.sentence
+                assert untimely.WORDS[allowed] in refusal.sentence and allowed not in refusal.sentence.replace(kind, "")
     refuses("phase_wrong", story.tell, "RoundDefined", {})
+
+
+def test_every_record_of_a_round_has_words_and_a_close_that_can_not_move_yet_has_a_way_on():
+    assert set(untimely.WORDS) == set(rounds.TABLE)
+    for phase in (Phase.DRAFT, Phase.SEALED):
+        refusal = refuses("phase_wrong", until(phase).tell, "ClosingExtended", {}, by=None)
+        assert "only once the round is open" in refusal.hint and "void" in refusal.hint
 
 
 def test_the_table_takes_what_the_protocol_says_and_nothing_else():

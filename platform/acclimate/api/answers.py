@@ -47,7 +47,7 @@ PROBLEM = {
     "type": "urn:acclimate:refusal:round_closed",
     "title": "The round closed before this arrived, by the database's clock.",
     "status": 409,
-    "detail": "the round closed 2027-04-01T12:00:00.000000Z, SubmissionCommitted was received 2027-04-01T12:00:00.000000Z",
+    "detail": "the round closed 2027-04-01T12:00:00.000000Z, a submission (SubmissionCommitted) was received 2027-04-01T12:00:00.000000Z",
     "code": "round_closed",
     "hint": "",
     "problems": [],

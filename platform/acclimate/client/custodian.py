@@ -276,11 +276,14 @@ def _own_index(state: Round, keys: Keys) -> int:
 
 
 def _require_own_entry(state: Round, keys: Keys, *, index: int) -> None:
-    """Refuse a round that deals this custodian's share to other recipients than its own.
+    """Refuse a round that takes no acknowledgement any more, or deals this custodian's share to other recipients than its own.
 
     Raises:
-        Refusal: key_refused.
+        Refusal: phase_wrong, key_refused.
     """
+    if index not in state.acknowledged:
+        # Nobody reads terms of what can't be signed any more; what was acknowledged may be sent once more.
+        rounds.require_allowed(state, "ShareAcknowledged")
     entry = state.defined["custodians"][index - 1]
     path = keys.folder / DOCUMENT_FILE
     if path.exists():

@@ -25,6 +25,7 @@ from acclimate.keys import Keys
 from acclimate.service import manifests
 from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.guards import require_baseline
 from acclimate_competitions.records import Record
 
 ENDED = ("refused", "forfeited", "withdrawn")
@@ -148,6 +149,8 @@ def submit(
     """
     entrant = baseline or load_account(keys.folder).id
     defined, competition = definition_of(client, round_id)
+    if baseline:
+        require_baseline(competition, baseline, baseline=True)
     about = {"title": title, "family": family, "base": base, "released": released, "weights_after": weights_after}
     manifest = model_folders.manifest(client, model, about, of=(defined, competition), entrant=entrant)
     sending = Sending(model, again=again, wait=wait, progress=progress, say=say)

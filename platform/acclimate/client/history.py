@@ -20,7 +20,7 @@ from acclimate.client.folder import kept_log_keys
 from acclimate.hand_overs import Chain
 from acclimate.keys import Keys
 from acclimate.quorum import Quorum
-from acclimate_competitions import digests, records
+from acclimate_competitions import digests, records, untimely
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record, format_time
@@ -240,7 +240,7 @@ def read_history(
         if time.monotonic() > until:
             seen = f"the newest checkpoint{' that the quorum cosigned' if defined['quorum'] else ''}"
             late = behind(source, defined, history)
-            lacks = f"not log entry {size - 1}" if there else f"no {holding} of {defined.round}"
+            lacks = f"not log entry {size - 1}" if there else f"not {untimely.told(holding)} of {defined.round}"
             raise Refusal(
                 "phase_wrong",
                 f"{seen} has {len(history.hashes)} entries, and {lacks} yet" + also(late),

@@ -31,6 +31,7 @@ from acclimate.verify import files as bundles
 from acclimate_competitions import definition, digests, records, rounds
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
+from acclimate_competitions.guards import require_baseline
 from acclimate_competitions.metrics import MAJORITY
 from acclimate_competitions.records import Record, format_time
 
@@ -206,7 +207,10 @@ def enter_baseline(
     Its submissions are signed by a key of its own, which `submit(…, baseline=name)` finds below the organizer's key folder;
     ed25519 names another public key instead.
     """
-    round_id = own_round(client, keys, round_id)[0].round
+    defined, competition = own_round(client, keys, round_id)
+    round_id = defined.round
+    # Before a key is made for it.
+    require_baseline(competition, name, baseline=True)
     fields = {"entrant": name, "ed25519": ed25519 or baseline_keys(keys, name).public, "conflicts": ["baseline"]}
     return enter(client, round_id, fields, keys)
 

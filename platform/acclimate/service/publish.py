@@ -231,7 +231,12 @@ def publish(
         if fields["reason"]:
             names.check(fields["reason"], what="the reason", longest=2000)
         if state.rankings and tx.find(request) is None:
-            raise Refusal("conflict", f"round {state.id} has a published ranking already: {state.rankings[-1][0]}")
+            raise Refusal(
+                "conflict",
+                f"round {state.id} has a published ranking already: {state.rankings[-1][0]}",
+                hint="see it: acclimate ranking ROUND; where the definition says so a round publishes it itself. What was judged wrongly gets a"
+                " new version: acclimate round revise",
+            )
     # 2
     signed = digests.of_json(dict(document))
     if signed != fields["ranking"]:
