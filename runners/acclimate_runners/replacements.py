@@ -5,11 +5,13 @@ instead of as many. How many is told of plain patterns alone, such as runs of bl
 characters, with one repetition at most. Whatever else stands in a pattern, groups above all, may match nothing as far as is known here.
 """
 
-import base64
 import math
 import re
 from collections.abc import Iterator
 from typing import Any
+
+from acclimate_runners import charsmaps, unicode_forms
+from acclimate_runners.unicode_forms import Forms
 
 _PIECE = re.compile(
     r'(?P<one>\\[sSdDwWnrt]|\\[-.,:;/#&!=@%~"()\[\]{}|*+?^$\\]|\\[pP]\{\^?\w+\}|\[\^?(?:[^\[\]\\&]|\\[^\W\d_]|\\[^\w\s])+\]|[^\\\[\](){}.*+?^$|]|\.)'
@@ -18,48 +20,83 @@ _PIECE = re.compile(
 )
 
 
-def growths(part: Any) -> Iterator[float]:
-    """How many times longer each replacement of a normalizer, pre-tokenizer or decoder can make a text.
+_BY_FIELD = ("precompiled_charsmap", "handle_chinese_chars")
+"""Fields of steps that may stand without a type, and do what Unicode's forms do."""
+_VALUE = ""
+"""The name under which a value stands that is no step, where steps stand."""
 
-    - What a step is, is told by its fields: the library reads some without a type, or with one that it does not know.
-    - ByteLevel writes each byte as a character, of two bytes for all that is not ASCII, and the next one does so with what the first wrote.
-    - Prepend writes a text before each text, were it of one byte.
-    - A precompiled map of characters writes one of its texts for a byte at least.
-    - BERT's normalizer puts blanks around Chinese characters, of three bytes, and the next one does so again.
+
+def growth(part: Any) -> float:
+    """How many times longer the steps of a normalizer, pre-tokenizer or decoder can make a text, one after the other.
+
+    What a step is, is told by its fields: the library reads some without a type, or with one that it does not know. Some it reads as a list of their
+    values, too, which no program writes: that is growth without end.
+
+    Where Unicode's forms are among the steps, texts are weighed by what all of these forms together can make of them (unicode_forms.py). So the forms
+    count once, however many there are; a replacement counts by the weight of what it writes, which the forms behind it may unfold; and a map of
+    characters that does what NFKC does counts nothing beside it. What a step puts before a text is added, and the next ones make it longer.
     """
-    if isinstance(part, list):
-        for each in part:
-            yield from growths(each)
-    elif isinstance(part, dict):
-        if "pattern" in part and "content" in part:
-            yield _growth(part["pattern"], written(part["content"]))
-        elif part.get("type") == "ByteLevel":
-            yield 2.0
-        elif "prepend" in part:
-            yield 1.0 + written(part["prepend"])
-        elif "precompiled_charsmap" in part:
-            yield max(1.0, _longest(part["precompiled_charsmap"]))
-        elif part.get("handle_chinese_chars"):
-            yield 5 / 3
+    steps = list(_steps(part))
+    kinds = {step["type"] for step in steps if isinstance(step.get("type"), str)}
+    kinds |= {name for step in steps for name in _BY_FIELD if name in step}
+    forms: Forms | None = None
+    if kinds & {"NFKC", "NFKD", "precompiled_charsmap"}:
+        forms = "compatible"
+    elif kinds & {"NFC", "NFD", "Lowercase", "handle_chinese_chars"}:
+        forms = "canonical"
+    times, more = unicode_forms.LONGEST[forms] if forms else 1.0, 0.0
+    for step in steps:
+        factor = math.prod(_factors(step, forms))
+        # Nothing stays nothing, also without end.
+        times, more = times * factor, (more * factor if more else 0.0) + _weight(step.get("prepend"), forms)
+    return times + more
+
+
+def _steps(part: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(part, dict):
+        yield part
         for each in part.values():
             if isinstance(each, dict | list):
-                yield from growths(each)
+                yield from _steps(each)
+    elif isinstance(part, list):
+        for each in part:
+            yield from _steps(each) if isinstance(each, dict | list) else [{_VALUE: each}]
 
 
-def _growth(pattern: Any, content: int) -> float:
+def _factors(step: dict[str, Any], forms: Forms | None) -> Iterator[float]:
+    """How many times heavier a step can make a text of one byte or more, beside the forms, by each thing that it may be."""
+    if _VALUE in step:
+        yield math.inf
+    if "pattern" in step and "content" in step:
+        yield _replaced(step["pattern"], _weight(step["content"], forms), forms)
+    if "precompiled_charsmap" in step:
+        charsmap = step["precompiled_charsmap"]
+        yield charsmaps.growth(charsmap) if isinstance(charsmap, str) else math.inf
+    if step.get("handle_chinese_chars"):
+        # A blank on either side of each Chinese character, of three bytes or more; the next one does so again.
+        yield 5 / 3
+    if step.get("type") == "ByteLevel":
+        # Each byte as a character, of two bytes for all that is not ASCII, which the next one does with what the first wrote; and a blank.
+        yield 3.0 if step.get("add_prefix_space") is True else 2.0
+    if "replacement" in step:  # Metaspace: for each blank, and before each piece
+        yield 1.0 + max(1, written(step["replacement"]))
+    if "prefix" in step:  # WordPiece's decoder puts a blank before each token
+        yield 2.0
+    if "" in (step.get("suffix"), step.get("word_delimiter_token")):
+        # BPE's decoder and CTC's put a blank in the place of a text: before each character of a token and behind the last, where that is empty.
+        yield 3.0
+
+
+def _replaced(pattern: Any, content: float, forms: Forms | None) -> float:
     given = pattern if isinstance(pattern, dict) else {}
-    least = written(given.get("String")) or shortest(given.get("Regex"))
+    least = _weight(given.get("String"), forms) or shortest(given.get("Regex"))
     return max(1.0, content / least) if least else 1.0 + content
 
 
-def _longest(charsmap: Any) -> float:
-    """Bytes of the longest text that a precompiled map of characters writes: behind its trie they stand, each with a zero at its end."""
-    try:
-        raw = base64.b64decode(charsmap, validate=True)
-    except (ValueError, TypeError):
-        return math.inf
-    texts = raw[4 + int.from_bytes(raw[:4], "little") :]
-    return float(max(map(len, texts.split(b"\0"))))
+def _weight(text: Any, forms: Forms | None) -> float:
+    if forms is None or not isinstance(text, str):
+        return written(text)
+    return unicode_forms.weight(text, forms)
 
 
 def shortest(pattern: Any) -> int:
@@ -88,4 +125,4 @@ def _least(times: str) -> int:
 
 def written(text: Any) -> int:
     """Bytes of a text in UTF-8; JSON may hold halves of characters."""
-    return len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else 0
+    return unicode_forms.written(text) if isinstance(text, str) else 0
