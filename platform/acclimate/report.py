@@ -40,6 +40,7 @@ tbody tr:nth-child(even) { background: var(--wash); }
 tr.baseline td { color: var(--grey); font-style: italic; }
 code { font-size: 13px; overflow-wrap: anywhere; }
 .caveat { background: var(--wash); border-left: 4px double var(--accent); padding: 8px 14px; }
+@media screen { th.name, td.name { min-width: 9ch; } figure svg { max-width: max(100%, 620px) !important; } }
 @media print { .scroll, figure { overflow: visible; } main { max-width: none; padding: 0; } h2 { break-after: avoid; } figure, tr, .short { break-inside: avoid; } .says, .caveat, h3 { break-after: avoid; } figure svg { max-width: 100%; max-height: 190mm; height: auto; } }
 """
 

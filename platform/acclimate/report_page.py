@@ -26,6 +26,7 @@ caption { text-align: left; color: var(--grey); padding-bottom: 4px; } th, td { 
 thead th { border-bottom: 2px solid var(--grey); } th.name, td.name { text-align: left; overflow-wrap: anywhere; max-width: 36ch; } tbody th { font-weight: 500; }
 details summary { cursor: pointer; color: var(--accent); } nav li { margin: 2px 0; } a { color: var(--accent); }
 @page { size: A4; margin: 14mm; }
+@media screen { th.name, td.name { min-width: 9ch; } figure svg { max-width: max(100%, 620px) !important; } }
 @media print {
   :root { --ink: #000; --grey: #333; --line: #999; --wash: #fff; --page: #fff; --accent: #000; }
   body { font-size: 11pt; } main { max-width: none; padding: 0; } nav { display: none; } h2, h3, caption { break-after: avoid; }

@@ -1,6 +1,7 @@
 """`acclimate report`: pages from bundles and tables, in a real browser, and their numbers."""
 
 import dataclasses
+import html
 import itertools
 import json
 import re
@@ -277,6 +278,34 @@ def test_a_browser_shows_the_page_and_prints_it(hostile, tmp_path, dark):
     chromium(tmp_path, "--no-pdf-header-footer", f"--print-to-pdf={paper}", page.as_uri())
     data = paper.read_bytes()
     assert data.startswith(b"%PDF") and len(re.findall(rb"/Type\s*/Page\b", data)) > 2
+
+
+@browser
+@pytest.mark.slow
+def test_on_a_narrow_screen_names_and_plots_are_read(tmp_path):
+    names = [
+        f"{color}-{animal}" for color in ("amber", "blue", "dusky") for animal in ("fox", "whale", "heron", "otter")
+    ]
+    text, _ = made(rows_of(names, rounds=("2027-1", "2027-2")))
+    # The page runs no script; the copy that is measured does.
+    measured = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    assert measured != text
+    script = """<script>document.title = JSON.stringify({
+        names: Math.max(...[...document.querySelectorAll("td.name, th.name")].map(one => one.clientHeight)),
+        plots: [...document.querySelectorAll("figure svg")].map(one => [one.clientWidth, +one.getAttribute("width")]),
+        page: [document.documentElement.scrollWidth, window.innerWidth]})</script>"""
+    page = tmp_path / "report.html"
+    page.write_text(measured.replace("</body>", f"{script}</body>"), "utf-8")
+    done = subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--window-size=390,900", "--dump-dom", page.as_uri()],
+        check=True, capture_output=True, timeout=WITHIN, text=True,
+    )  # fmt: skip
+    title = re.findall(r"<title>(.*?)</title>", done.stdout)[0]
+    found = json.loads(html.unescape(title))
+    # A name stands on two lines at most, and nothing but tables and plots is wider than the screen: these scroll by themselves.
+    assert found["names"] <= 3 * 24, found
+    assert found["page"][0] <= found["page"][1], found
+    assert found["plots"] and all(shown >= min(wide, 600) for shown, wide in found["plots"]), found
 
 
 A4, MARGIN = (595.3, 841.9), 14 / 25.4 * 72
