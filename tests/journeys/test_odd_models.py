@@ -242,6 +242,8 @@ def prepending(folder: Path) -> None:
     def change(value: dict[str, Any]) -> None:
         value["normalizer"] = {"type": "Prepend", "prepend": "m" * 1_000_000}
 
+    tokenizer(folder, change)
+
 
 def unfolding_again(folder: Path) -> None:
     """One letter is replaced by a character of eighteen, of which a form of Unicode writes all, that letter five times."""
@@ -317,10 +319,7 @@ REFUSED = [
     (growing_by_map, "its normalizer's steps make a text up to 1.1e+07 times longer, allowed are 100"),
     (torn_map, "tokenizer.json: the library ends over it: index out of bounds"),
     (prepending, "its normalizer's steps make a text up to 1e+06 times longer, allowed are 100"),
-    (growing, "its decoder's steps make a text up to 1.13e+15 times longer, allowed are 100"),
-    (growing_by_pattern, "its normalizer's steps make a text up to 101 times longer, allowed are 100"),
     (unfolding_again, "its normalizer's steps make a text up to 6.04e+10 times longer, allowed are 100"),
-    (bytes_as_characters_again, "its pre_tokenizer's steps make a text up to 128 times longer, allowed are 100"),
     (not_a_number, "'model.norm.weight' holds NaN or infinity"),
     (without_end, "'model.norm.weight' holds NaN or infinity"),
     (short, "the model reads at most 6 tokens, the recipe has sequences of 7"),
