@@ -98,3 +98,30 @@ def test_a_ranking_that_is_published_is_not_published_again(acclimate: Run, worl
     done(acclimate("round", "publish", round_id, "--keys", me))
     again = ("round", "publish", round_id, "--reason", "once more", "--keys", me)
     assert "acclimate round revise" in hint(acclimate, *again, code="conflict")
+
+
+@pytest.mark.parametrize("until", ["draft", "sealed"])
+def test_nobody_waits_for_a_round_that_can_not_open_any_more(
+    acclimate: Run, world: World, me: Path, until: str
+) -> None:
+    round_id = new_round(acclimate, world, until=until)
+    world.now += timedelta(hours=2)
+    wait = ("status", round_id, "--keys", me, "--until")
+    for phase in ("open", "published"):
+        ran = acclimate(*wait, phase)
+        assert ran.code == 1 and ran.out.count("\n") == 1
+        assert "passed before the round opened; the organizer voids it" in ran.out
+    # What was there already is no wait.
+    assert done(acclimate(*wait, until)).code == 0
+    done(acclimate("round", "void", round_id, "--reason", "a test", "--keys", me))
+    assert acclimate(*wait, "open").code == 1
+
+
+def test_a_model_for_an_anchor_that_the_definition_does_not_name_is_not_passed_over(
+    acclimate: Run, world: World, me: Path, tmp_path: Path
+) -> None:
+    round_id = new_round(acclimate, world)
+    anchors = ("round", "anchors", round_id, "--keys", me)
+    told = hint(acclimate, *anchors, "--model", f"untrained={tmp_path}", code="guard_failed", sentence="names none")
+    assert "--baseline" in told
+    assert "names no anchor" in done(acclimate(*anchors)).out

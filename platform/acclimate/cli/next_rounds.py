@@ -192,7 +192,9 @@ def anchors(
     emit(
         found,
         as_json=as_json,
-        text=table(("anchor", "state", "stands from", "model"), rows) if rows else ["no anchors"],
+        text=table(("anchor", "state", "stands from", "model"), rows)
+        if rows
+        else ["the round's definition names no anchor with a model: nothing was entered"],
     )
     if any(row["state"] in ("refused", "forfeited") for row in found):
         raise typer.Exit(1)

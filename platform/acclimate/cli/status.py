@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from acclimate.client import Client
 
 PHASES = ("draft", "sealed", "open", "closed", "prepared", "released", "opened", "evaluated", "published")
+_BEFORE_OPEN = PHASES[:2]
 EVERY = 1.0
 WIDTH = 24
 SHOWN = 8
@@ -26,7 +27,8 @@ Watch = Annotated[bool, typer.Option("--watch", help="Go on showing it until the
 Until = Annotated[
     str,
     typer.Option(
-        "--until", help="Go on showing it until the round has come to this phase; exit 1 if it is voided first."
+        "--until",
+        help="Go on showing it until the round has come to this phase; exit 1 if it is voided first, or can't come to it any more.",
     ),
 ]
 
@@ -53,10 +55,10 @@ def status(
             emit(state | {"work": list(_work(stages))}, as_json=as_json, text=list(lines(state, stages)))
             return
         if sys.stdout.isatty() and not as_json:
-            phase = _live(client, round_id, until or PHASES[-1])
+            phase = _live(client, round_id, until)
         else:
-            phase = _follow(client, round_id, until or PHASES[-1], as_json=as_json)
-    if until and phase not in PHASES:
+            phase = _follow(client, round_id, until, as_json=as_json)
+    if until and (phase not in PHASES or PHASES.index(phase) < PHASES.index(until)):
         raise typer.Exit(1)
 
 
@@ -177,9 +179,20 @@ def _look(client: "Client", round_id: str) -> tuple[dict[str, Any], list[dict[st
     return state, client.stages(state["round"])
 
 
-def _ended(phase: str, until: str) -> bool:
-    """Whether there is nothing more to wait for: the phase, or a later one, is there, or the round was voided."""
-    return phase not in PHASES or PHASES.index(phase) >= PHASES.index(until)
+def _ended(state: dict[str, Any], until: str) -> bool:
+    """Whether there is nothing more to wait for: the phase, or a later one, is there or can't come any more, or the round was voided."""
+    phase = state["phase"]
+    if phase not in PHASES or PHASES.index(phase) >= PHASES.index(until or PHASES[-1]):
+        return True
+    # Whoever only watches may want to see it voided.
+    return bool(until) and until not in _BEFORE_OPEN and never_opens(state)
+
+
+def never_opens(state: dict[str, Any]) -> bool:
+    """Whether a round's close passed, by the server's clock, before it was open: it can only be voided."""
+    from acclimate_competitions.records import parse_time
+
+    return state["phase"] in _BEFORE_OPEN and parse_time(state["closes"]) <= parse_time(state["now"])
 
 
 def _live(client: "Client", round_id: str, until: str) -> str:
@@ -191,7 +204,7 @@ def _live(client: "Client", round_id: str, until: str) -> str:
         while True:
             state, stages = _look(client, round_id)
             live.update(Text("\n".join(plain(line) for line in lines(state, stages))), refresh=True)
-            if _ended(state["phase"], until):
+            if _ended(state, until):
                 return str(state["phase"])
             time.sleep(EVERY)
 
@@ -208,6 +221,6 @@ def _follow(client: "Client", round_id: str, until: str, *, as_json: bool) -> st
             typer.echo(dumps(state | {"work": work}) if as_json else plain(f"{state['now']} {short}"))
             sys.stdout.flush()
             before = short
-        if _ended(state["phase"], until):
+        if _ended(state, until):
             return str(state["phase"])
         time.sleep(EVERY)

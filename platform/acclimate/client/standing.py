@@ -114,15 +114,23 @@ def enter_anchors(
         A row an anchor with a model: {anchor, model, from (the round it stands from, or None), state, submission}.
 
     Raises:
-        Refusal: submission_unknown, where neither a folder nor an earlier round has an anchor; as submit_standing.
+        Refusal: guard_failed, where a folder is given of what is no anchor; submission_unknown, where neither a folder nor an earlier round has
+            an anchor; as submit_standing.
     """
     from acclimate.client import organizer
 
     defined, competition = definition_of(client, round_id)
+    anchors = [anchor for anchor in competition.anchors if anchor.model is not None]
+    names = [anchor.name for anchor in anchors]
+    if unknown := [name for name in models if name not in names]:
+        raise Refusal(
+            "guard_failed",
+            f"{defined.round} has no anchor {unknown[0]!r} with a model: its definition names {', '.join(names) or 'none'}",
+            hint="an anchor stands in the definition, under [[anchors]], before the round is created; a baseline that is none: "
+            f"acclimate enter {defined.round} --baseline NAME, then acclimate submit MODEL --round {defined.round} --baseline NAME",
+        )
     found = []
-    for anchor in competition.anchors:
-        if anchor.model is None:
-            continue
+    for anchor in anchors:
         organizer.enter_baseline(client, keys, defined.round, name=anchor.name)
         how = replace(sending, model=models.get(anchor.name))
         mine, earlier = _enter(client, keys, defined, anchor, how, weights_after=competition.submission.weights_after)

@@ -221,6 +221,8 @@ def _upcoming(tx: Tx, state: Round) -> dict[str, Any]:
     match state.phase:
         case Phase.DRAFT:
             text = f"the organizer seals the holdout: acclimate round seal {state.id} FOLDER --keys DIR"
+            if now >= state.closes:
+                text = _never_opens(state)
             return found | {"text": text, "waiting_for": ["the sealed holdout"]}
         case Phase.SEALED:
             return found | _before_opening(tx, state, now)
@@ -255,11 +257,16 @@ def _upcoming(tx: Tx, state: Round) -> dict[str, Any]:
     return found | {"text": "nothing: the round is void"}
 
 
+def _never_opens(state: Round) -> str:
+    return (
+        f"nothing: the closing time {format_time(state.closes)} passed before the round opened; the organizer voids it"
+    )
+
+
 def _before_opening(tx: Tx, state: Round, now: datetime) -> dict[str, Any]:
     missing = clockwork.missing_before_opening(tx, state)
     if now >= state.closes:
-        text = f"nothing: the closing time {format_time(state.closes)} passed before the round opened; the organizer voids it"
-        return {"text": text, "waiting_for": missing}
+        return {"text": _never_opens(state), "waiting_for": missing}
     when = state.defined["opens"] if now < state.opens else "as soon as that is done"
     if missing:
         return {
