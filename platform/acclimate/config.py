@@ -348,7 +348,7 @@ def _data_folder(data: Path, origin: str, problems: list[str]) -> Path:
         return data.absolute()
     if "\0" in str(found):
         problems.append(f"data ({origin}): {str(data)!r} must not hold a NUL")
-    return found
+    return setting_values.plainly(found)
 
 
 def _from_file(file: Path, problems: list[str]) -> _Layer:

@@ -4,6 +4,7 @@ Each reader gets the value and the folder from which relative paths are meant, a
 the end of a sentence that begins with the value.
 """
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +68,16 @@ def host(value: Any, _: Path) -> str:
 
 def path(value: Any, folder: Path) -> Path:
     """A path, from the folder where it is relative."""
-    return folder / Path(text(value, folder)).expanduser()
+    return plainly(folder / Path(text(value, folder)).expanduser())
+
+
+def plainly(path: Path) -> Path:
+    """A path without `..` and `.`, as it is shown and kept; as it stands where a link in it makes that another place."""
+    plain = Path(os.path.normpath(path))
+    try:
+        return plain if plain.resolve() == path.resolve() else path
+    except (OSError, ValueError, RuntimeError):
+        return path
 
 
 def file_or_none(value: Any, folder: Path) -> Path | None:

@@ -153,7 +153,11 @@ def test_status_says_what_is_missing_and_json_is_complete(acclimate: Run, world:
     # What runs fills its bar as far as it is, and has not ended.
     stages = [{"kind": "prepare", "state": "committed"}, {"kind": "prepare", "state": "running", "progress": 0.98}]
     (told,) = (line for line in status.lines(document, stages) if line.startswith("preparations"))
-    assert "1 of 2 ended" in told and told.count("█") == round(status.WIDTH * 1.98 / 2)
+    assert "1 of 2 ended, 1 under way" in told and told.count("█") == round(status.WIDTH * 1.98 / 2)
+    (work,) = status._work(stages)
+    assert status._short(work) == "preparations 1 of 2 ended (90 % done), 1 under way"
+    frozen = {**document, "entries": 5, "entrants": 4, "submissions": 6}
+    assert any("5 frozen (with the baselines' entries); 4 entrants, 6 sub" in line for line in status.lines(frozen, []))
     people = [world.root / "people" / name for name in CUSTODIANS]
     value = done(acclimate("custodian", "ack", round_id, "--keys", people[0], "--json")).json
     assert (value["index"], value["round"]) == (1, round_id)

@@ -145,6 +145,8 @@ def test_an_upload_that_was_killed_goes_on_as_the_same_submission(acclimate: Run
     assert done(acclimate(*command, "--json")).json == value
     listed = done(acclimate("submission", "status", "--keys", me, "--json")).json
     assert [item["state"] for item in listed] == ["accepted"]
+    shown = done(acclimate("submission", "status", "--keys", me)).out
+    assert shown.splitlines()[1].split()[0] == listed[0]["name"] != listed[0]["submission"]
     assert kinds(world, round_id).count("SubmissionCommitted") == 1
 
 

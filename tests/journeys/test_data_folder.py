@@ -49,6 +49,19 @@ def test_the_environment_may_name_the_data_folder(tmp_path):
     assert config.load(environ={"ACCLIMATE_DATA": str(tmp_path / "x")}).data == tmp_path / "x"
 
 
+def test_places_are_shown_without_turns(tmp_path, monkeypatch):
+    """As somebody types them who restores beside the folder that is lost."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    found = config.load(Path("../new"), environ={"ACCLIMATE_BLOBS": "../new/../blobs"})
+    assert (found.data, found.blobs) == (tmp_path / "new", str(tmp_path / "blobs"))
+    assert found.database == f"sqlite:///{tmp_path / 'new' / 'acclimate.db'}"
+    # Behind a link `..` is another folder than the name before it.
+    (tmp_path / "there" / "inside").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "inside")
+    assert config.load(tmp_path / "link" / ".." / "d", environ={}).data.resolve() == tmp_path / "there" / "d"
+
+
 HOSTILE = [
     "p%41",
     "50%",

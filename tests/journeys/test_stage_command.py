@@ -70,7 +70,7 @@ def test_blocked_work_is_explained_and_tried_again_by_its_organizer_alone(
         ["released", "claimed", "committed"],
     )
     done_now = done(acclimate("stage", "list", staged.round, "--keys", boss)).out
-    assert "1 more are done" in done_now
+    assert "nothing is left to do; done: 1, which --all shows" in done_now
 
 
 def test_what_waits_has_a_place_and_what_ran_a_pace(server: Live, tmp_path: Path) -> None:

@@ -34,8 +34,12 @@ def list_(
         found = client.stages(round_id)
     shown = found if all_ else [stage for stage in found if stage["state"] not in ENDED]
     done = len(found) - len(shown)
-    text = [*table(shown), *([f"{done} more are done; --all shows them"] if done else [])]
-    emit(shown, as_json=as_json, text=text or ["the round has no work yet"])
+    text = ["the round has no work yet"]
+    if shown:
+        text = [*table(shown), *([f"{done} more are done; --all shows them"] if done else [])]
+    elif done:
+        text = [f"nothing is left to do; done: {done}, which --all shows"]
+    emit(shown, as_json=as_json, text=text)
 
 
 @app.command()

@@ -22,6 +22,8 @@ SHOWN = 8
 KINDS = {"check": "checks", "select": "selections", "prepare": "preparations", "evaluate": "evaluations"}
 DONE = ("committed", "failed", "cancelled")
 COUNTED = {"running": ("starting", "running", "verifying"), "failed": ("failed",), "blocked": ("blocked",)}
+SAID = {"running": "under way"}
+"""What a state is called for people: an attempt has several stages, and not all of them are computed at one time."""
 
 Watch = Annotated[bool, typer.Option("--watch", help="Go on showing it until the round has ended.")]
 Until = Annotated[
@@ -149,7 +151,9 @@ def bar(done: float, total: int, *, finished: int) -> str:
 def _entries(state: dict[str, Any]) -> str:
     text = f"{counted(state['entrants'], 'entrant')}, {counted(state['submissions'], 'submission')}"
     if state.get("entries") is not None:
-        text = f"{state['entries']} frozen, of {text}"
+        # The entrants are counted without the baselines, whose entries are frozen as all are.
+        those = " (with the baselines' entries)" if state.get("baselines") else ""
+        text = f"{state['entries']} frozen{those}; {text}"
         if state.get("forfeited"):
             text += f", {state['forfeited']} forfeited"
     return text
@@ -171,7 +175,14 @@ def _work(stages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _trouble(kind: dict[str, Any]) -> str:
-    return "".join(f", {kind[name]} {name}" for name in COUNTED if kind[name])
+    """What of a kind is under way, failed or is blocked; of the stages that one attempt has, each counts."""
+    return "".join(f", {kind[name]} {SAID.get(name, name)}" for name in COUNTED if kind[name])
+
+
+def _short(kind: dict[str, Any]) -> str:
+    """A kind of work in one line: how many have ended, as the bar counts them, and in tenths how much is done, parts of running ones too."""
+    tenths = int(10 * kind["done"] / kind["total"]) * 10
+    return f"{kind['kind']} {kind['finished']} of {kind['total']} ended ({tenths} % done){_trouble(kind)}"
 
 
 def _look(client: "Client", round_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -214,9 +225,7 @@ def _follow(client: "Client", round_id: str, until: str, *, as_json: bool) -> st
     while True:
         state, stages = _look(client, round_id)
         work = list(_work(stages))
-        short = f"{state['phase']}: {state['next']}" + "".join(
-            f"; {kind['kind']} {int(kind['done'])} of {kind['total']}{_trouble(kind)}" for kind in work
-        )
+        short = "; ".join((f"{state['phase']}: {state['next']}", *map(_short, work)))
         if short != before:
             typer.echo(dumps(state | {"work": work}) if as_json else plain(f"{state['now']} {short}"))
             sys.stdout.flush()

@@ -215,6 +215,8 @@ def _document(mine: "Submission", keys: Path) -> dict[str, Any]:
     document = dataclasses.asdict(mine)
     # The nonce opens the commitment: it is the entrant's to show, not for a log file of some script.
     del document["nonce"]
+    # As the table names it; `submission` is the server's own id. Both are taken by `submission withdraw`.
+    document["name"] = mine.short
     document["receipt"] = str(keys / "receipts" / mine.receipt) if mine.receipt else None
     return document
 
