@@ -1,6 +1,6 @@
 """The platform: keeps the record and serves people. Core modules (client, custody, verify) need no extra.
 
-`acclimate.rank`, `acclimate.compare` and `acclimate.stability` are what the commands of these names call, and so are `acclimate.check`,
+`acclimate.rank`, `compare`, `stability` and `gap` are what the commands of these names call, and so are `acclimate.check`,
 `acclimate.prepare` and `acclimate.evaluate`; `acclimate.load_rounds` reads rounds from MLflow. They are imported when they are asked for.
 """
 
@@ -10,15 +10,17 @@ if TYPE_CHECKING:
     from typing import Any
 
     from acclimate.analysis import compare, rank, stability
+    from acclimate.gap_analysis import gap
     from acclimate.loaded_rounds import load_rounds
     from acclimate.trials import check, evaluate, prepare
 
-__all__ = ["__version__", "check", "compare", "evaluate", "load_rounds", "prepare", "rank", "stability"]
+__all__ = ["__version__", "check", "compare", "evaluate", "gap", "load_rounds", "prepare", "rank", "stability"]
 __version__ = "0.1.0"
 
 _MODULES = {
     "compare": "analysis",
     "load_rounds": "loaded_rounds",
+    "gap": "gap_analysis",
     "rank": "analysis",
     "stability": "analysis",
     "check": "trials",

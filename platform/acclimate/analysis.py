@@ -48,7 +48,7 @@ def rank(scores: Source = None, *, items: Source = None, **options: Unpack[RankO
             raise Refusal(
                 "scores_invalid", "five ways to rank need scores by example", hint="--items, --bundle, --tracking-uri"
             )
-        _need_scipy()
+        need_scipy()
     items, options = item_sources.opened(items, options, as_published=True)
     item_sources.require_one_scale(items)
     if chosen("method", options.get("method", "sets"), ("sets", "casp")) == "casp":
@@ -89,7 +89,7 @@ def compare(
     """
     known(options, CompareOptions)
     _one_of(scores, items)
-    _need_scipy()
+    need_scipy()
     if items is not None:
         items, options = item_sources.opened(items, options)
         item_sources.require_one_scale(items)
@@ -132,7 +132,7 @@ def stability(
     if scores is not None:
         tables = {name: _of_tasks(one, options, name=name) for name, one in scores.items()}
         return table_analysis.stability(tables, options)
-    _need_scipy()
+    need_scipy()
     items, options = item_sources.opened(items, options, rounds_are_sets=True)
     return item_analysis.stability(items, options)
 
@@ -158,7 +158,12 @@ def _one_of(scores: Any, items: Any) -> None:
         )
 
 
-def _need_scipy() -> None:
+def need_scipy() -> None:
+    """Refuse what can't be computed without scipy.
+
+    Raises:
+        Refusal: extra_missing.
+    """
     try:
         import scipy  # noqa: F401
     except ModuleNotFoundError as error:

@@ -18,6 +18,7 @@ from acclimate.cli import (
     database,
     demo,
     doctor,
+    gaps,
     logs,
     plan,
     receipts,
@@ -101,6 +102,7 @@ app.command("verify", short_help="Verify a round from its bundle alone, offline.
 app.command("rank", short_help="Rank entrants of any score table, with rank intervals.")(analysis.rank)
 app.command("compare", short_help="Tell whether one entrant is better than another.")(analysis.compare)
 app.command("stability", short_help="Tell how far the tasks of any score tables agree.")(analysis.stability)
+app.command("gap", short_help="Tell the smallest difference that a round's size can tell.")(gaps.gap)
 app.command("export", short_help="Write scores as tables for any tool, or as Every Eval Ever.")(analysis.export)
 app.command("report", short_help="Make one page of plots and numbers from rounds or tables.")(report.report)
 app.command("demo", short_help="Play a whole blind round on this machine.")(demo.demo)
