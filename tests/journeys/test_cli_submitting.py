@@ -15,6 +15,8 @@ from commands import Run, done, refused
 from waiting import WITHIN
 
 from acclimate import client as actors
+from acclimate.service import identity
+from acclimate.service import submit as submitting
 
 __all__ = ["world"]
 
@@ -266,6 +268,37 @@ def test_nothing_is_taken_after_the_close(acclimate: Run, world: World, tmp_path
     assert "received" in sentence
     # Nothing of it is in the log, nor will be: it is not shown as if it were still to be sent.
     assert done(acclimate("submission", "status", "--round", round_id, "--keys", me, "--json")).json == []
+
+
+def test_what_can_be_withdrawn_no_more_or_was_never_sent_is_said(acclimate: Run, world: World, tmp_path: Path) -> None:
+    round_id = new_round(acclimate, world)
+    me = person(acclimate, world, "jill")
+    done(acclimate("enter", round_id, "--keys", me))
+    model = build_model(tmp_path / "model", seed=4)
+    options = ("--round", round_id, "--keys", me, "--no-wait", "--json")
+    sent = done(acclimate("submit", model, *options)).json
+    # As a command leaves it that was killed before it sent anything.
+    kept = me / "submissions" / f"{sent['name']}.json"
+    other = "sha256:" + "5" * 64
+    unsent = {
+        **json.loads(kept.read_text()),
+        "commitment": other,
+        "state": "unsent",
+        "submission": "",
+        "committed": None,
+    }
+    (me / "submissions" / f"{round_id}-55555555.json").write_text(json.dumps(unsent))
+    ran = acclimate("submission", "withdraw", "5555", "--keys", me, "--json")
+    refused(ran, "submission_unknown")
+    assert "nothing to withdraw" in ran.err
+    bad = done(acclimate("submit", build_model(tmp_path / "bad", seed=6), *options)).json
+    own = identity.load(world.settings, world.store)
+    submitting.refuse(world.store, bad["submission"], "its tokenizer does not load", identity=own)
+    ran = acclimate("submission", "withdraw", bad["name"], "--keys", me, "--json")
+    assert bad["name"] in refused(ran, "conflict") and "counts for nothing already" in ran.err
+    world.tick(round_id, hours=1)
+    ran = acclimate("submission", "withdraw", sent["name"], "--keys", me, "--json")
+    assert sent["name"] in refused(ran, "round_closed") and "hint: " in ran.err
 
 
 def test_hints_about_rounds_are_commands_that_can_be_copied(acclimate: Run, world: World) -> None:

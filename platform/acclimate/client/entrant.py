@@ -280,7 +280,14 @@ def withdraw(client: Client, keys: Keys, which: str) -> Submission:
         )
     fields = {"entrant": found[0].entrant, "commitment": found[0].commitment}
     request = records.sign("SubmissionWithdrawn", found[0].round, fields, key=_signing(keys, found[0]).ed25519)
-    client.post(found[0].round, "withdrawals", request)
+    try:
+        client.post(found[0].round, "withdrawals", request)
+    except Refusal as refusal:
+        hints = {
+            "conflict": f"it counts for nothing already: acclimate submission status --keys {keys.folder}",
+            "submission_unknown": "nothing of it is in the log, so that there is nothing to withdraw",
+        }
+        raise refusal.of(found[0].short, hint=hints.get(refusal.code, "")) from refusal
     return _keep(keys, found[0], state="withdrawn")
 
 

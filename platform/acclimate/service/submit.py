@@ -488,6 +488,7 @@ def _require_uploading(tx: Tx, row: Row[Any]) -> Round:
             "round_closed",
             f"the round closed {format_time(state.closes)} (grace {int(state.grace.total_seconds())} s),"
             f" the file was received {format_time(now)}",
+            hint="what was accepted before counts; the next round: acclimate round list --server URL",
         )
     if row.state != "uploading":
         raise Refusal("phase_wrong", f"submission {row.id} is {row.state}: it takes no files")
