@@ -170,7 +170,7 @@ def check(correction: Correction, competition: Competition, holdout: "Mapping[st
         gone = correction.void.get(task, ())
         for example, target in correction.targets.get(task, {}).items():
             if example not in known:
-                problems.append(f"{task}: there is no example {example!r}")
+                problems.append(_unknown(task, example, known))
             elif about.truth != "target":
                 problems.append(f"{task}: {example!r} is a text without a target")
             elif about.choices and target not in about.choices:
@@ -181,7 +181,7 @@ def check(correction: Correction, competition: Competition, holdout: "Mapping[st
                 problems.append(f"{task}: {target!r} is the target of {example!r} already")
             elif example in gone:
                 problems.append(f"{task}: {example!r} is void and has a target")
-        problems += [f"{task}: there is no example {example!r}" for example in gone if example not in known]
+        problems += [_unknown(task, example, known) for example in gone if example not in known]
         if len(set(gone)) < len(gone):
             problems.append(f"{task}: an example is void twice")
         elif len(gone) >= len(known):
@@ -197,6 +197,13 @@ def check(correction: Correction, competition: Competition, holdout: "Mapping[st
         problems.append("it corrects nothing")
     if problems:
         raise _invalid(problems)
+
+
+def _unknown(task: str, example: str, known: Mapping[str, Any]) -> str:
+    like = next(iter(known), None)
+    return f"{task}: there is no example {example!r}" + (
+        f"; ids there are such as {like!r}" if like is not None else ""
+    )
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:

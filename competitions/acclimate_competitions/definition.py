@@ -17,7 +17,7 @@ from acclimate_competitions import anchors, bases, compute, digests, parsing, re
 from acclimate_competitions.anchors import Anchor
 from acclimate_competitions.compute import Compute
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.fields import NAME, NAME_MEANING, Document, Table, flat, rfc3339
+from acclimate_competitions.fields import NAME, NAME_MEANING, Document, Table, duration_text, flat, rfc3339, size_text
 from acclimate_competitions.recipe import LARGEST_SEED, Recipe
 from acclimate_competitions.tasks import Task as Task
 
@@ -195,6 +195,14 @@ class Competition:
 
     def effective(self) -> dict[str, Any]:
         """Every value in force by its dotted key, JSON-ready: times as RFC 3339, durations in seconds, sizes in bytes."""
+        return flat(self._nested())
+
+    def written(self) -> dict[str, Any]:
+        """Every value in force by its dotted key, as the file would have it: durations such as "10m", sizes such as "2GiB"."""
+        found = flat(self._nested(), duration=duration_text)
+        return found | {key: size_text(found[key]) for key in _SIZES if key in found}
+
+    def _nested(self) -> dict[str, Any]:
         nested: dict[str, Any] = {"schema": 1}
         for name, value in dataclasses.asdict(self).items():
             if name == "tasks":
@@ -203,9 +211,11 @@ class Competition:
                 nested["logs"] = {name: value}
             elif name not in ("raw", "digest", "origins"):
                 nested[name] = value
-        return flat(nested)
+        return nested
 
 
+_SIZES = ("compute.memory", "isolation.memory")
+"""Keys that are sizes."""
 ROUND_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,31}")
 ROUND_NAME_MEANING = "lower-case letters, digits, dots and hyphens, at most 32, such as 2027-1"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")

@@ -360,19 +360,33 @@ def rfc3339(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted key, JSON-ready: times as RFC 3339, durations in seconds."""
+def flat(values: Mapping[str, Any], prefix: str = "", *, duration: Callable[[int], int | str] = int) -> dict[str, Any]:
+    """Nested values by dotted key, JSON-ready: times as RFC 3339, durations as `duration` makes them of seconds."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{name}.")
+            found |= flat(value, f"{prefix}{name}.", duration=duration)
         elif isinstance(value, datetime):
             found[prefix + name] = rfc3339(value)
         elif isinstance(value, timedelta):
-            found[prefix + name] = int(value.total_seconds())
+            found[prefix + name] = duration(int(value.total_seconds()))
         else:
             found[prefix + name] = list(value) if isinstance(value, tuple) else value
     return found
+
+
+def duration_text(seconds: int) -> str:
+    """A duration as a file has it, in the largest unit that gives a whole number: "10m"."""
+    unit = max(
+        (unit for unit in _UNITS if seconds and seconds % _UNITS[unit] == 0), key=_UNITS.__getitem__, default="s"
+    )
+    return f"{seconds // _UNITS[unit]}{unit}"
+
+
+def size_text(size: int) -> str:
+    """A size of so many bytes as a file has it, in the largest unit that gives a whole number: "2GiB"; "0" for none."""
+    unit = max((unit for unit in _SIZES if size and size % _SIZES[unit] == 0), key=_SIZES.__getitem__, default="")
+    return f"{size // _SIZES[unit]}{unit}" if unit else "0"
 
 
 _NAMES: dict[type, str] = {str: "text", int: "a whole number", float: "a number"}

@@ -78,6 +78,9 @@ def test_the_next_round_takes_over_definition_and_custodians_and_has_a_new_holdo
     ran = done(acclimate(*command, "--json"))
     second = ran.json["round"]
     assert second.startswith("digits-second-") and f"acclimate round seal {second}" in ran.err
+    # As `round create` says it: what the definition names is the organizer's to enter.
+    assert f"acclimate enter {second} --baseline untrained --keys {me}" in ran.err
+    assert f"acclimate submit MODEL --round {second} --baseline untrained --keys {me}" in ran.err
     # Once more, as after a connection that was lost: the same round, whatever time it is now.
     world.now += timedelta(seconds=30)
     again = done(acclimate(*command, "--json"))

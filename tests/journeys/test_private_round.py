@@ -155,7 +155,8 @@ def test_nothing_of_a_private_holdout_is_shown_but_the_drawn_rows(
     for caller in CALLERS[1:]:
         problem = refused(server.actors[caller].get(f"{staged.path}/bundle?whole=true"), "holdout_private", 403)
         assert staged.round in problem["detail"] and caller in problem["detail"]
-    refused(server.anyone().get(f"{staged.path}/bundle?whole=true"), "holdout_private", 403)
+    problem = refused(server.anyone().get(f"{staged.path}/bundle?whole=true"), "holdout_private", 403)
+    assert "not for whoever gives no account" in problem["detail"]
     # 3. Organizer and auditor get the whole; without being asked for, it is the public one for them, too.
     for name in ("organizer", "lab"):
         own = server.actors[name]

@@ -1,5 +1,6 @@
 """Who does something at the wrong moment, or gives what can't be, is told in words what to do instead."""
 
+import shutil
 from datetime import timedelta
 from pathlib import Path
 
@@ -125,3 +126,13 @@ def test_a_model_for_an_anchor_that_the_definition_does_not_name_is_not_passed_o
     told = hint(acclimate, *anchors, "--model", f"untrained={tmp_path}", code="guard_failed", sentence="names none")
     assert "--baseline" in told
     assert "names no anchor" in done(acclimate(*anchors)).out
+    # Where it names some, they are told as soon as the round is created, with the one command that enters them.
+    folder = Path(shutil.copytree(world.competition, tmp_path / "anchored"))
+    path = folder / "competition.toml"
+    path.write_text(
+        path.read_text("utf-8") + f'\n[[anchors]]\nname = "untrained"\nmodel = "sha256:{"0" * 64}"\n', "utf-8"
+    )
+    people = [part for one in CUSTODIANS for part in ("--custodian", world.root / "people" / one)]
+    create = ("round", "create", folder, *people, "--name", "anchored", "--closes", "+1h", "--keys", me)
+    ran = done(acclimate(*create))
+    assert f"acclimate round anchors {ran.out.strip()} --keys {me}" in ran.err and "--baseline" not in ran.err

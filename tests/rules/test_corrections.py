@@ -73,11 +73,11 @@ def test_what_is_no_correction_is_refused(given: object) -> None:
     ("given", "why"),
     [
         ({"targets": {"hue": {"a": "red"}}}, "no task 'hue'"),
-        ({"targets": {"tint": {"z": "red"}}}, "no example 'z'"),
+        ({"targets": {"tint": {"z": "red"}}}, "no example 'z'; ids there are such as 'a'"),
         ({"targets": {"tint": {"a": "small"}}}, "is no choice"),
         ({"targets": {"tint": {"a": "red"}}}, "is the target of 'a' already"),
         ({"targets": {"tint": {"a": "blue"}}, "void": {"tint": ["a"]}}, "is void and has a target"),
-        ({"void": {"tint": ["z"]}}, "no example 'z'"),
+        ({"void": {"tint": ["z"]}}, "no example 'z'; ids there are such as 'a'"),
         ({"void": {"tint": ["a", "a"]}}, "void twice"),
         ({"void": {"tint": ["a", "b", "c"]}}, "no example is left"),
         ({"metrics": {"tint": "accuracy"}}, "is accuracy already"),

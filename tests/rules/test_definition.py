@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -69,6 +70,22 @@ def test_every_value_in_force_has_an_origin():
     line = short.splitlines().index("threads = 1") + 1
     assert competition.origins["preparation.threads"] == f"line {line}"
     assert values["round.closes"] == "2027-04-01T10:00:00Z"
+
+
+def test_values_are_shown_as_a_file_has_them():
+    """What is shown of durations and sizes may be typed into a definition, and means the same."""
+    for lines, shown in (("90s", "90s"), ("120m", "2h"), ("0s", "0s"), ("48h", "2d")):
+        text = re.sub(r'grace = "[^"]*"', f'grace = "{lines}"', BASE)
+        written = definition.parse(text.encode()).written()
+        assert written["round.grace"] == shown
+        again = text.replace(f'grace = "{lines}"', f'grace = "{shown}"')
+        assert definition.parse(again.encode()).effective() == definition.parse(text.encode()).effective()
+    for lines, shown in (("2GiB", "2GiB"), ("3000MB", "3GB"), ("2048MiB", "2GiB"), ("1500B", "1500B")):
+        found = definition.parse(BASE.replace('memory = "2GiB"', f'memory = "{lines}"').encode())
+        assert found.written()["isolation.memory"] == shown
+    assert found.written()["compute.memory"] == "0"
+    plain = {name: value for name, value in found.effective().items() if not isinstance(value, int)}
+    assert plain.items() <= found.written().items() and set(found.written()) == set(found.effective())
 
 
 def test_what_an_attempt_takes_of_a_machine():

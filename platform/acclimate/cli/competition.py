@@ -53,13 +53,17 @@ def show(
     folder: Annotated[str, typer.Argument(help="A folder, or a competition that comes with Acclimate.")],
     as_json: _Json = False,
 ) -> None:
-    """Show the definition in force: every value, and whether it comes from a line of the file or is the default."""
+    """Show the definition in force: every value as the file would have it, and whether it comes from a line of the file or is the default.
+
+    With --json durations are seconds, and sizes bytes.
+    """
     competition = definition.load(_source(folder, "competition.toml"))
-    values = competition.effective()
     if as_json:
+        values = competition.effective()
         rows = {key: {"value": value, "from": competition.origins.get(key, "default")} for key, value in values.items()}
         typer.echo(dumps({"digest": competition.digest, "values": rows}, indent=1))
         return
+    values = competition.written()
     width = max(len(key) for key in values)
     typer.echo(plain(f"{competition.title} ({competition.slug}), definition {competition.digest}"))
     for key, value in values.items():

@@ -1,7 +1,7 @@
 """`acclimate round next` and `acclimate round anchors`: the next round of a competition, and what stands in it from earlier ones."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,7 +10,10 @@ from acclimate.cli.options import AsJson, KeysFolder, RoundId, connect, witnesse
 from acclimate.cli.output import bar, emit, say, table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from acclimate.client.next_rounds import Following
+    from acclimate_competitions.definition import Competition
 
 WHEN = "RFC 3339 with an offset, or from now: +30s, +2h, +30d; or now."
 Last = Annotated[
@@ -112,15 +115,35 @@ def next_round(
                 client, opened, found, folder, name=name, dates=dates, custodians=people, auditor=second,
                 witnesses=wanted, progress=progress, say=say,
             )  # fmt: skip
-            state = client.round(created)
-            say(f"opens  {moments.show(parse_time(state['opens']), now=now)}")
-            say(f"closes {moments.show(parse_time(state['closes']), now=now)}")
-            say(f"next: acclimate round seal {created} {folder} --keys {keys}")
+            tell_begun(client.round(created), found.competition, folder, keys=keys)
     emit(
         {"round": created or None, **found.document()},
         as_json=as_json,
         text=[*_lines(found), *([created] if created else ["nothing was defined: --dry-run"])],
     )
+
+
+def tell_begun(state: "Mapping[str, Any]", competition: "Competition", folder: Path, *, keys: Path) -> None:
+    """Say of a round that was just defined when it opens and closes, which baselines are the organizer's to enter, and what comes next."""
+    from acclimate.client import submitted_baselines
+    from acclimate_competitions.records import parse_time
+
+    created, now = state["round"], parse_time(state["now"])
+    for name in ("opens", "closes"):
+        say(f"{name:<6} {moments.show(parse_time(state[name]), now=now)}")
+    anchors = [anchor.name for anchor in competition.anchors if anchor.model is not None]
+    if anchors:
+        say(
+            f"the definition names the anchor(s) {', '.join(anchors)}; once the round is open you enter them with one command:"
+        )
+        say(f"  acclimate round anchors {created} --keys {keys}")
+    for baseline in submitted_baselines(competition):
+        if baseline in anchors:
+            continue
+        say(f"the definition names the baseline {baseline}; once the round is open you submit it:")
+        say(f"  acclimate enter {created} --baseline {baseline} --keys {keys}")
+        say(f"  acclimate submit MODEL --round {created} --baseline {baseline} --keys {keys}")
+    say(f"next: acclimate round seal {created} {folder} --keys {keys}")
 
 
 def _lines(found: "Following") -> list[str]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from acclimate.cli import moments
-from acclimate.cli.next_rounds import anchors, next_round
+from acclimate.cli.next_rounds import anchors, next_round, tell_begun
 from acclimate.cli.options import AsJson, KeysFolder, ReaderKeys, RoundId, Server, connect, reader, witnesses_asked
 from acclimate.cli.output import bar, emit, say, table
 from acclimate.cli.status import status
@@ -95,13 +95,7 @@ def create(
             progress=progress, say=say, **dates,
         )  # fmt: skip
         state = client.round(created)
-    say(f"opens  {moments.show(parse_time(state['opens']), now=now)}")
-    say(f"closes {moments.show(parse_time(state['closes']), now=now)}")
-    for baseline in actors.submitted_baselines(definition.load(folder)):
-        say(f"the definition names the baseline {baseline}; once the round is open you submit it:")
-        say(f"  acclimate enter {created} --baseline {baseline} --keys {keys}")
-        say(f"  acclimate submit MODEL --round {created} --baseline {baseline} --keys {keys}")
-    say(f"next: acclimate round seal {created} {folder} --keys {keys}")
+    tell_begun(state, definition.load(folder), folder, keys=keys)
     emit(state, as_json=as_json, text=created)
 
 

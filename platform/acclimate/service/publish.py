@@ -282,7 +282,7 @@ def admit_whole(store: Store, account: Account | None, given: str) -> bool:
         state = finding.find(tx, given)
         owner = finding.is_owner(tx, state.id, account)
     if state.private and not owner and not finding.is_auditor(state, account):
-        who = "nobody" if account is None else f"{account.id} ({account.role})"
+        who = "whoever gives no account" if account is None else f"{account.id} ({account.role})"
         raise Refusal(
             "holdout_private",
             f"the holdout of round {state.id} stays private: its whole bundle is for its organizer and its auditor, not for {who}",
