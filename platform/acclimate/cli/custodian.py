@@ -109,12 +109,13 @@ def ack(round_id: RoundId, keys: KeysFolder, identity: Identity = None, as_json:
 
     Example: acclimate custodian ack digits-2027-1 --keys ./custodian-a
     """
-    from acclimate.client import acknowledge
+    from acclimate.client import acknowledge, seen_log
     from acclimate.client.folder import load_account
     from acclimate.client.pins import pinned
 
     opened = _opened(keys, identity)
     with load_account(keys).connect() as client, _reading() as progress:
+        seen_log.require_grown(client, keys)
         answer = acknowledge(client, opened, round_id, say=say, progress=progress)
         pin = pinned(opened, answer["record"]["round"])
     value = dataclasses.asdict(pin) | {"entry": answer["index"]}
@@ -152,6 +153,7 @@ def release(
     Example: acclimate custodian release digits-2027-1 --keys ./custodian-a
     """
     from acclimate import client as actors
+    from acclimate.client import seen_log
     from acclimate.client.folder import load_account
 
     opened = _opened(keys, identity)
@@ -177,6 +179,7 @@ def release(
             emit({**value, "file": str(out)}, as_json=as_json, text=text)
             return
         with load_account(keys).connect() as client:
+            seen_log.require_grown(client, keys)
             done = _sent(client, made)
     text = f"released share {done.share} of {done.round}: log entry {done.index}"
     emit({**value, "entry": done.index}, as_json=as_json, text=text)
@@ -195,11 +198,12 @@ def send(
     Example: acclimate custodian send answer.json --keys ./custodian-a
     """
     from acclimate import client as actors
-    from acclimate.client import requests
+    from acclimate.client import requests, seen_log
     from acclimate.client.folder import load_account
 
     made = requests.read_answer(answer)
     with load_account(keys).connect() as client:
+        seen_log.require_grown(client, keys)
         done = actors.send(client, made)
     value = {"round": done.round, "share": done.share, "entry": done.index}
     emit(value, as_json=as_json, text=f"released share {done.share} of {done.round}: log entry {done.index}")

@@ -93,24 +93,45 @@ Blobs = Annotated[
 ]
 
 
-def connect(folder: Path) -> "tuple[Client, Keys]":
-    """A client for the account of a key folder, and its keys."""
+def connect(folder: Path, *, reads: bool = False) -> "tuple[Client, Keys]":
+    """A client for the account of a key folder, and its keys; the server's log must go on from what the folder has seen of it.
+
+    Args:
+        folder: the key folder.
+        reads: whether nothing is signed: then the command says itself that the log went back.
+
+    Raises:
+        Refusal: log_inconsistent, where the log went back; …
+    """
     from acclimate import keys
+    from acclimate.client import seen_log
     from acclimate.client.folder import load_account
 
     opened = keys.load(folder)
-    return load_account(folder).connect(folder), opened
+    client = load_account(folder).connect(folder)
+    if not reads:
+        try:
+            seen_log.require_grown(client, folder)
+        except Refusal:
+            client.close()
+            raise
+    return client, opened
 
 
 def reader(folder: Path | None, server: str | None) -> "Client":
     """A client for what may be read: of the key folder's account, or of nobody where only the server is named."""
-    from acclimate.client import Client
+    from acclimate.cli.output import say
+    from acclimate.client import Client, seen_log
     from acclimate.client.folder import load_account
 
     account = load_account(folder) if folder is not None else None
     # A token goes to the server that gave it, never to another.
-    if account is not None and server in (None, account.server):
-        return account.connect(folder)
+    if account is not None and folder is not None and server in (None, account.server):
+        client = account.connect(folder)
+        if (back := seen_log.went_back(client, folder)) is not None:
+            # What is left may be read.
+            say(f"warning: {back.sentence} ({back.code}); {back.hint}")
+        return client
     if server is not None:
         return Client(server)
     raise Refusal(

@@ -8,6 +8,7 @@ import typer
 
 from acclimate.cli.options import AsJson, KeysFolder, RoundId, connect, named
 from acclimate.cli.output import bar, emit, say, table
+from acclimate_competitions.errors import Refusal
 
 if TYPE_CHECKING:
     from acclimate.client import Client
@@ -171,13 +172,18 @@ def status(
 ) -> None:
     """Show the submissions of a key folder, as the server has them now.
 
+    One that the server does not know any more is `lost`, and the exit code 1 then, as where its log went back behind what the folder has seen.
+
     Example: acclimate submission status --keys ./ada
     """
     from acclimate import client as actors
+    from acclimate.client import seen_log
+    from acclimate.client.entrant import LOST
 
-    client, opened = connect(keys)
+    client, opened = connect(keys, reads=True)
     with client:
         found = actors.submission_status(client, opened, round_id or "")
+        back = seen_log.went_back(client, keys)
     rows = [
         (mine.short, mine.state, _entry(mine.committed), _entry(mine.accepted), mine.manifest["title"], mine.reason)
         for mine in found
@@ -185,6 +191,14 @@ def status(
     header = ("submission", "state", "committed", "accepted", "title", "reason")
     text = table(header, rows) if rows else ["no submissions yet; acclimate submit MODEL --round ROUND makes one"]
     emit([_document(mine, keys) for mine in found], as_json=as_json, text=text)
+    if back is not None:
+        raise back
+    if lost := [mine.short for mine in found if mine.state == LOST]:
+        raise Refusal(
+            "submission_unknown",
+            f"the server does not know {len(lost)} of these submissions: {', '.join(lost)}",
+            hint="was its database put back? Keep the key folder, and ask the operator; what a receipt proves: acclimate receipt verify",
+        )
 
 
 @app.command("withdraw")

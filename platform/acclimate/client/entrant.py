@@ -31,6 +31,8 @@ from acclimate_competitions.records import Record
 ENDED = ("refused", "forfeited", "withdrawn")
 """States in which a submission counts for nothing, and comes back by none."""
 FINAL = ("accepted", *ENDED)
+LOST = "lost"
+"""Of a submission that was sent, and that the server does not know any more."""
 FIRST_LOOK, SLOWEST_LOOK = 0.2, 2.0
 _SENDINGS = 3
 
@@ -248,8 +250,13 @@ def submission_status(client: Client, keys: Keys, round_id: str = "") -> list[Su
             mine = refresh(client, keys, mine)
         except Refusal as refusal:
             # Sent when the account had another server; one that only has another address now knows it.
-            if not moved or refusal.code not in ("submission_unknown", "not_found"):
+            if refusal.code != "submission_unknown" and not (moved and refusal.code == "not_found"):
                 raise
+            if not moved:
+                # Its file stays as it was: what it had come to may be proved by receipts.
+                mine = dataclasses.replace(
+                    mine, state=LOST, reason=f"the server does not know it any more: {mine.state} before"
+                )
         else:
             if mine.state == "accepted":
                 defined, _ = definition_of(client, mine.round)

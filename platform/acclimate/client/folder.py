@@ -1,4 +1,4 @@
-"""What the client keeps in an actor's key folder, beside the keys: account.json, log.vkey, pins.json, submissions/, receipts/, seals/, holdouts/.
+"""What the client keeps in an actor's key folder, beside the keys: account.json, log.vkey, log.checkpoint, pins.json, submissions/, receipts/, seals/, holdouts/.
 
 Those that hold a secret (a token, a nonce) have mode 0600. A command that was killed finds here what it had done.
 """
