@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+# Threads of the finisher's import it through MLflow: two that import it at once see half of it.
+import sqlalchemy.orm  # noqa: F401
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout

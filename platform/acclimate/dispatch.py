@@ -30,6 +30,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+# Several threads would import it at once.
+import pyarrow.compute  # noqa: F401
+
 from acclimate import config, console, facts, hosting, installation
 from acclimate import lease as leases
 from acclimate.config import Settings

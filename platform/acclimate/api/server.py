@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+# Several threads would import it at once.
+import pyarrow.compute  # noqa: F401
 import uvicorn
 
 from acclimate import config, console, ports
