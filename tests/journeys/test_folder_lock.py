@@ -10,7 +10,8 @@ from strange_servers import answering
 from waiting import WITHIN
 
 from acclimate import keys as key_files
-from acclimate.client import auditor, folder_lock
+from acclimate.client import Client, auditor, folder_lock, organizer
+from acclimate_competitions import errors
 from acclimate_competitions.errors import Refusal
 
 # Each process keeps so many, as fast as it can, once the file `go` is there.
@@ -89,6 +90,17 @@ def test_no_round_of_an_organizer_is_lost(tmp_path: Path) -> None:
         at_once(ROUNDS, tmp_path / "keys", url)
     kept = json.loads((tmp_path / "keys" / "rounds.json").read_text())
     assert set(kept) == {f"a-{i}" for i in range(COUNT)}
+
+
+@pytest.mark.parametrize("code", [code for code, about in errors.CODES.items() if about.status >= 500])
+def test_a_round_that_a_server_in_trouble_may_have_logged_is_not_forgotten(tmp_path: Path, code: str) -> None:
+    keys = key_files.create(tmp_path / "keys", age=False)
+    refusal = Refusal(code, "in trouble")
+    body = json.dumps({**refusal.document(), "detail": refusal.sentence}).encode()
+    with answering(body, status=refusal.status) as url, Client(url, patience=0) as client, pytest.raises(Refusal):
+        organizer._define(client, keys, {"round": "a-1"}, holdout="sha256:…", say=lambda line: None)
+    kept = json.loads((tmp_path / "keys" / "rounds.json").read_text())
+    assert kept == {"a-1": {"server": url, "holdout": "sha256:…"}}
 
 
 def held(path: Path) -> "subprocess.Popen[str]":

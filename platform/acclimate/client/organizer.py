@@ -358,8 +358,8 @@ def _define(client: Client, keys: Keys, request: dict[str, Any], *, holdout: str
     try:
         answer = client.define(request)
     except Refusal as refusal:
-        # Whoever can't be reached may have logged it.
-        if refusal.code not in ("server_unreachable", "busy", "internal_error") and new:
+        # Whoever can't be reached, or whose database gives no answer, may have logged it.
+        if refusal.status < 500 and new:
             with _keeping_rounds(keys) as known:
                 known.pop(round_id, None)
         if refusal.code == "round_exists" and (before := _begun(client, keys, request["fields"])) is not None:
