@@ -245,13 +245,17 @@ class Play:
             while not all(future.done() for future in futures):
                 time.sleep(LOOK)
                 state = self.round()
-                bar.update(task, completed=sum(s.accepted is not None for s in state.submissions.values()))
+                accepted = {s.entrant for s in state.submissions.values() if s.accepted is not None}
+                bar.update(task, completed=len(accepted))
+                self._name("accepted", accepted)
                 late = len(state.submissions) < len(self.entrants) and not any(
                     f.done() and f.exception() for f in futures
                 )
                 if state.phase == Phase.OPEN and late and self._server_time() > state.closes - MARGIN:
                     self._extend(state.closes + WINDOW)
             _all(futures)
+        if (state := self.round()).phase == Phase.OPEN:
+            self.say(f"all models are accepted; the round closes {state.closes:%H:%M:%S} UTC")
         self.wait(Phase.OPEN)
 
     def _extend(self, closes: datetime) -> None:
@@ -313,8 +317,7 @@ class Play:
                 if kinds:
                     stages = [s for s in self.organizer.client.stages(self.id) if s["kind"] in kinds]
                     _refuse_blocked(stages)
-                    done = sum(1.0 if s["state"] in ("committed", "failed") else s["progress"] for s in stages)
-                    bar.update(task, completed=done, total=len(stages) or None)
+                    bar.update(task, completed=_done(stages), total=len(stages) or None)
                     self._tell(what, stages)
                 time.sleep(LOOK)
         if kinds:
@@ -322,13 +325,24 @@ class Play:
             self._tell(what, [s for s in self.organizer.client.stages(self.id) if s["kind"] in kinds])
 
     def _tell(self, what: str, stages: list[dict[str, Any]]) -> None:
-        """Say which entries are done, where nobody sees the bar."""
+        """Say which entries are done, and each tenth of the work, where nobody sees the bar."""
+        left = {stage["entrant"] for stage in stages if stage["state"] not in ("committed", "failed")}
+        tenth = int(10 * _done(stages) / len(stages)) if stages else 0
+        self._name(what, {f"{tenth}0 % of the work"} if 0 < tenth < 10 else set())
+        self._name(what, {stage["entrant"] for stage in stages} - left)
+
+    def _name(self, what: str, names: set[str]) -> None:
+        """Say once of each of these that it is so, where nobody sees the bar."""
         if self.console.is_terminal:
             return
-        left = {stage["entrant"] for stage in stages if stage["state"] not in ("committed", "failed")}
-        for name in sorted({stage["entrant"] for stage in stages} - left - self._said[what]):
+        for name in sorted(names - self._said[what]):
             self._said[what].add(name)
             self.say(f"  {name} is {what}")
+
+
+def _done(stages: list[dict[str, Any]]) -> float:
+    """How many stages are done, parts of those that run among them."""
+    return sum(1.0 if one["state"] in ("committed", "failed") else float(one["progress"] or 0) for one in stages)
 
 
 def _bar(console: Console) -> Progress:

@@ -1,6 +1,7 @@
 """What the demo says while the models are made, which takes minutes where the machine is busy."""
 
 import io
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,23 @@ def test_a_demo_and_a_server_share_no_folder(tmp_path: Path) -> None:
         config.claim(config.load(tmp_path / "demo", environ={}))
     assert caught.value.code == "config_invalid" and "the folder of a demo" in caught.value.sentence
     config.claim(config.load(tmp_path / "demo" / "server", environ={}))
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_where_no_bar_is_seen_long_work_is_told_by_tenths(terminal: bool) -> None:
+    said: list[str] = []
+    play = object.__new__(demo.Play)
+    play.console, play.say = Console(file=io.StringIO(), force_terminal=terminal), said.append
+    play._said = defaultdict(set)
+    half = {"state": "running", "progress": 0.5}
+    for ada, bea in (
+        (0.0, half),
+        (0.2, half),
+        (0.2, half),
+        (1.0, half),
+        (1.0, {"state": "committed", "progress": 1.0}),
+    ):
+        first = {"state": "committed" if ada == 1.0 else "running", "progress": ada}
+        play._tell("prepared alike", [{"entrant": "ada", **first}, {"entrant": "bea", **bea}])
+    wanted = ["20 % of the work", "30 % of the work", "70 % of the work", "ada", "bea"]
+    assert said == ([] if terminal else [f"  {one} is prepared alike" for one in wanted])
