@@ -26,6 +26,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from acclimate import config, demo_servers, keys
 from acclimate.client import connection, custodian, entrant, folder, organizer, voiding
+from acclimate.demo_talk import Talk, open_still
 from acclimate_competitions import definition, records, rounds
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
@@ -93,7 +94,9 @@ class Play:
         prefix: str = "demo",
     ) -> None:
         self.prefix = prefix
-        self.data, self.servers, self.models, self.say, self.console = data, servers, models, say, console
+        self.data, self.servers, self.models, self.console = data, servers, models, console
+        self.talk = Talk(say, console=console)
+        self.say = self.talk.say
         self.built = data / "competition"
         self.competition: Competition = definition.load(self.built)
         self.organizer = self._actor("organizer", "organizer")
@@ -248,6 +251,7 @@ class Play:
                 accepted = {s.entrant for s in state.submissions.values() if s.accepted is not None}
                 bar.update(task, completed=len(accepted))
                 self._name("accepted", accepted)
+                self.talk.still(f"  {len(accepted)} of {len(self.entrants)} models are accepted")
                 late = len(state.submissions) < len(self.entrants) and not any(
                     f.done() and f.exception() for f in futures
                 )
@@ -313,12 +317,15 @@ class Play:
         """Wait until the round has left a phase, with a progress bar where there are stages to count."""
         with _bar(self.console) as bar:
             task = bar.add_task(what, total=None, visible=bool(kinds))
-            while self.round().phase == phase:
+            while (state := self.round()).phase == phase:
                 if kinds:
                     stages = [s for s in self.organizer.client.stages(self.id) if s["kind"] in kinds]
                     _refuse_blocked(stages)
                     bar.update(task, completed=_done(stages), total=len(stages) or None)
                     self._tell(what, stages)
+                    self.talk.still(f"  {_done(stages):.0f} of {len(stages)} stages are {what}")
+                elif phase == Phase.OPEN:
+                    self.talk.still(open_still(state.closes, self._server_time()))
                 time.sleep(LOOK)
         if kinds:
             # The last ones end the phase: the look before it did not see them done.

@@ -2,13 +2,14 @@
 
 import io
 from collections import defaultdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from acclimate import config, demo, demo_servers
+from acclimate import config, demo, demo_servers, demo_talk
 from acclimate_competitions.errors import Refusal
 
 
@@ -84,3 +85,22 @@ def test_where_no_bar_is_seen_long_work_is_told_by_tenths(terminal: bool) -> Non
         play._tell("prepared alike", [{"entrant": "ada", **first}, {"entrant": "bea", **bea}])
     wanted = ["20 % of the work", "30 % of the work", "70 % of the work", "ada", "bea"]
     assert said == ([] if terminal else [f"  {one} is prepared alike" for one in wanted])
+
+
+def test_where_no_bar_is_seen_no_wait_is_silent_for_long() -> None:
+    for terminal in (False, True):
+        said: list[str] = []
+        now = [0.0]
+        console = Console(file=io.StringIO(), force_terminal=terminal)
+        talk = demo_talk.Talk(said.append, console=console, clock=lambda now=now: now[0])
+        talk.say("begun")
+        for now[0] in range(60):
+            talk.still("waiting")
+        assert said == ["begun"] + ([] if terminal else ["waiting"] * int(59 // demo_talk.QUIET))
+    assert demo_talk.QUIET <= 15
+
+
+def test_an_open_round_says_until_when_and_that_its_close_is_due() -> None:
+    closes = datetime(2027, 3, 1, 5, 11, 40, tzinfo=UTC)
+    assert "stays open until 05:11:40 UTC" in demo_talk.open_still(closes, closes - timedelta(seconds=1))
+    assert "the close was due 05:11:40 UTC" in demo_talk.open_still(closes, closes + timedelta(seconds=90))
