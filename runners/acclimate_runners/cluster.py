@@ -183,6 +183,7 @@ class Driver:
                     raise Refusal("runner_failed", f"Ray did not start here: {said}", hint=hint) from error
                 raise
         self._ray: Any = ray
+        self._local = address == "local"
         self._resources = dict(resources or {})
         self._post = Post(workdir, code_digest(), here=here, reached=reached, patience=patience)
         self._handles: dict[str, ActorHandle] = {}
@@ -193,8 +194,15 @@ class Driver:
         self._class = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 4})(Attendant)
 
     def machines(self) -> tuple[Machine, ...]:
-        """The nodes that may take an attempt: not one without CPUs, nor one set aside as unfit, nor one that is to be drained."""
-        nodes = [node for node in self._ray.nodes() if node["Alive"] and self._may_take(node["Resources"])]
+        """The nodes that may take an attempt: not one without CPUs, nor one set aside as unfit, nor one that is to be drained.
+
+        Raises:
+            ConnectionError: a Ray of this process's own has lost its one node, for which no other will come.
+        """
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        if self._local and not alive:
+            raise ConnectionError("the processes of the Ray on this machine ended")
+        nodes = [node for node in alive if self._may_take(node["Resources"])]
         new = {n["NodeID"]: n["NodeManagerHostname"] for n in nodes if n["NodeID"] not in self._known}
         hosts = [host for host, _ in self._known.values()] + list(new.values())
         # Nodes of one machine are told apart, and keep their names.
