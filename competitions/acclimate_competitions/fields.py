@@ -19,8 +19,8 @@ NAME_MEANING = "lower-case letters, digits and hyphens, at most 63, beginning wi
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_DURATION = re.compile(r"(\d{1,9})([smhd])")
-_SIZE = re.compile(r"(\d{1,12})(B|kB|MB|GB|KiB|MiB|GiB|TiB)")
+_DURATION = re.compile(r"([0-9]{1,9})([smhd])")
+_SIZE = re.compile(r"([0-9]{1,12})(B|kB|MB|GB|KiB|MiB|GiB|TiB)")
 # Control characters, and characters that reorder or hide the text around them.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 

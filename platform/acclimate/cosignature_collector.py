@@ -38,7 +38,7 @@ HOPE_SECONDS = 5.0
 """For how long after the last progress of the quorum a cosignature is worth waiting for."""
 _LEASE_SECONDS = 15.0
 _PAUSES = (1.0, 60.0)
-_DIGITS = re.compile(r"\d+")
+_DIGITS = re.compile(r"[0-9]+")
 _log = logging.getLogger(__name__)
 
 

@@ -47,6 +47,8 @@ class GivenUp:
             if not rest:
                 return cls(vkey)
             index, root = rest
+            if str(int(index)) != index:
+                raise ValueError(index)
             return cls(vkey, int(index), base64.b64decode(root, validate=True))
         except (ValueError, binascii.Error) as error:
             raise Refusal("file_unreadable", f"{line!r} is no key that was given up, with where that was") from error

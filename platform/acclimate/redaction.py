@@ -32,7 +32,7 @@ _KEY = re.compile(
 _VALUE = re.compile(r"(?:\\?'(?:\\.|[^'\\])*+'?|\\?\"(?:\\.|[^\"\\])*+\"?)?(?:(?!&[\w%]+=)\S)*+", re.DOTALL)
 _ESCAPED = re.compile(r"(passw(?:or)?d|pwd|secret|token|credential)(\w{0,40}+%3D)(?:(?!%3B|&)\S)*+", re.IGNORECASE)
 _WORD = re.compile(r"\S++")
-_UNQUOTED_PASSWORD = re.compile(r"://[^\s/@:]*+:(?!\d+(?:\W|$))")
+_UNQUOTED_PASSWORD = re.compile(r"://[^\s/@:]*+:(?![0-9]+(?:\W|$))")
 _RULES = (
     (re.compile(r"\b(Bearer|Basic)\s+[^\s'\"]+", re.IGNORECASE), rf"\1 {_MARK}"),
     (re.compile(rf"\b((?:Proxy-)?Authorization|(?:Set-)?Cookie)([ \t]*+:[ \t]*+)(?!(?:Bearer|Basic) {_MARK})[^\r\n'\"]++", re.IGNORECASE), rf"\1\2{_MARK}"),

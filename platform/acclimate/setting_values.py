@@ -32,7 +32,7 @@ def integer(low: int, high: int) -> Callable[[Any, Path], int]:
     """A reader of whole numbers from `low` to `high`."""
 
     def read(value: Any, _: Path) -> int:
-        if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value):
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise ValueError(f"must be a whole number from {low} to {high}")
@@ -160,7 +160,9 @@ def endpoint(value: Any, _: Path) -> str:
 
 def ray_address(value: Any, _: Path) -> str:
     """A Ray cluster's address, or local."""
-    if not isinstance(value, str) or not re.fullmatch(r"local|[^\s:/@]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", value):
+    if not isinstance(value, str) or not re.fullmatch(
+        r"local|[^\s:/@]+:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}", value
+    ):
         raise ValueError("must be local, or HOST:PORT of the cluster's head")
     return value
 

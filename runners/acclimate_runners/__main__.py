@@ -23,6 +23,8 @@ _WORDS = 3
 """File descriptor of the progress lines."""
 _PANIC = "PanicException"
 """What a library in Rust raises where it meets what it did not expect; it is no Exception. Those here, tokenizers and safetensors, read the entrant's files."""
+_UNREADABLE = "SafetensorError"
+"""What the library safetensors raises over a file that it does not read, though our own reading does."""
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
     "CUDA out of memory",
@@ -82,6 +84,10 @@ def main(arguments: Sequence[str]) -> int:
         elif status := _shortage(error):
             traceback.print_exc()
             return status
+        # What an evaluation reads was read by the check, or was written here.
+        elif type(error).__name__ == _UNREADABLE and not isinstance(job, EvaluateJob):
+            said = f"the weights: the library safetensors can't read them: {str(error)[:200]}"
+            outcome = _refused(Refusal("model_invalid", said, hint="save them again"), job.device)
         else:
             raise
     if os.environ.get("RANK", "0") != "0":

@@ -31,7 +31,7 @@ def reachable(address: str) -> None:
         Refusal: config_invalid; runner_failed.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "/" in address:
+    if not host or not (port.isascii() and port.isdecimal()) or "/" in address:
         raise Refusal("config_invalid", f"ray_address = {address}: must be local, or HOST:PORT of a Ray cluster's head")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECTS).close()

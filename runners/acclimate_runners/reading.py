@@ -8,6 +8,7 @@ child process does that when it loads the model (network.py).
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,8 @@ _ENTRY_BYTES = 2048
 _GROWTH = 100
 """How many times longer the steps of a normalizer, pre-tokenizer or decoder may make a text: NFKC makes it eleven times, ▁ for a blank three times."""
 _SHOWN = 12
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escape of half a character beyond the first 65,536; without its other half it is none, and no library in Rust reads it."""
 
 
 class Rules(Protocol):
@@ -174,7 +177,7 @@ def refusal(problems: list[str]) -> Refusal:
 
 
 def read_json(data: bytes, *, values: int = _HEADER_VALUES) -> Any:
-    """Parse JSON that has no doubled keys, no NaN or infinity, is at most 24 levels deep and holds no more than so many values and keys.
+    """Parse JSON that has no doubled keys, no NaN or infinity, no half characters in its texts and keys, is at most 24 levels deep and holds no more than so many values and keys.
 
     They are counted before anything is made of them, by the characters that must stand beside them. Such characters in texts count, too.
 
@@ -193,8 +196,20 @@ def read_json(data: bytes, *, values: int = _HEADER_VALUES) -> Any:
     for _ in range(_DEPTH):
         level = [child for item in level for child in _children(item)]
         if not level:
+            _require_whole(value, data)
             return value
     raise ValueError(f"nested deeper than {_DEPTH} levels")
+
+
+def _require_whole(value: Any, data: bytes) -> None:
+    """Refuse texts and keys that UTF-8 can't say: a half of a surrogate pair, which only an escape can bring."""
+    if not _HALF.search(data):
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(error.object[error.start])
+        raise ValueError(f"a text or key holds \\u{code:04x}, half of a surrogate pair: no character") from error
 
 
 def _children(item: Any) -> list[Any]:

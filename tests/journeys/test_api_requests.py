@@ -75,6 +75,14 @@ def test_unknown_addresses_methods_and_entries(served):
     refused(anyone.delete("/v1/rounds"), "not_found", 405)
     refused(anyone.get("/v1/log/proof/0"), "entry_unknown", 404)
     refused(anyone.get("/v1/log/proof/-1"), "request_invalid", 422)
+    for number in ("1_0", "+1", "%201", "1%20", "01", "1.0", "%D9%A1", "-0"):
+        for address in (
+            f"/v1/log/proof/{number}",
+            f"/v1/log/entries?start=0&end={number.replace('+', '%2B')}",
+            f"/v1/rounds/nowhere/records?start={number.replace('+', '%2B')}",
+            f"/v1/rounds/nowhere/ranking?version={number.replace('+', '%2B')}",
+        ):
+            refused(anyone.get(address), "request_invalid", 422)
     refused(anyone.get("/v1/log/proof/99999999999999999999"), "request_invalid")
     refused(anyone.get("/v1/log/entries", params={"start": 0, "end": 1}), "entry_unknown")
     refused(anyone.get("/v1/log/entries", params={"start": 1, "end": 1}), "request_invalid")

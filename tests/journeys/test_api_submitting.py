@@ -88,6 +88,10 @@ def test_all_problems_of_a_manifest_are_told_at_once(staged, ada):
         weights_after="sell",
         released="yesterday",
     )
+    for never in ("9999-99-99", "٢٠٢٦-٠١-٠١", "0000-01-01"):
+        body = live.submission(staged, ada, live.manifest(staged, "ada", files, released=never))
+        problem = refused(ada.post(f"{staged.path}/submissions", body), "manifest_invalid")
+        assert problem["problems"] == ["released must be a date that exists, such as 2027-03-01"]
     document["files"][1]["size"] = 10**9
     document["files"][2]["sha256"] = "sha256:" + "0" * 64
     problem = refused(

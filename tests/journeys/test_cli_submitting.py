@@ -42,6 +42,7 @@ def test_a_submission_is_checked_before_it_is_sent(acclimate: Run, world: World,
     for words in (
         ("--title", "e\u0301"), ("--title", "a\u202eb"), ("--title", "two\nlines"), ("--title", "x" * 300),
         ("--family", "a\u202eb"), ("--base", "\u0007"), ("--released", "yesterday"),
+        ("--released", "9999-99-99"), ("--released", "2026-02-30"), ("--released", "٢٠٢٦-٠١-٠١"),
     ):  # fmt: skip
         ran = acclimate("submit", model, *options, *words)
         refused(ran, "manifest_invalid")

@@ -178,6 +178,28 @@ def panicking(folder: Path) -> None:
     tokenizer(folder, change)
 
 
+def half_a_character(folder: Path) -> None:
+    """Our JSON reader makes a text of it, the library in Rust does not."""
+    header(folder, lambda value: {**value, "__metadata__": {"a": "\ud800"}})
+
+
+def negative_zero(folder: Path) -> None:
+    """A whole number to our reader, a fraction to the library's."""
+    header(folder, lambda value: value, lambda text: text.replace('"data_offsets": [0,', '"data_offsets": [-0,'))
+
+
+def header(
+    folder: Path,
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+    spell: Callable[[str], str] = lambda text: text,
+) -> None:
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    raw = spell(json.dumps(change({"__metadata__": {}} | json.loads(data[8:end])))).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + data[end:])
+
+
 def growing(folder: Path) -> None:
     """Each replacement doubles a text; together they make a petabyte of a letter."""
 
@@ -312,6 +334,8 @@ REFUSED = [
     (long_token, "a token is 4096 bytes long, at most 2048 are allowed"),
     (long_added_token, "a token is 2050 bytes long, at most 2048 are allowed"),
     (panicking, "tokenizer.json: the library ends over it: range "),
+    (half_a_character, r"model.safetensors: a text or key holds \ud800, half of a surrogate pair"),
+    (negative_zero, "the weights: the library safetensors can't read them: "),
     (growing, "its decoder's steps make a text up to 1.13e+15 times longer, allowed are 100"),
     (growing_by_pattern, "its normalizer's steps make a text up to 101 times longer, allowed are 100"),
     (bytes_as_characters_again, "its pre_tokenizer's steps make a text up to 128 times longer, allowed are 100"),

@@ -95,6 +95,8 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, content: str | No
         ("ray_address", "head"),
         ("metrics", "yes"),
         ("drain", "-1"),
+        ("drain", "١٠"),
+        ("ray_address", "head:١٠"),
         ("log_level", "chatty"),
         ("database", "sqlite:///"),
     ],

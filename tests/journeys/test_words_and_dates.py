@@ -41,6 +41,8 @@ def test_dates_are_read(text: str, after: timedelta) -> None:
         "tomorrow",
         "",
         "+999999d" * 2,
+        "+٢h",
+        "٢٠٢٧-03-01T12:00:00Z",
     ],
 )
 def test_dates_that_could_mean_several_moments_or_none_are_refused(text: str) -> None:

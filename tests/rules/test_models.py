@@ -292,6 +292,9 @@ def test_configs_that_are_refused(model: Path, tiny: Any, changes: dict[str, Any
         (b"[" * 5000, "nested too deep"),
         (b"[" * 40 + b"]" * 40, "nested deeper than 24 levels"),
         (b'{"a": "\xff"}', "not UTF-8"),
+        (rb'{"a": "\ud800"}', r"holds \ud800, half of a surrogate pair"),
+        (rb'{"a": ["\uDE00\uD83D"]}', r"holds \ude00, half of a surrogate pair"),
+        (rb'{"a": {"\udfff": 1}}', r"holds \udfff, half of a surrogate pair"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not acceptable JSON"),
         (b" " * 70000 + b"{}", "at most 65536 are read"),
     ],
@@ -322,6 +325,9 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"a": {**F32, "more": 1}}, bytes(8), "has not exactly dtype, shape and data_offsets"),
         ({"a": {**F32, "data_offsets": [10**4000, 10**4000 + 8]}}, bytes(8), "has no proper data_offsets"),
         ({"__metadata__": {"a": 1}, "a": F32}, bytes(8), "__metadata__"),
+        ({"__metadata__": {"a": "\ud800"}, "a": F32}, bytes(8), r"holds \ud800, half of a surrogate pair"),
+        ({"__metadata__": {"\udc00": ""}, "a": F32}, bytes(8), r"holds \udc00, half of a surrogate pair"),
+        ({"\ud800": F32}, bytes(8), r"holds \ud800, half of a surrogate pair"),
         (b'{"a": 1, "a": 2}', b"", "a key stands twice"),
         (b"  {}", b"", "does not begin with {"),
     ],
@@ -329,6 +335,20 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 def test_headers_that_are_refused(model: Path, tiny: Any, header: Any, data: bytes, part: str) -> None:
     write_header(model / "model.safetensors", header, data)
     assert part in refused(model, tiny)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors.index.json", "adapter_config.json"])
+def test_half_characters_are_refused_in_every_file_of_json(tmp_path: Path, name: str) -> None:
+    problems: list[str] = []
+    (tmp_path / name).write_bytes(rb'{"a": {"b": ["\ud800"]}}')
+    assert reading.read_object(name, tmp_path / name, 1 << 16, problems) is None
+    assert problems == [
+        rf"{name}: not acceptable JSON: a text or key holds \ud800, half of a surrogate pair: no character"
+    ]
+
+
+def test_whole_pairs_and_escaped_backslashes_are_read() -> None:
+    assert reading.read_json(rb'["\ud83d\ude00", "\\ud800"]') == ["\U0001f600", r"\ud800"]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """What the API's answers look like in its OpenAPI description, and the few forms that routes share."""
 
+import re
 from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request, Response
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from acclimate.api.access import account_of, caller
 from acclimate.api.problems import MEDIA_TYPE
@@ -16,6 +19,15 @@ async def _here(request: Request) -> Services:
     return services_of(request)
 
 
+def _canonical(value: object) -> object:
+    # What an address says in two ways is two addresses to whoever keeps answers, and signs or counts them.
+    if isinstance(value, str) and not re.fullmatch(r"0|[1-9][0-9]{0,15}", value):
+        raise PydanticCustomError("whole_number", "must be a whole number in plain digits, such as 10")
+    return value
+
+
+WholeNumber = Annotated[int, BeforeValidator(_canonical)]
+"""A number of an address: decimal digits alone, without sign, blank, underscore or a leading zero."""
 Here = Annotated[Services, Depends(_here)]
 Caller = Annotated[Account, Depends(caller)]
 AnyCaller = Annotated[Account | None, Depends(account_of)]

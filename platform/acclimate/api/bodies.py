@@ -19,7 +19,10 @@ DigestText = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$", examples=["s
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$", description="Ed25519 public key, base64 of 32 bytes")]
 Signature = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{86}==$", description="Ed25519 signature, base64 of 64 bytes")]
 Moment = Annotated[
-    str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$", examples=["2027-03-01T00:00:00.000000Z"])
+    str,
+    Field(
+        pattern=r"^[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}\.[0-9]{6}Z$", examples=["2027-03-01T00:00:00.000000Z"]
+    ),
 ]
 Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
 Base64 = Annotated[str, Field(max_length=200_000, pattern=r"^[A-Za-z0-9+/]*={0,2}$")]

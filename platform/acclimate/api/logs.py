@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from acclimate import cosignatures
 from acclimate.api.access import Guarded
-from acclimate.api.answers import Here, answers
+from acclimate.api.answers import Here, WholeNumber, answers
 from acclimate.api.state import Services
 from acclimate.quorum import Quorum
 from acclimate.service import finding
@@ -22,7 +22,7 @@ PAGE = 1000
 WAIT_SECONDS = 2.0
 """How long a receipt waits for the witnesses' quorum."""
 _LOOK_SECONDS = 0.05
-Size = Annotated[int, Query(ge=0, le=2**53 - 1)]
+Size = Annotated[WholeNumber, Query(ge=0, le=2**53 - 1)]
 _NOTE = "acclimate.example.org/log\n31\nRcCI1Nk56ZcSmIEfIn0SleqtV7uvrlXNccFx595Iwl0=\n\n— acclimate.example.org/log …\n"
 
 
@@ -77,7 +77,7 @@ def entries(here: Here, start: Size, end: Size) -> Response:
     summary="The receipt of a log entry",
     responses=answers("c2sp.org/tlog-proof@v1\n…", media="text/plain", meaning="a receipt (C2SP tlog-proof)"),
 )
-async def proof(index: Annotated[int, Path(ge=0, le=2**53 - 1)], here: Here) -> Response:
+async def proof(index: Annotated[WholeNumber, Path(ge=0, le=2**53 - 1)], here: Here) -> Response:
     """Entry, inclusion proof and signed checkpoint in one file.
 
     The checkpoint is the newest that a quorum of the round's witnesses cosigned. Where none of these holds the entry yet, it waits up to 2 s, and

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from acclimate.api.access import Guarded, require_proof
-from acclimate.api.answers import RECORD, AnyCaller, Here, RoundId, answers
+from acclimate.api.answers import RECORD, AnyCaller, Here, RoundId, WholeNumber, answers
 from acclimate.api.downloads import Download
 from acclimate.api.state import Services
 from acclimate.service import finding, judging, publish, reading
@@ -17,9 +17,9 @@ from acclimate.service.accounts import Account
 from acclimate_competitions.errors import Refusal
 
 router = APIRouter(route_class=Guarded, tags=["rounds"])
-Start = Annotated[int, Query(ge=0, le=2**53 - 1)]
-Limit = Annotated[int | None, Query(ge=1, le=2**31 - 1)]
-Version = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="which version; else the newest")]
+Start = Annotated[WholeNumber, Query(ge=0, le=2**53 - 1)]
+Limit = Annotated[WholeNumber | None, Query(ge=1, le=2**31 - 1)]
+Version = Annotated[WholeNumber | None, Query(ge=1, le=2**31 - 1, description="which version; else the newest")]
 Whole = Annotated[bool, Query(description="with what a private holdout's public bundle withholds")]
 _SUMMARY = {
     "round": "digits-2027-1-0123456789ab",

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from datetime import date
 from typing import Any
 
 from acclimate.service import names
@@ -13,7 +14,7 @@ from acclimate_competitions.phases import Round
 from acclimate_runners import adapter_files, reading, shards
 
 _KEYS = frozenset("v round entrant title kind files family base parameters released weights_after".split())
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _LARGEST = 2**53 - 1
 
 
@@ -91,11 +92,18 @@ def _texts(manifest: Mapping[str, Any]) -> list[str]:
         if name != "title" and value in (None, ""):
             continue
         wrong = names.problem(value)
-        if wrong is None and name == "released" and not _DATE.fullmatch(value):
-            wrong = "must be a date such as 2027-03-01"
+        if wrong is None and name == "released" and not _is_date(value):
+            wrong = "must be a date that exists, such as 2027-03-01"
         if wrong is not None:
             problems.append(f"{name} {wrong}")
     return problems
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return bool(_DATE.fullmatch(text) and date.fromisoformat(text))
+    except ValueError:
+        return False
 
 
 def _files(manifest: Mapping[str, Any]) -> list[str]:
