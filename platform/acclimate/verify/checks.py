@@ -19,6 +19,7 @@ from acclimate.verify import (
     scores,
     seal,
     standing,
+    strangers,
     submitted,
     versions,
     witnesses,
@@ -69,9 +70,10 @@ _LOG = (
     Rule(
         "nothing else",
         "log",
-        "each file is of a kind that a check below reads: nothing stands in the bundle unverified",
+        "each file is of a kind that a check below reads, and each signature under a checkpoint is the log's or a known witness's: nothing"
+        " stands in the bundle unverified",
         (),
-        lambda audit: files.known(audit.bundle),
+        strangers.nothing_else,
     ),
     Rule("checkpoint", "log", "the log that keys.json names has signed its last checkpoint", (), history.checkpoint),
     Rule(

@@ -2,7 +2,8 @@
 
 A ZIP is copied out into a temporary folder, because the ciphertext is read by block. What the copy refuses: names that are
 absolute, climb with `..` or hold other than plain characters, doubled names, links, encrypted members, and more bytes
-than SLACK + GROWTH × the ZIP's size, counted by what the ZIP declares and by what really comes out.
+than SLACK + GROWTH × the ZIP's size, counted by what the ZIP declares and by what really comes out. What zips.py refuses: a second
+content, for readers that go by another of a ZIP's two tables of contents, and bytes that nobody reads.
 """
 
 import os
@@ -16,8 +17,8 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
+from acclimate.verify import zips
 from acclimate.verify.report import Failed, lacking
 from acclimate_competitions import digests
 from acclimate_competitions.digests import Json
@@ -32,8 +33,6 @@ PREFIX = "acclimate-verify-"
 _YOUNG = 60.0
 """Seconds within which a temporary folder that nobody holds is left alone: it may have been made just now."""
 _CHUNK = 1 << 20
-_END = 22
-"""Bytes of the end of a ZIP's directory, without a comment."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*){0,7}")
 _ALONE = frozenset(
     "MANIFEST definition.toml keys.json checkpoint entries.jsonl submissions.jsonl holdout.sealed shares.json prepared.json"
@@ -49,6 +48,7 @@ class Bundle:
     Attributes:
         names: of all files, relative, with `/`, sorted bytewise.
         odd: what stands in the folder and is no plain file with a plain name.
+        empty: folders without anything in them, sorted.
         source: the folder or ZIP that it was opened from.
         damaged: name -> why, of files that did not come out of their ZIP whole; whoever reads one is told.
     """
@@ -60,6 +60,7 @@ class Bundle:
         found = list(_walk(root, root))
         self.names = tuple(sorted(name for name, plain in found if plain))
         self.odd = tuple(sorted(name for name, plain in found if not plain))
+        self.empty = tuple(sorted(_empty(root, root)))
         self._known = frozenset(self.names)
         self._digests: dict[str, str] = {}
 
@@ -163,6 +164,8 @@ def known(bundle: Bundle) -> str:
         folder, slash, _ = name.partition("/")
         if folder not in (_FOLDERS if slash else _ALONE):
             raise Failed(name, "a bundle has no such file, and no check reads it")
+    if bundle.empty:
+        raise Failed(f"{bundle.empty[0]}/", "a bundle has no empty folder, and no check reads it")
     return f"{len(bundle.names)} files"
 
 
@@ -262,11 +265,15 @@ def _copy_out(path: Path, folder: Path, bound: int) -> dict[str, str]:
     try:
         # Opened once: what is looked at is what is read.
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
-            _require_end(stream, path.name)
             members = _accepted(archive, bound=bound, where=path.name)
+            zips.require_one_content(stream, path.name)
             for name, member in members.items():
+                if member.filename.endswith("/"):
+                    (folder / name).mkdir(parents=True, exist_ok=True)
+                    continue
                 try:
                     _copy_member(archive, member, folder / name)
+                    zips.require_no_rest(stream, member)
                 except (zipfile.BadZipFile, zlib.error, EOFError) as error:
                     damaged[name] = f"the ZIP's member is damaged: {error or 'it is cut off'}"
                     (folder / name).touch()
@@ -275,29 +282,24 @@ def _copy_out(path: Path, folder: Path, bound: int) -> dict[str, str]:
     return damaged
 
 
-def _require_end(stream: IO[bytes], where: str) -> None:
-    """Refuse what stands behind the ZIP's own end, or as its comment: no check would read it."""
-    stream.seek(-_END, os.SEEK_END)
-    end = stream.read(_END)
-    if not end.startswith(b"PK\5\6") or end[-2:] != b"\0\0":
-        raise Failed(where, "bytes stand behind the end of the ZIP, or it has a comment: no check would read them")
-
-
 def _accepted(archive: zipfile.ZipFile, *, bound: int, where: str) -> dict[str, zipfile.ZipInfo]:
     """The members to copy by their name in the bundle: a single folder around all of them is taken off."""
-    # Not is_dir(): it takes a name for granted.
-    members = [member for member in archive.infolist() if not member.filename.endswith("/")]
+    members = archive.infolist()
     if len(members) > MOST_FILES or sum(member.file_size for member in members) > bound:
         raise Failed(where, f"the ZIP would unpack to more than {MOST_FILES} files or {bound} bytes")
-    names = [member.filename for member in members]
+    # Not is_dir(): it takes a name for granted.
+    names = [member.filename for member in members if not member.filename.endswith("/")]
     around = names[0].partition("/")[0] + "/" if names and "MANIFEST" not in names else ""
     if not all(name.startswith(around) for name in names):
         around = ""
     accepted: dict[str, zipfile.ZipInfo] = {}
     for member in members:
-        name = member.filename.removeprefix(around)
-        mode = member.external_attr >> 16
-        if not _NAME.fullmatch(name) or name in accepted or (stat.S_IFMT(mode) not in (0, stat.S_IFREG)):
+        folder = member.filename.endswith("/")
+        name = member.filename.removeprefix(around).removesuffix("/")
+        if folder and not name and around:
+            continue
+        kind = stat.S_IFMT(member.external_attr >> 16)
+        if not _NAME.fullmatch(name) or name in accepted or kind not in (0, stat.S_IFDIR if folder else stat.S_IFREG):
             raise Failed(f"{where}, member {member.filename!r}", "not a plain file with a plain name of its own")
         accepted[name] = member
     return accepted
@@ -326,3 +328,11 @@ def _walk(folder: Path, root: Path) -> Iterator[tuple[str, bool]]:
             yield from _walk(item, root)
         else:
             yield name, item.is_file() and not item.is_symlink() and _NAME.fullmatch(name) is not None
+
+
+def _empty(folder: Path, root: Path) -> Iterator[str]:
+    for item in folder.iterdir():
+        if item.is_dir() and not item.is_symlink():
+            if not any(item.iterdir()):
+                yield item.relative_to(root).as_posix()
+            yield from _empty(item, root)
