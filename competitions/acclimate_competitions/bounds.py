@@ -95,13 +95,15 @@ def check_footer(path: Path) -> None:
     """Give up on a file whose footer alone would take much memory and time, before it is parsed.
 
     Raises:
-        ArrowInvalid: it is longer than _FOOTER, or the file has none.
+        ArrowInvalid: it is longer than _FOOTER, or the file is too short for one.
     """
     with path.open("rb") as stream:
         if stream.seek(0, SEEK_END) < _TAIL:
             raise pa.ArrowInvalid("it is too short for a Parquet file")
         stream.seek(-_TAIL, SEEK_END)
         (length,) = _LENGTH.unpack(stream.read(4))
+        if stream.read(4) != _MAGIC:  # what is no Parquet has no footer, and Arrow says so
+            return
     if length > _FOOTER:
         raise pa.ArrowInvalid(f"its footer has {length} bytes, at most {_FOOTER} are allowed")
 

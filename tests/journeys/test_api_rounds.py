@@ -64,7 +64,7 @@ def test_a_round_from_draft_to_published(served, tmp_path):
     evaluate_all(staged)
     assert served.tick() == ["EvaluationFinished"]
     hint = refused(anyone.get(f"{staged.path}/ranking"), "phase_wrong")["hint"]
-    assert hint.endswith(f"acclimate round publish {staged.round} --keys DIR")
+    assert hint.startswith("its organizer publishes it next; wait for it: ")
     document = organizer.get(f"{staged.path}/ranking").json()
     assert [row["entrant"] for row in document["baselines"]] == ["majority", "untrained"]
     assert {row["entrant"] for row in document["ranking"]} == {"ada", "bea"}

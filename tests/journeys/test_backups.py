@@ -41,7 +41,7 @@ def test_files_are_for_their_owner_alone_and_keys_only_where_asked_for(whole, tm
         assert path.read_bytes() == (whole.settings.keys / name).read_bytes()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert sorted(path.name for path in (tmp_path / "new").iterdir() if path.suffix not in (".lock", ".db")) == [
-        "VERSION", "blobs", "keys",
+        "RESTORED", "VERSION", "blobs", "keys",
     ]  # fmt: skip
 
 

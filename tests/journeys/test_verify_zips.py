@@ -54,7 +54,11 @@ def rewritten(folder: Path, to: Path, change: Callable[[zipfile.ZipInfo], object
     return to
 
 
-@pytest.mark.parametrize("before", [small(), small()[: small().index(b"PK\1\2")], FORGED, b"\0" * 7, b"#!/bin/sh\n"])
+@pytest.mark.parametrize(
+    "before",
+    [small(), small()[: small().index(b"PK\1\2")], FORGED, b"\0" * 7, b"#!/bin/sh\n"],
+    ids=["a ZIP", "its members", "a member", "zeros", "a program"],
+)
 def test_another_content_before_the_first_member_is_refused(before: bytes, folder: Path, tmp_path: Path) -> None:
     path = bundle.zip_(folder, tmp_path / "bundle.zip")
     path.write_bytes(before + path.read_bytes())

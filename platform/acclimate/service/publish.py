@@ -300,13 +300,14 @@ def require_results(tx: Tx, state: Round, account: Account | None) -> None:
     owner = finding.is_owner(tx, state.id, account)
     if state.rankings or (state.phase is Phase.EVALUATED and owner):
         return
+    wait = f"wait for it: acclimate status {state.id} --until published --server URL"
     hint = "custodians release first; publish once the round is evaluated"
-    if not owner and state.phase is not Phase.VOIDED:
-        hint = f"wait for it: acclimate status {state.id} --until published --server URL"
-    elif state.phase is Phase.EVALUATED and state.competition.round.publish == "auto":
-        hint = "it publishes itself as soon as a second process has computed the same ranking"
+    if state.phase is Phase.EVALUATED and state.competition.round.publish == "auto":
+        hint = f"it publishes itself as soon as a second process has computed the same ranking; {wait}"
     elif state.phase is Phase.EVALUATED:
-        hint = f"its organizer publishes it next: acclimate round publish {state.id} --keys DIR"
+        hint = f"its organizer publishes it next; {wait}"
+    elif not owner and state.phase is not Phase.VOIDED:
+        hint = wait
     elif state.phase in (Phase.RELEASED, Phase.OPENED):
         hint = f"the evaluation is under way: acclimate status {state.id} --keys DIR shows how far it is"
     elif state.phase is Phase.VOIDED:
