@@ -56,6 +56,11 @@ def test_a_round_goes_on_to_publication_and_whoever_saw_more_is_told(
     # Her account is gone with the rest, her key is not.
     refused(acclimate("enter", round_id, "--keys", bea, "--json"), "token_invalid")
     done(acclimate("register", "--renew", "--server", world.url, "--name", "bea", "--keys", bea))
+    assert "went back" in refused(acclimate("enter", round_id, "--keys", bea, "--json"), "log_inconsistent")
+    # She accepts it, and keeps what is lost elsewhere.
+    receipts = (bea / "receipts").rename(tmp_path / "bea's lost receipts")
+    (bea / "log.checkpoint").unlink(missing_ok=True)
+    asked = ("receipt", "verify", receipts / receipt.name, "--log-key", bea, "--json")
     done(acclimate("enter", round_id, "--keys", bea))
     # 4. The round ends as any other.
     assert world.tick(round_id, hours=1) == ["RoundClosed", "PreparationFinished"]

@@ -275,7 +275,9 @@ def test_an_evaluator_whose_predictions_have_other_types_is_named(
     monkeypatch.setattr(rounds_made, "predict", cast)
     monkeypatch.setattr(rounds_made, "rank", lambda made: {})
     made = rounds_made.make(tmp_path / "round")
-    failed = failed_checks(made.write(tmp_path / "bundle"))
+    bundle = made.write(tmp_path / "bundle")
+    (bundle / "scores").rmdir()
+    failed = failed_checks(bundle)
     assert failed == {"predictions": f"predictions/bea/direct-tint-none.parquet, column {column}"}
 
 

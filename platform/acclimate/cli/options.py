@@ -112,7 +112,7 @@ def connect(folder: Path, *, reads: bool = False) -> "tuple[Client, Keys]":
     if not reads:
         try:
             seen_log.require_grown(client, folder)
-        except Refusal:
+        except BaseException:
             client.close()
             raise
     return client, opened
@@ -128,9 +128,13 @@ def reader(folder: Path | None, server: str | None) -> "Client":
     # A token goes to the server that gave it, never to another.
     if account is not None and folder is not None and server in (None, account.server):
         client = account.connect(folder)
-        if (back := seen_log.went_back(client, folder)) is not None:
-            # What is left may be read.
-            say(f"warning: {back.sentence} ({back.code}); {back.hint}")
+        try:
+            if (back := seen_log.went_back(client, folder)) is not None:
+                # What is left may be read.
+                say(f"warning: {back.sentence} ({back.code}); {back.hint}")
+        except BaseException:
+            client.close()
+            raise
         return client
     if server is not None:
         return Client(server)

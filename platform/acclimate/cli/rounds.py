@@ -82,10 +82,10 @@ def create(
     from acclimate_competitions import definition
     from acclimate_competitions.records import parse_time
 
-    client, opened = connect(keys)
     people = [read_json(path / "custodian.json" if path.is_dir() else path) for path in custodian or []]
     second = read_json(auditor / "auditor.json" if auditor.is_dir() else auditor) if auditor is not None else None
     wanted = witnesses_asked(witness or [], quorum)
+    client, opened = connect(keys)
     with client, bar("uploading definition and public files") as progress:
         now = parse_time(client.terms()["now"])
         given = {"opens": opens, "closes": closes, "closes_latest": closes_latest, "release_by": release_by}
