@@ -102,17 +102,21 @@ def score_files(bundle: "Bundle", competition: Competition, own: Own) -> list[st
     return names
 
 
-def judged(bundle: "Bundle", competition: Competition, correction: Correction, own: Own) -> pa.Table:
-    """All scores as a correction has them, tables.SCORES: of each entry that has predictions, and of the null predictor.
+def judged(
+    bundle: "Bundle", competition: Competition, correction: Correction, own: Own, *, tasks: frozenset[str] | None = None
+) -> pa.Table:
+    """All scores as a correction has them, tables.SCORES: of each entry that has predictions, and of the null predictor; of all tasks, or of some.
 
     Raises:
         Failed: a file is missing, is another than the records name, or can't be read as what it is.
         Refusal: scores_invalid.
     """
+    found = _predictions(bundle, competition, own)
+    kept = tuple(task for task in competition.tasks if tasks is None or task.name in tasks)
     return corrections.scores(
         correction,
-        competition,
-        predictions=_predictions(bundle, competition, own).items(),
+        dataclasses.replace(competition, tasks=kept),
+        predictions=[(task.name, found[task.name]) for task in kept if task.name in found],
         holdout=lambda task: _split(bundle, f"holdout/{task}.parquet", task, competition),
         preparation=lambda task: _split(bundle, f"public/splits/{task}/preparation.parquet", task, competition),
     )
@@ -124,14 +128,7 @@ def by_metric(
     """All scores by another metric than the tasks' own, tables.SCORES, of the tasks that it can score; arguments and refusals as judged."""
     fits = {task.name: metric for task in competition.tasks if task.kind in metrics.METRICS[metric].kinds}
     correction = Correction({}, {}, {}, "") if correction is None else correction
-    tasks = tuple(task for task in competition.tasks if task.name in fits)
-    return corrections.scores(
-        dataclasses.replace(correction, metrics=fits),
-        dataclasses.replace(competition, tasks=tasks),
-        predictions=[(name, found) for name, found in _predictions(bundle, competition, own).items() if name in fits],
-        holdout=lambda task: _split(bundle, f"holdout/{task}.parquet", task, competition),
-        preparation=lambda task: _split(bundle, f"public/splits/{task}/preparation.parquet", task, competition),
-    )
+    return judged(bundle, competition, dataclasses.replace(correction, metrics=fits), own, tasks=frozenset(fits))
 
 
 def other_metrics(competition: Competition) -> tuple[str, ...]:

@@ -94,9 +94,16 @@ def gap(items: Source = None, **options: Unpack[GapOptions]) -> dict[str, Any]:
         "gap": resolution.gap(errors, variance, examples, of_seeds),
         "floor": errors * of_seeds**0.5 if pilot is not None and len(pilot.seeds) > 1 else None,
         "examples_needed": None if wanted is None else resolution.examples(errors, variance, wanted, of_seeds),
-        **{"difference": wanted, "entrants": entrants, "examples": examples, "seeds": seeds},
+        "difference": wanted,
+        "entrants": entrants,
+        "examples": examples,
+        "seeds": seeds,
         "critical": resolution.critical(entrants, level),
-        **{"variance": variance, "seed_variance": by_seed, "power": power, "level": level, "notes": notes},
+        "variance": variance,
+        "seed_variance": by_seed,
+        "power": power,
+        "level": level,
+        "notes": notes,
     }
 
 

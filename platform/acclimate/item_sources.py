@@ -238,9 +238,10 @@ def of_bundle(path: Path, *, metric: str | None = None) -> Round:
             called = str(own[0][1]["name"])
             ranking = corrected_scores.ranking_in_force(bundle, own)
             competition = definition.parse(bundle.read("definition.toml"))
-            linked = _linked(own, called, competition, ranking)
+            accepted = _accepted(own)
+            linked = _linked(own, accepted, called, competition, ranking)
             names = corrected_scores.score_files(bundle, competition, own)
-            given_up = given_up_of((record for _, record in own), _accepted(own))
+            given_up = given_up_of((record for _, record in own), accepted)
             if not names and competition.round.holdout_after != "private":
                 raise Refusal("bundle_invalid", f"the bundle {path} has no scores of single examples")
             parts = [tables.read(bundle.path(name), tables.SCORES).select(COLUMNS) for name in names]
@@ -315,9 +316,14 @@ def _given_up(entrant: str, work: str, reason: str, *, count: int) -> str:
     return f"{entrant}: {count} {work}{'' if count == 1 else 's'} {reason}"
 
 
-def _linked(own: Sequence[tuple[int, Record]], name: str, competition: Any, ranking: Mapping[str, Any]) -> Linked:
+def _linked(
+    own: Sequence[tuple[int, Record]],
+    accepted: Mapping[int, str],
+    name: str,
+    competition: Any,
+    ranking: Mapping[str, Any],
+) -> Linked:
     """What ties a bundle's round to others, by what its records say."""
-    accepted = _accepted(own)
     models = {accepted[r["submission"]]: r["base"] for _, r in own if r.type == "ModelPrepared"}
     beside = {row["entrant"]: (row["score"], row["se"]) for row in ranking["baselines"]}
     anchors = {anchor.name: beside[anchor.name] for anchor in competition.anchors if anchor.name in beside}

@@ -177,6 +177,23 @@ def build_competition(folder: Path) -> Path:
     return folder
 
 
+def with_new_holdout(world: World, to: Path, *, said: str, like: dict[str, str] | None = None) -> Path:
+    """The world's splits with another holdout; `like` gives inputs of its first rows by task."""
+    shutil.copytree(world.competition / "splits", to / "splits")
+    competition = definition.load(world.competition)
+    for task in competition.tasks:
+        path = to / "splits" / task.name / "holdout.parquet"
+        columns = pq.read_table(path).to_pydict()
+        columns["example"] = [f"{said}-{task.name}-{i}" for i in range(6)]
+        columns["input"] = [f"{said} {task.name} {i}" for i in range(6)]
+        if competition.ranking.cluster is not None:
+            columns[competition.ranking.cluster] = columns["example"]
+        if like and task.name in like:
+            columns["input"][0] = like[task.name]
+        pq.write_table(pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()}), path)
+    return to
+
+
 def build_model(folder: Path, *, seed: int = 0, filler: int = 0) -> Path:
     """A tiny model that reads strictly; `filler` blanks make its tokenizer file long."""
     folder.mkdir(parents=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cli_world import CUSTODIANS, World, new_round, person, world
+from cli_world import CUSTODIANS, World, new_round, person, with_new_holdout, world
 from commands import Run, done, refused
 
 from acclimate import client as actors
@@ -20,23 +20,6 @@ from acclimate_competitions import definition
 from acclimate_competitions.errors import Refusal
 
 __all__ = ["world"]
-
-
-def with_new_holdout(world: World, to: Path, *, said: str, like: dict[str, str] | None = None) -> Path:
-    """The world's splits with another holdout; `like` gives inputs of its first rows by task."""
-    shutil.copytree(world.competition / "splits", to / "splits")
-    competition = definition.load(world.competition)
-    for task in competition.tasks:
-        path = to / "splits" / task.name / "holdout.parquet"
-        columns = pq.read_table(path).to_pydict()
-        columns["example"] = [f"{said}-{task.name}-{i}" for i in range(6)]
-        columns["input"] = [f"{said} {task.name} {i}" for i in range(6)]
-        if competition.ranking.cluster is not None:
-            columns[competition.ranking.cluster] = columns["example"]
-        if like and task.name in like:
-            columns["input"][0] = like[task.name]
-        pq.write_table(pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()}), path)
-    return to
 
 
 def published(acclimate: Run, world: World, round_id: str) -> None:

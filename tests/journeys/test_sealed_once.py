@@ -8,27 +8,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cli_world import CUSTODIANS, World, cheating, person, world
+from cli_world import CUSTODIANS, World, cheating, person, with_new_holdout, world
 from commands import Run, done, refused
-
-from acclimate_competitions import definition
 
 __all__ = ["world"]
 
 
 def built(world: World, to: Path, *, said: str) -> Path:
     """The world's competition with a holdout of its own."""
-    shutil.copytree(world.competition, to)
-    competition = definition.load(to)
-    for task in competition.tasks:
-        path = to / "splits" / task.name / "holdout.parquet"
-        columns = pq.read_table(path).to_pydict()
-        columns["example"] = [f"{said}-{task.name}-{i}" for i in range(6)]
-        columns["input"] = [f"{said} {task.name} {i}" for i in range(6)]
-        if competition.ranking.cluster is not None:
-            columns[competition.ranking.cluster] = columns["example"]
-        pq.write_table(pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()}), path)
-    return to
+    to.mkdir()
+    shutil.copy(world.competition / "competition.toml", to)
+    return with_new_holdout(world, to, said=said)
 
 
 def created(acclimate: Run, world: World, folder: Path, *, name: str) -> str:

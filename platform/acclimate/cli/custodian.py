@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acclimate.cli.moments import clock
-from acclimate.cli.options import AsJson, KeysFolder, RoundId, connect, named
+from acclimate.cli.options import AsJson, KeysFolder, RoundId, acting, connect, named
 from acclimate.cli.output import bar, emit, say
 from acclimate_competitions.errors import Refusal
 
@@ -109,13 +109,11 @@ def ack(round_id: RoundId, keys: KeysFolder, identity: Identity = None, as_json:
 
     Example: acclimate custodian ack digits-2027-1 --keys ./custodian-a
     """
-    from acclimate.client import acknowledge, seen_log
-    from acclimate.client.folder import load_account
+    from acclimate.client import acknowledge
     from acclimate.client.pins import pinned
 
     opened = _opened(keys, identity)
-    with load_account(keys).connect() as client, _reading() as progress:
-        seen_log.require_grown(client, keys)
+    with acting(keys) as client, _reading() as progress:
         answer = acknowledge(client, opened, round_id, say=say, progress=progress)
         pin = pinned(opened, answer["record"]["round"])
     value = dataclasses.asdict(pin) | {"entry": answer["index"]}
@@ -153,8 +151,6 @@ def release(
     Example: acclimate custodian release digits-2027-1 --keys ./custodian-a
     """
     from acclimate import client as actors
-    from acclimate.client import seen_log
-    from acclimate.client.folder import load_account
 
     opened = _opened(keys, identity)
     kept = _kept(out)
@@ -178,8 +174,7 @@ def release(
             text = f"the release of share {made.share} of {made.round} is in {out}; it is not sent yet"
             emit({**value, "file": str(out)}, as_json=as_json, text=text)
             return
-        with load_account(keys).connect() as client:
-            seen_log.require_grown(client, keys)
+        with acting(keys) as client:
             done = _sent(client, made)
     text = f"released share {done.share} of {done.round}: log entry {done.index}"
     emit({**value, "entry": done.index}, as_json=as_json, text=text)
@@ -198,12 +193,10 @@ def send(
     Example: acclimate custodian send answer.json --keys ./custodian-a
     """
     from acclimate import client as actors
-    from acclimate.client import requests, seen_log
-    from acclimate.client.folder import load_account
+    from acclimate.client import requests
 
     made = requests.read_answer(answer)
-    with load_account(keys).connect() as client:
-        seen_log.require_grown(client, keys)
+    with acting(keys) as client:
         done = actors.send(client, made)
     value = {"round": done.round, "share": done.share, "entry": done.index}
     emit(value, as_json=as_json, text=f"released share {done.share} of {done.round}: log entry {done.index}")

@@ -104,18 +104,28 @@ def connect(folder: Path, *, reads: bool = False) -> "tuple[Client, Keys]":
         Refusal: log_inconsistent, where the log went back; …
     """
     from acclimate import keys
-    from acclimate.client import seen_log
     from acclimate.client.folder import load_account
 
     opened = keys.load(folder)
+    return load_account(folder).connect(folder) if reads else acting(folder), opened
+
+
+def acting(folder: Path) -> "Client":
+    """A client for the account of a key folder that is about to sign; the server's log must go on from what the folder has seen of it.
+
+    Raises:
+        Refusal: log_inconsistent, where the log went back; …
+    """
+    from acclimate.client import seen_log
+    from acclimate.client.folder import load_account
+
     client = load_account(folder).connect(folder)
-    if not reads:
-        try:
-            seen_log.require_grown(client, folder)
-        except BaseException:
-            client.close()
-            raise
-    return client, opened
+    try:
+        seen_log.require_grown(client, folder)
+    except BaseException:
+        client.close()
+        raise
+    return client
 
 
 def reader(folder: Path | None, server: str | None) -> "Client":

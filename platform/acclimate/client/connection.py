@@ -69,7 +69,9 @@ class Client:
         except (httpx.InvalidURL, TypeError) as error:
             raise Refusal("config_invalid", f"server {url!r}: {error}") from error
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise Refusal("config_invalid", f"server {url!r} is not an http address", hint="such as https://x.org")
+            raise Refusal(
+                "config_invalid", f"server {url!r} is not an http address", hint="such as https://example.org"
+            )
         self.url = str(parsed).rstrip("/")
         self._patience, self._key, self._renewal = patience, key, renewal
         headers = {"User-Agent": f"acclimate/{acclimate.__version__}"}
