@@ -13,7 +13,7 @@ import numpy as np
 
 from acclimate import chosen_rows, score_tables
 from acclimate.analysis_options import chosen, left_out, require_left
-from acclimate.score_tables import Columns, Source, listed
+from acclimate.score_tables import Columns, Source, counted, listed
 from acclimate_competitions import items
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.items import Items
@@ -99,7 +99,7 @@ def answered(found: Items, options: Mapping[str, Any], notes: list[str]) -> Item
     ]
     if policy == "fail":
         score_tables.refuse(
-            f"{total} scores are missing: entrants were not all scored on the same examples",
+            f"{counted(total, 'score')} {'is' if total == 1 else 'are'} missing: entrants were not all scored on the same examples",
             lacks,
             hint="--missing exclude leaves them out of the entrant's mean, --missing worst counts them as wrong",
         )

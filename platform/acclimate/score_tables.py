@@ -1,7 +1,7 @@
 """Anybody's score tables, as files or in memory: CSV and Parquet in, columns out, and nothing dropped without a word.
 
-What is read: CSV in UTF-8, with or without BOM, any line ends, separated by commas, semicolons or tabs; in a file separated by semicolons a
-comma is the decimal point where no number has a point. An empty cell, NA, N/A, NaN, null, none and - are missing. Everything else in a
+What is read: CSV in UTF-8, with or without BOM, any line ends, separated by commas, semicolons or tabs; a comma is the decimal point where no number
+has a point (where the file is not separated by semicolons, unless all of them may group thousands). An empty cell, NA, N/A, NaN, null, none and - are missing. Everything else in a
 column of numbers that is no finite number (or of a size that can't be squared) is refused, all of it at once, with its lines. What was taken for what stands in `notes`.
 """
 
@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from acclimate import table_forms
 from acclimate_competitions import bounds, reading
 from acclimate_competitions.errors import Refusal
 
@@ -32,8 +33,6 @@ SMALLEST, LARGEST = 1e-100, 1e100
 SHOWN = 20
 """Problems of a table that a refusal lists; it counts the rest."""
 
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?")
 _TRUTH = {"true": 1.0, "false": 0.0}
 _LONG = (
     ("entrant", "model", "system", "algorithm", "team", "submission", "group"),
@@ -43,7 +42,6 @@ _LONG = (
 _BESIDE = frozenset({"se", "n", "missing"})
 """What a long table of scores may have beside, as `acclimate export` writes it."""
 _NO_ROWS = "was it written to its end? A table has a header and below it a row for each entrant or score"
-_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Columns:
         bad = [
             self._at(place) for place, value in enumerate(values) if value is None or value != value or not _name(value)
         ]
-        refuse(f"{self.name}: {_count(len(bad), 'row')} without {column!r}", bad, hint="name it, or take the rows out")
+        refuse(f"{self.name}: {counted(len(bad), 'row')} without {column!r}", bad, hint="name it, or take the rows out")
         return [_name(value) for value in values]
 
     def numbers(self, *columns: str) -> NDArray[np.float64]:
@@ -107,7 +105,7 @@ class Columns:
                 else:
                     found[place, number] = parsed
         refuse(
-            f"{self.name}: {_count(len(bad), 'cell')} that should be a finite number "
+            f"{self.name}: {counted(len(bad), 'cell')} that should be a finite number "
             f"{'is' if len(bad) == 1 else 'are'} none",
             bad,
             hint=f"correct them (0, or sizes from {SMALLEST:g} to {LARGEST:g}); an empty cell is a missing score; --tasks leaves columns out that are no scores",
@@ -172,7 +170,7 @@ def read(source: Source, *, name: str | None = None) -> Columns:
     Raises:
         Refusal: file_unreadable, where it can't be read; scores_invalid, where it is no table, or a file without a row below its header.
     """
-    found = _read(source, name)
+    found = _without_index(_read(source, name))
     # A table that a program made may be of nobody; a file of nobody is one that was not written to its end.
     if not found.rows and isinstance(source, str | Path):
         raise Refusal("scores_invalid", f"{found.name} has no rows: nobody stands in it", hint=_NO_ROWS)
@@ -242,7 +240,9 @@ def _widened(table: Columns, entrant: str, task: str, score: str) -> Columns:
         keys.setdefault(key, []).append(place)
     double = [f"{one!r} in {other!r}: {table.at(where)}" for (one, other), where in keys.items() if len(where) > 1]
     refuse(
-        f"{table.name}: {_count(len(double), 'score')} in more than one row", double, hint="one row an entrant and task"
+        f"{table.name}: {counted(len(double), 'score')} in more than one row",
+        double,
+        hint="one row an entrant and task",
     )
     table.numbers(score)  # tells of the file's own rows what is no number
     order, columns = list(dict.fromkeys(names)), list(dict.fromkeys(tasks))
@@ -270,7 +270,7 @@ def entrants(table: Columns, column: str) -> tuple[str, ...]:
         places.setdefault(value, []).append(place)
     double = [f"{value!r}: {table.at(where)}" for value, where in places.items() if len(where) > 1]
     refuse(
-        f"{table.name}: {_count(len(double), 'entrant')} in more than one row",
+        f"{table.name}: {counted(len(double), 'entrant')} in more than one row",
         double,
         hint="a table has one row an entrant: take one out, or give them different names",
     )
@@ -307,7 +307,8 @@ def is_number(value: Any) -> bool:
     return _number(value, comma=False) is not None
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 row, 2 rows."""
     return f"{number} {noun if number == 1 else noun + 's'}"
 
 
@@ -333,10 +334,24 @@ def _file(path: Path, name: str) -> Columns:
         ) from error
 
 
+def _without_index(table: Columns) -> Columns:
+    """The same without a first column that only counts rows, which programs write without being asked."""
+    if not table_forms.is_index(table.cells, _LONG[0]):
+        return table
+    first = next(iter(table.cells))
+    cells = {column: values for column, values in table.cells.items() if column != first}
+    note = f"{table.name}: left out, as it only counts rows: the first column, which has no name"
+    return dataclasses.replace(table, cells=cells, notes=(*table.notes, note))
+
+
 def _csv(text: str, name: str) -> Columns:
+    said, begin = table_forms.separator_said(text)
+    lines, text = text.count("\n", 0, begin), text[begin:]
     head = re.split("[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
     try:
-        separator = max(_SEPARATORS, key=lambda one: len(next(csv.reader([head], delimiter=one), [])))
+        separator = said or max(
+            table_forms.SEPARATORS, key=lambda one: len(next(csv.reader([head], delimiter=one), []))
+        )
     except csv.Error as error:
         raise Refusal("scores_invalid", f"{name}, line 1: {error}", hint="is it a table of scores?") from error
     cells: list[list[str]] = []
@@ -349,17 +364,18 @@ def _csv(text: str, name: str) -> Columns:
             if not any(row):
                 continue
             if cells and len(row) != len(cells[0]):
-                problems.append(f"line {reader.line_num}: {len(row)} cells")
+                problems.append(f"line {lines + reader.line_num}: {len(row)} cells")
             cells.append(row)
-            rows.append(reader.line_num)
+            rows.append(lines + reader.line_num)
     except csv.Error as error:
-        raise Refusal("scores_invalid", f"{name}, line {reader.line_num}: {error}") from error
+        raise Refusal("scores_invalid", f"{name}, line {lines + reader.line_num}: {error}") from error
     if not cells:
         raise Refusal("scores_invalid", f"{name} is empty", hint="a table has a header and a row for each entrant")
-    header = cells[0]
+    empty = table_forms.empty_columns(cells[0], cells[1:])
+    header = [column for place, column in enumerate(cells[0]) if place not in empty]
     _check_header(header, name)
     refuse(
-        f"{name}: rows that have not {len(header)} cells as the header",
+        f"{name}: rows that have not {len(cells[0])} cells as the header",
         problems,
         hint="quote cells that hold the separator",
     )
@@ -367,22 +383,19 @@ def _csv(text: str, name: str) -> Columns:
         raise Refusal(
             "scores_invalid", f"{name} has one column only, {header[0]!r}", hint="cells are separated by , ; or tabs"
         )
-    notes = [] if separator == "," else [f"{name}: cells are separated by {_SEPARATORS[separator]}"]
-    columns = {column: [row[place] for row in cells[1:]] for place, column in enumerate(header)}
-    comma = separator == ";" and _decimal_comma(columns)
+    notes = [] if separator == "," else [f"{name}: cells are separated by {table_forms.SEPARATORS[separator]}"]
+    if empty:
+        notes.append(f"{name}: left out: {counted(len(empty), 'column')} without a name in which nothing stands")
+    kept = [(place, column) for place, column in enumerate(cells[0]) if place not in empty]
+    columns = {column: [row[place] for row in cells[1:]] for place, column in kept}
+    comma = table_forms.has_decimal_comma(columns, separator)
     if comma:
         notes.append(f"{name}: the comma is the decimal point")
     return Columns(name, columns, rows[1:], "line", comma, tuple(notes))
 
 
-def _decimal_comma(columns: dict[str, list[str]]) -> bool:
-    cells = [cell for column in columns.values() for cell in column]
-    return any(_COMMA.fullmatch(cell) for cell in cells) and not any(
-        "." in cell and _NUMBER.fullmatch(cell) for cell in cells
-    )
-
-
 def _arrow(table: pa.Table, name: str) -> Columns:
+    table = table_forms.index_first(table)
     _check_header(table.column_names, name)
     if table.num_columns < 2:
         raise Refusal("scores_invalid", f"{name} has fewer than two columns")
@@ -411,11 +424,11 @@ def _number(value: Any, *, comma: bool) -> float | None:
         return math.nan
     if isinstance(value, str):
         text = value.strip()
-        if comma and _COMMA.fullmatch(text):
+        if comma and table_forms.COMMA.fullmatch(text):
             text = text.replace(",", ".")
         if text.lower() in _TRUTH:
             return _TRUTH[text.lower()]
-        parsed = float(text) if _NUMBER.fullmatch(text) else math.inf
+        parsed = float(text) if table_forms.NUMBER.fullmatch(text) else math.inf
     else:
         try:
             parsed = float(value)

@@ -20,7 +20,7 @@ from acclimate.analysis_options import (
     number,
     require_left,
 )
-from acclimate.score_tables import Source, Wide, listed
+from acclimate.score_tables import Source, Wide, counted, listed
 from acclimate_competitions import agreement, casp, confidence, ranking
 from acclimate_competitions import stability as of_rounds
 from acclimate_competitions.errors import Refusal
@@ -51,7 +51,7 @@ def rank(scores: Source, options: RankOptions) -> dict[str, Any]:
     gone = [entrants[place] for place in lacking]
     if chosen("policy for missing scores", options.get("missing", "fail"), ("fail", "exclude")) == "fail":
         score_tables.refuse(
-            f"{table.name}: {len(gone)} entrants without score or se",
+            f"{table.name}: {counted(len(gone), 'entrant')} without score or se",
             [repr(name) for name in gone],
             hint="--missing exclude leaves them out of the ranking",
         )
@@ -331,7 +331,7 @@ def _complete(tables: Mapping[str, Wide], notes: list[str], *, missing: str) -> 
                 problems.append(f"{name}, {entrant!r}: {listed(tasks)}")
     if chosen("policy for missing scores", missing, ("fail", "exclude")) == "fail":
         score_tables.refuse(
-            f"{len(lacking)} models lack a score",
+            f"{counted(len(lacking), 'model')} without a score in some task",
             problems,
             hint="--missing exclude leaves them out; --tasks chooses tasks that all have",
         )
@@ -351,10 +351,12 @@ def _doubts(name: str, tasks: Sequence[str], found: agreement.Agreement) -> list
     doubts = []
     if found.models < of_rounds.INFORMATIVE:
         doubts.append(
-            f"{name}: not informative: agreement of {found.models} models is mostly chance (fewer than {of_rounds.INFORMATIVE})"
+            f"{name}: not informative: agreement of {counted(found.models, 'model')} is mostly chance (fewer than {of_rounds.INFORMATIVE})"
         )
+    if found.tasks < 2:
+        doubts.append(f"{name}: {counted(found.tasks, 'task')}: there are no two whose agreement could be told")
     flat = [task for i, task in enumerate(tasks) if np.isnan(found.tau[i]).all()]
-    if flat:
+    if flat and found.models > 1 and found.tasks > 1:
         doubts.append(
             f"{name}: all models are equal in {listed(flat)}: tau-b is undefined there and left out of the mean"
         )

@@ -8,7 +8,7 @@ import numpy as np
 
 from acclimate import score_tables
 from acclimate.analysis_options import CompareOptions, chosen, confidence_level, left_out, number, require_left
-from acclimate.score_tables import Source, listed
+from acclimate.score_tables import Source, counted, listed
 from acclimate_competitions import casp, several_tasks
 from acclimate_competitions import stability as of_rounds
 from acclimate_competitions.errors import Refusal
@@ -27,7 +27,7 @@ def compare(source: Source, options: CompareOptions) -> dict[str, Any]:
     gone = [name for name, out in zip(table.entrants, lacking.tolist(), strict=True) if out]
     if chosen("policy for missing scores", options.get("missing", "fail"), ("fail", "exclude")) == "fail":
         score_tables.refuse(
-            f"{len(gone)} entrants lack a score",
+            f"{counted(len(gone), 'entrant')} without a score in some task",
             [repr(name) for name in gone],
             hint="--missing exclude leaves them out; --tasks chooses tasks that all have",
         )

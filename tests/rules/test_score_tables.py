@@ -40,6 +40,14 @@ def wide(source, **options):
         PLAIN.replace(",", ";"),
         PLAIN.replace(",", ";").replace("2.5", "2,5"),
         PLAIN.replace(",", "\t"),
+        PLAIN.replace(",", "\t").replace("2.5", "2,5"),
+        PLAIN.replace("2.5", '"2,5"'),
+        "sep=;\n" + PLAIN.replace(",", ";").replace("2.5", "2,5"),
+        "sep=,\r\n" + PLAIN.replace("\n", "\r\n"),
+        PLAIN.replace("\n", ",\n"),
+        PLAIN.replace("\n", ",,\n") + ",,,,\n",
+        ",model,a,b\n0,x,1,4\n1,y,2,3\n2,z,3,2.5\n",
+        "Unnamed: 0,name,a,b\n7,x,1,4\n2,y,2,3\n5,z,3,2.5\n",
         PLAIN + "\n\n",
         "\n" + PLAIN.rstrip("\n"),
         PLAIN.replace("2.5", " 25e-1 ").replace("x", '"x"'),
@@ -55,6 +63,61 @@ def test_the_same_table_in_other_clothes(tmp_path, text):
 def test_separators_and_decimal_commas_are_said(tmp_path):
     table = wide(written(tmp_path, PLAIN.replace(",", ";").replace("2.5", "2,5")))
     assert table.notes == ("t: cells are separated by semicolons", "t: the comma is the decimal point")
+
+
+def test_what_is_left_out_or_taken_for_something_is_said(tmp_path):
+    for text, note in (
+        (PLAIN.replace("\n", ",,\n"), "t: left out: 2 columns without a name in which nothing stands"),
+        (",model,a\n0,x,1\n", "t: left out, as it only counts rows: the first column, which has no name"),
+        (PLAIN.replace("2.5", '"0,5"'), "t: the comma is the decimal point"),
+    ):
+        assert note in wide(written(tmp_path, text)).notes
+
+
+def test_numbers_that_may_be_grouped_in_thousands_are_no_decimal_fractions(tmp_path):
+    with pytest.raises(Refusal, match="number") as refused:
+        wide(written(tmp_path, 'model,a\nx,"1,234"\ny,987\n'))
+    assert refused.value.problems == ("line 2, column 'a': '1,234'",)
+    assert wide(written(tmp_path, "model;a\nx;1,234\ny;2\n")).scores.tolist() == [[1.234], [2]]
+
+
+def test_numbers_of_entrants_without_a_name_are_no_index(tmp_path):
+    assert wide(written(tmp_path, ",a,b\n0,1,4\n1,2,3\n")).entrants == ("0", "1")
+    numbered = wide(written(tmp_path, ",model,a\n0,17,1\n1,18,2\n"))  # models whose names are numbers
+    assert (numbered.entrants, numbered.tasks) == (("17", "18"), ("a",))
+
+
+def test_a_line_that_names_the_separator_moves_no_line(tmp_path):
+    with pytest.raises(Refusal) as refused:
+        wide(written(tmp_path, "sep=;\nmodel;a\nx;high\n"))
+    assert refused.value.problems == ("line 3, column 'a': 'high'",)
+
+
+def test_the_index_of_a_frame_names_entrants_in_parquet_too(tmp_path):
+    frame = pandas.DataFrame({"model": [17, 18, 19], "a": [1.0, 2, 3], "b": [4.0, 3, 2.5]})
+    path = tmp_path / "t.parquet"
+    steps = frame.set_index("model")  # which pandas writes as a range, and not as a column
+    other = frame.assign(model=[17, 18, 20]).set_index("model")
+    for made, names in (
+        (steps, ("17", "18", "19")),
+        (other, ("17", "18", "20")),
+        (other.rename_axis(None), ("17", "18", "20")),
+        (frame.assign(model=["x", "y", "z"]).set_index("model"), ("x", "y", "z")),
+    ):
+        made.to_parquet(path)  # pandas writes an index behind the columns
+        for source in (path, pa.Table.from_pandas(made)):
+            found = wide(source)
+            assert (found.entrants, found.tasks) == (names, ("a", "b"))
+    frame.iloc[[0, 2]].to_parquet(path)  # rows keep their numbers
+    assert wide(path).entrants == ("17", "19")
+    for told in (
+        "no JSON",
+        "[]",
+        '{"index_columns": 3}',
+        '{"index_columns": [{"name": "n", "start": 0, "stop": 3, "step": 0}]}',
+    ):
+        table = pa.Table.from_pandas(frame).replace_schema_metadata({"pandas": told})
+        assert wide(table).entrants == ("17", "18", "19")
 
 
 def test_a_file_with_points_and_commas_is_refused(tmp_path):

@@ -97,7 +97,7 @@ def test_too_little_to_compare_over_tasks(shape):
 def test_tables_that_lack_scores_or_are_asked_for_two_entrants_are_refused():
     scores = np.arange(12.0).reshape(3, 4)
     scores[1, 2] = np.nan
-    with pytest.raises(Refusal, match="1 entrants lack a score"):
+    with pytest.raises(Refusal, match="1 entrant without a score in some task"):
         acclimate.compare(scores=frame(scores))
     found = acclimate.compare(scores=frame(scores), missing="exclude")
     assert (found["entrants"], found["iman_davenport_f"], found["iman_davenport_p"]) == (2, None, 0.0)
