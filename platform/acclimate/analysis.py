@@ -7,14 +7,13 @@ numbers, names, and under `notes` each thing that was left out or taken for some
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 from acclimate import (
     chosen_rows,
     foreign_results,
     item_analysis,
     item_sources,
-    score_tables,
     table_analysis,
     task_analysis,
 )
@@ -98,9 +97,6 @@ def compare(
         raise Refusal(
             "scores_invalid", "of a table of scores all entrants are compared", hint="give no names, or --items"
         )
-    if not _is_foreign(scores):
-        scores, told = chosen_rows.directed(score_tables.read(scores), options)
-        options = cast(CompareOptions, told)
     return task_analysis.compare(_of_tasks(scores, options), options)
 
 
@@ -115,8 +111,8 @@ def stability(
         options: see StabilityOptions.
 
     Returns:
-        Of scores {NAME: {models, tasks, pairs, mean_tau_b, tau_b_low, tau_b_high, pc1_share, noise_ceiling, ties, undefined_pairs, tau_b}}. Of
-        two tables also pairs_risen and same_winner (who is first, by the order of the first table). tau_b is {task: {task: tau-b}}.
+        Of scores {NAME: {models, tasks, pairs, mean_tau_b, tau_b_low, tau_b_high, pc1_share, noise_ceiling, ties, undefined_pairs, tau_b, lower}}. Of
+        two tables also pairs_risen and same_winner (who is first, by the order of the first table). tau_b is {task: {task: tau-b}}, lower the tasks in which lower is better.
         What is undefined is None: a task that ties all entrants, an interval of fewer than ten entrants, the noise ceiling, as a table
         of scores does not tell how far they are noise. With `against`, {against: {NAME: {tasks, pairs, mean_tau_b}}}.
         Of items {entrants, sets: {SET: {n, clusters, interval, ranking: [rank's rows with n, correct, low, high], noise_ceiling, …_low, …_high}},

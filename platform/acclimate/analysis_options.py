@@ -34,7 +34,7 @@ class RankOptions(TypedDict, total=False):
         top: K of the top set, 1 where not given.
         level: of confidence, 0.95.
         sets: whether each interval holds by itself (marginal, the default) or all together (simultaneous).
-        lower_is_better: whether it is.
+        lower_is_better: whether it is; where not given, by the metric, if its name or the source tells it, else not.
         missing: what becomes of a missing score. By scores: fail (the default), exclude. By items: also worst. CASP: penalty (the
             default), skip.
         method: casp, for z-scores by target; else by confidence sets of scores.
@@ -73,8 +73,8 @@ class CompareOptions(TypedDict, total=False):
         all: all pairs, with Holm's adjustment; always where no two are named.
         alternative: what is held against no difference: two-sided (the default), greater (the first is better), less.
         level: of the interval of a difference, 0.95.
-        lower_is_better: whether it is.
-        lower: tasks of a score table in which lower is better.
+        lower_is_better: whether it is; where not given, by the metric, if its name or the source tells it, else not.
+        lower: tasks of a score table in which lower is better; where not given, those whose name or source tells it.
         missing: fail (the default), or exclude: examples that one of a pair lacks are left out of the pair; of a score table,
             entrants that lack a score are.
         tasks: the sets or tasks that count, all where not given.
@@ -102,7 +102,7 @@ class StabilityOptions(TypedDict, total=False):
 
     Attributes:
         tasks: the columns or sets that count, all where not given.
-        lower: tasks in which lower is better.
+        lower: tasks in which lower is better; where not given, those whose name or source tells it.
         against: tasks whose agreement with all others is told apart, and which are in no other number; of score tables.
         models: patterns, of which an entrant's name matches one (*, ?, [abc]; capitals don't matter); of score tables.
         missing: what becomes of an entrant that lacks a score: fail (the default) or exclude; of items also worst.

@@ -7,9 +7,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from acclimate import score_tables
+from acclimate import directions, score_tables
 from acclimate.score_tables import Columns, Source, listed
-from acclimate_competitions import measures, metrics
 from acclimate_competitions.errors import Refusal
 
 SETS = ("set", "task", "round", "dataset", "benchmark", "split")
@@ -34,34 +33,17 @@ def narrowed(source: Source, options: Mapping[str, Any], *, name: str | None = N
     table = score_tables.read(source, name=name)
     for role in ("protocol", "metric"):
         column = (
-            metric_column(table)
+            directions.metric_column(table)
             if role == "metric"
             else next((one for one in table.cells if one.lower() == role), None)
         )
         places = of_one(table, column, role, options.get(role))
+        if role == "metric" and column is not None and places:
+            table = dataclasses.replace(
+                table, lower=directions.of_all_sets(table.names(column)[places[0]], table.lower)
+            )
         table = _of(table, places, without=column, why=f"--{role} {options.get(role)}")
     return table
-
-
-def directed(table: Columns, options: Mapping[str, Any]) -> tuple[Columns, dict[str, Any]]:
-    """A table and its options, with the direction of the metric that its column `metric` names, if it is one that is known here, and a note of it.
-
-    A table of several metrics, of which none was chosen, is left to be refused.
-    """
-    found, column = dict(options), metric_column(table)
-    if column is None:
-        return table, found
-    asked = options.get("metric")
-    names = {str(cell).strip() for cell in table.cells[column]}
-    name = str(asked) if asked is not None else next(iter(names)) if len(names) == 1 else ""
-    known = metrics.METRICS.get(name) or measures.MEASURES.get(name)
-    if name not in names or known is None or known.direction == "max" or found.get("lower_is_better"):
-        return table, found
-    found["lower_is_better"] = True
-    if name in metrics.METRICS:
-        found["worst_score"] = metrics.METRICS[name].worst
-    note = f"{table.name}: lower is better, as of the metric: {name!r}"
-    return dataclasses.replace(table, notes=(*table.notes, note)), found
 
 
 def of_tasks(table: Columns, tasks: Sequence[str]) -> Columns:
@@ -123,14 +105,6 @@ def of_one(table: Columns, column: str | None, role: str, wanted: str | None) ->
     if wanted is not None and wanted not in known:
         raise Refusal("scores_invalid", f"{table.name}: no {role} {wanted!r}", hint=f"there are {listed(known)}")
     return [place for place, name in enumerate(names) if wanted in (None, name)]
-
-
-def metric_column(table: Columns) -> str | None:
-    """The column that names metrics; one of numbers names none."""
-    column = next((one for one in table.cells if one.lower() == "metric"), None)
-    if column is None or all(score_tables.is_number(cell) for cell in table.cells[column]):
-        return None
-    return column
 
 
 def _of(table: Columns, places: Sequence[int], *, why: str, without: str | None = None) -> Columns:

@@ -6,14 +6,15 @@ count without capitals; of several that could be one thing, the first of the lis
 another set shares them: both stand in one cluster.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from acclimate import chosen_rows, score_tables
+from acclimate import chosen_rows, directions, score_tables
 from acclimate.analysis_options import chosen, left_out, require_left
-from acclimate.score_tables import Columns, Source, counted, listed
+from acclimate.score_tables import Columns, Named, Source, counted, listed
 from acclimate_competitions import items
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.items import Items
@@ -139,19 +140,15 @@ def _worst(found: Items, options: Mapping[str, Any]) -> float:
 
 
 def directed(source: Source, options: Any) -> tuple[Source, Any]:
-    """A table of scores by example, with the direction of its metric, as far as its name tells it."""
+    """A table of scores by example, with the direction of its metric, as far as its name or the source tells it."""
     if source is None:
         return source, options
     whole = score_tables.read(source)
-    table, left = chosen_rows.directed(whole, options)
-    if table is not whole:
-        sets = sets_of(table)
-        metric = options.get("metric")
-        of = [str(cell).strip() for cell in table.cells[str(chosen_rows.metric_column(table))]]
-        own = {one for one, name in zip(sets, of, strict=True) if metric in (None, name)}
-        own &= set(left["tasks"]) if left.get("tasks") else own
-        left["lower"] = sorted(set(left.get("lower", ())) | own)
-    return table, left
+    table, left = directions.of_table(whole, options, sets=lambda: sets_of(whole))
+    if isinstance(source, Named):
+        mixed = bool(left.get("lower")) and not left.get("lower_is_better")
+        return dataclasses.replace(source, notes=table.notes, mixed=source.mixed or mixed), left
+    return (source if table is whole else table), left
 
 
 def role_columns(table: Columns) -> dict[str, str]:

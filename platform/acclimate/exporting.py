@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from acclimate import __version__, every_eval_ever, example_tables, foreign_results, item_sources
+from acclimate import __version__, directions, every_eval_ever, example_tables, foreign_results, item_sources
 from acclimate.score_tables import Named, Source
-from acclimate_competitions import confidence, measures, metrics, tables
+from acclimate_competitions import confidence, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.items import Items, arrange
 from acclimate_competitions.tables import PROTOCOLS
@@ -117,12 +117,10 @@ def _metrics(named: Named, given: Mapping[str, Any], sets: Sequence[str]) -> dic
 
 def _lower(own: Mapping[str, str], named: Named, left: Mapping[str, Any], sets: Sequence[str]) -> frozenset[str]:
     """The sets in which lower is better: as asked for, as the source says, or as the metric is known."""
-    if left.get("lower_is_better"):
-        return frozenset(sets)
-    known = {one.name for one in metrics.METRICS.values() if one.direction == "min"}
-    known |= {one.name for one in measures.MEASURES.values() if one.direction == "min"}
+    if left.get("lower_is_better") is not None:
+        return frozenset(sets if left["lower_is_better"] else ())
     return frozenset(left.get("lower", ())) | {
-        one for one in sets if own.get(one) in known or (one, own.get(one)) in named.lower
+        one for one in sets if own.get(one) in directions.LOSSES or (one, own.get(one)) in named.lower
     }
 
 

@@ -67,9 +67,8 @@ class _Found:
         if self.odd:
             notes.append(f"{self.name}: not looked at, as no numbers: {listed(sorted(self.odd))}")
         if self.lower:
-            notes.append(
-                f"{self.name}: lower is better in {listed(' '.join(one) for one in sorted(self.lower))}; say so with --lower-is-better or --lower"
-            )
+            told = listed(" ".join(one) for one in sorted(self.lower))
+            notes.append(f"{self.name}: its results say that lower is better in {told}")
         types = {"score": pa.float64(), "se": pa.float64()}
         # JSON can hold half of a character, which is no text.
         halves = {
@@ -145,7 +144,10 @@ def scores(path: Path, *, metric: str | None = None) -> Named:
     if not len(table) or any(len(metrics) > 1 for metrics in by_cell.values()):
         what = f"no metric {metric!r}" if metric is not None else "tasks have several metrics"
         raise Refusal("scores_invalid", f"{path}: {what}", hint=f"choose one with --metric: {listed(known, most=20)}")
-    return Named(table.select(["entrant", "task", "score"]), whole.name, whole.notes)
+    pairs = set(zip(table["task"].to_pylist(), table["metric"].to_pylist(), strict=True))
+    # Of a row's metric with a filter (`exact_match,strict`) results tell the direction without.
+    lower = {pair for pair in pairs if pair in whole.lower or (pair[0], pair[1].partition(",")[0]) in whole.lower}
+    return Named(table.select(["entrant", "task", "score"]), whole.name, whole.notes, lower=frozenset(lower))
 
 
 def means(path: Path) -> Named:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from acclimate import (
     corrected_scores,
+    directions,
     example_tables,
     foreign_results,
     joined_items,
@@ -24,7 +25,6 @@ from acclimate import (
 )
 from acclimate.round_links import Linked
 from acclimate.score_tables import Named, Source, listed
-from acclimate_competitions import measures, metrics
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.records import Record, was_given_up
 
@@ -116,7 +116,7 @@ def opened(
             rounds, options = standing_only(rounds, notes), {**options, "common": False}
         return chosen(rounds, "MLflow", notes, options, sets=rounds_are_sets, as_published=as_published)
     if isinstance(source, str | Path) and foreign_results.is_foreign(Path(source)):
-        return foreign_results.items(Path(source)), options
+        return example_tables.directed(foreign_results.items(Path(source)), options)
     return measured_items.opened(source, options) or example_tables.directed(source, options)
 
 
@@ -397,7 +397,7 @@ def chosen(
         raise Refusal("scores_invalid", f"{name}: no scores of single examples", hint="is the ranking published?")
     if wanted and len(rounds) > 1 and set(wanted) <= set(_values(table, "task")):
         left.pop("tasks")
-    scales = {_scale(one) for one in _values(table, "metric")}
+    scales = {directions.scale(one) for one in _values(table, "metric")}
     if sets and len(rounds) > 1 and len(scales) == 1:
         table = _by_round(table, said)
     elif len(rounds) == 1:
@@ -440,30 +440,11 @@ def _of_metrics(table: pa.Table, one: Round, metric: str | None, notes: list[str
     return kept
 
 
-def _measure(name: str) -> Any:
-    return metrics.METRICS.get(name) or measures.MEASURES.get(name)
-
-
-def _scale(name: str) -> tuple[str, str]:
-    """Of which direction and scale a metric is: only metrics of one make a mean."""
-    known = _measure(name)
-    return (known.direction, getattr(known, "scale", name)) if known is not None else ("max", name)
-
-
 def _directions(table: pa.Table, notes: list[str]) -> dict[str, Any]:
     """The options that say which way the metrics of a round go, and what their worst score is."""
-    known = _values(table, "metric")
-    worst = {getattr(_measure(one), "worst", None) if one in metrics.METRICS else None for one in known}
-    found: dict[str, Any] = (
-        {"worst_score": worst.pop()} if len(worst) == 1 and set(known) <= set(metrics.METRICS) else {}
-    )
-    down = [one for one in known if _scale(one)[0] == "min"]
-    if down:
-        sets = example_tables.sets_of(score_tables.read(table))
-        of = table["metric"].to_pylist()
-        found["lower"] = sorted({name for name, metric in zip(sets, of, strict=True) if metric in down})
-        found |= {"lower_is_better": True} if len(down) == len(known) else {}
-        notes.append(f"lower is better, as of the metric: {listed(down)}")
+    sets = example_tables.sets_of(score_tables.read(table))
+    found, said = directions.of_metrics(zip(sets, table["metric"].to_pylist(), strict=True))
+    notes += said
     return found
 
 

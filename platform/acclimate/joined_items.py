@@ -42,7 +42,8 @@ def joined(sources: Sequence[Source]) -> Columns:
     rows = [f"{part.name} {part.unit} {row}" for part in parts for row in part.rows]
     name = listed([part.name for part in parts], quoted=False)
     notes = tuple(note for part in parts for note in part.notes)
-    found = Columns(name, cells, rows, "", comma=parts[0].comma, notes=notes)
+    lower = frozenset[tuple[str, str]]().union(*(part.lower for part in parts))
+    found = Columns(name, cells, rows, "", comma=parts[0].comma, notes=notes, lower=lower)
     _require_once(found)
     return found
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from acclimate import example_tables, score_tables
+from acclimate import directions, example_tables, score_tables
 from acclimate.score_tables import Columns, Named, Source, listed
 from acclimate_competitions import measures
 from acclimate_competitions.errors import Refusal
@@ -56,9 +56,8 @@ def opened(source: Source, options: Mapping[str, Any]) -> tuple[Named, dict[str,
     ]
     made = rows.by_example(found) if found.mean else rows.pseudo(found, options, notes)
     left = {name: value for name, value in options.items() if name != "metric"}
+    left |= directions.of_metrics((one, found.name) for one in example_tables.sets_of(table))[0]
     left["worst_score"] = found.low if found.direction == "max" else found.high
-    if found.direction == "min":
-        left |= {"lower_is_better": True, "lower": sorted(set(example_tables.sets_of(table)))}
     own = dict.fromkeys(example_tables.sets_of(score_tables.read(made)), found.name)
     return Named(made, table.name, tuple(notes), metrics=own), left
 

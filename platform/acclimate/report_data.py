@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from acclimate import example_tables, item_analysis, item_sources, score_tables, tracked_rows
+from acclimate import directions, example_tables, item_analysis, item_sources, score_tables, tracked_rows
 from acclimate.analysis_options import RankOptions
 from acclimate.round_links import Linked
 from acclimate.score_tables import Source
-from acclimate_competitions import metrics
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.items import Items
 
@@ -151,7 +150,7 @@ def _of_round(
         Refusal: scores_invalid.
     """
     rule = policy or (one.ranking or {}).get("policy", {})
-    lower = {_direction(metric) for metric in one.metrics.values()} == {"min"}
+    lower = bool(one.metrics) and directions.LOSSES.issuperset(one.metrics.values())
     if one.scores is None:
         assert one.ranking is not None
         return RoundScores(one.name, {}, one.ranking, lower, private=True, public_data=one.public_data)
@@ -201,11 +200,6 @@ def _without_failed(found: Mapping[str, Items], notes: list[str]) -> dict[str, I
 
 def _uncounted(row: Mapping[str, Any], counted: Mapping[str, Any]) -> bool:
     return row.get("n") is None and row["entrant"] in counted
-
-
-def _direction(metric: str) -> str:
-    known = metrics.METRICS.get(metric)
-    return "max" if known is None else known.direction
 
 
 def _bundle(path: Path, options: Mapping[str, Any]) -> RoundScores:

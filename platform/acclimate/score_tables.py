@@ -55,6 +55,7 @@ class Columns:
         unit: "line" or "row"; "" where rows say it themselves.
         comma: whether numbers have a decimal comma.
         notes: what was taken for what.
+        lower: sets with the metric in which lower is better, as the source says; "" for all sets.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Columns:
     unit: str
     comma: bool = False
     notes: tuple[str, ...] = ()
+    lower: frozenset[tuple[str, str]] = frozenset()
 
     def column(self, name: str) -> list[Any]:
         """The cells of a column.
@@ -155,6 +157,7 @@ class Wide:
         tasks: one a column.
         scores: [entrants, tasks], NaN where missing.
         notes: what was taken for what.
+        lower: the tasks in which lower is better, as the source says.
     """
 
     name: str
@@ -162,6 +165,7 @@ class Wide:
     tasks: tuple[str, ...]
     scores: NDArray[np.float64]
     notes: tuple[str, ...] = ()
+    lower: frozenset[str] = frozenset()
 
 
 def read(source: Source, *, name: str | None = None) -> Columns:
@@ -186,7 +190,7 @@ def _read(source: Source, name: str | None) -> Columns:
     if isinstance(source, Columns):
         return source
     if isinstance(source, Named):
-        return dataclasses.replace(_arrow(source.table, source.name), notes=source.notes)
+        return dataclasses.replace(_arrow(source.table, source.name), notes=source.notes, lower=source.lower)
     if hasattr(source, "iloc"):  # pandas, which need not be installed
         # An index without a name that counts rows says nothing; any other is a column.
         counts = source.index.nlevels == 1 and source.index.name is None and source.index.dtype.kind in "iu"
@@ -221,7 +225,9 @@ def wide(table: Columns, *, tasks: Sequence[str] = ()) -> Wide:
         table.column(task)
     if not chosen:
         raise Refusal("scores_invalid", f"{table.name}: no column of scores beside {first!r}")
-    return Wide(table.name, entrants(table, first), tuple(chosen), table.numbers(*chosen), table.notes)
+    said = {task for task, _ in table.lower}
+    lower = frozenset(task for task in chosen if task in said or "" in said)
+    return Wide(table.name, entrants(table, first), tuple(chosen), table.numbers(*chosen), table.notes, lower)
 
 
 def _long(table: Columns) -> list[str] | None:
@@ -255,7 +261,8 @@ def _widened(table: Columns, entrant: str, task: str, score: str) -> Columns:
     beside = [column for column in table.cells if column not in (entrant, task, score)]
     left = f"; not looked at: {listed(beside)}" if beside else ""
     notes = (*table.notes, f"{table.name} is a long table: {len(order)} entrants in {len(columns)} tasks{left}")
-    return Columns(table.name, cells, list(range(1, len(order) + 1)), "entrant", table.comma, notes)
+    rows = list(range(1, len(order) + 1))
+    return dataclasses.replace(table, cells=cells, rows=rows, unit="entrant", notes=notes)
 
 
 def entrants(table: Columns, column: str) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Rankings and agreement from plain score tables, of which the scores are known, and for rankings their errors."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -8,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from acclimate import chosen_rows, score_tables
+from acclimate import chosen_rows, directions, score_tables
 from acclimate.analysis_options import (
     RESAMPLES,
     RankOptions,
@@ -38,9 +39,10 @@ def rank(scores: Source, options: RankOptions) -> dict[str, Any]:
             columns = listed(list(whole.cells)[1:], most=40)
             hint = f"--{name} COLUMN; beside the names {whole.name} has the columns {columns}"
             raise Refusal("scores_invalid", f"no column of {name} is named", hint=hint)
-    whole, told = chosen_rows.directed(whole, options)
+    whole, told = directions.of_table(whole, options)
+    table = chosen_rows.of_tasks(chosen_rows.narrowed(whole, told), options.get("tasks", ()))
+    told, turned = directions.of_column(table, options["score"], told)
     options = cast(RankOptions, told)
-    table = chosen_rows.of_tasks(chosen_rows.narrowed(whole, options), options.get("tasks", ()))
     entrants = score_tables.entrants(table, next(iter(table.cells)))
     numbers = table.numbers(options["score"], options["se"])
     negative = [f"{entrants[place]!r}: {numbers[place, 1]}" for place in np.flatnonzero(numbers[:, 1] < 0)]
@@ -68,6 +70,7 @@ def rank(scores: Source, options: RankOptions) -> dict[str, Any]:
         "left_out": gone,
         "notes": [
             *table.notes,
+            *turned,
             *left_out(gone, "no score or no se"),
             "errors are taken as independent: a table of scores does not tell otherwise",
         ],
@@ -76,9 +79,8 @@ def rank(scores: Source, options: RankOptions) -> dict[str, Any]:
 
 def casp_rank(source: Source, options: RankOptions) -> dict[str, Any]:
     """`acclimate.rank` by CASP's z-scores, of a table entrants × targets."""
-    whole, told = chosen_rows.directed(score_tables.read(source), options)
-    options = cast(RankOptions, told)
-    table = score_tables.wide(chosen_rows.narrowed(whole, options), tasks=options.get("tasks", ()))
+    table = score_tables.wide(chosen_rows.narrowed(source, options), tasks=options.get("tasks", ()))
+    lower, told = directions.of_tasks(table, options)
     threshold = options.get("threshold", -2.0)
     if threshold not in casp.THRESHOLDS:
         raise Refusal("scores_invalid", f"a threshold of {threshold}", hint="-2 or 0, as CASP has them")
@@ -87,7 +89,7 @@ def casp_rank(source: Source, options: RankOptions) -> dict[str, Any]:
     unknown = [name for name in beside if name not in table.entrants]
     if unknown:
         raise Refusal("scores_invalid", f"no baseline {listed(unknown)}", hint=f"there are {listed(table.entrants)}")
-    sign = -1.0 if options.get("lower_is_better") else 1.0
+    sign = np.array([-1.0 if task in lower else 1.0 for task in table.tasks])
     out = np.array([name in beside for name in table.entrants], dtype=bool)
     found = casp.stand(sign * table.scores, threshold=threshold, penalty=penalty, baselines=out)
     kept = np.flatnonzero(~out).tolist()
@@ -140,6 +142,7 @@ def casp_rank(source: Source, options: RankOptions) -> dict[str, Any]:
         "left_out": [],
         "notes": [
             *table.notes,
+            *told,
             *said,
             "errors are of the sum over targets like these, each target's z-scores taken as given",
         ],
@@ -203,7 +206,8 @@ def measured(tables: Mapping[str, Wide], notes: list[str], options: StabilityOpt
     beside, matrices, taus = list(options.get("against", ())), [], []
     against: dict[str, Any] = {}
     for name, table in tables.items():
-        sign = np.array([-1.0 if task in options.get("lower", ()) else 1.0 for task in table.tasks])
+        lower, told = directions.of_tasks(table, options)
+        sign = np.array([-1.0 if task in lower else 1.0 for task in table.tasks])
         matrix = table.scores * sign
         own = [place for place, task in enumerate(table.tasks) if task not in beside]
         tasks = [table.tasks[place] for place in own]
@@ -228,8 +232,9 @@ def measured(tables: Mapping[str, Wide], notes: list[str], options: StabilityOpt
             "ties": found.ties,
             "undefined_pairs": found.undefined,
             "tau_b": by_pair(tasks, found.tau),
+            "lower": lower,
         }
-        notes += [*table.notes, *_doubts(name, tasks, found)]
+        notes += [*table.notes, *told, *_doubts(name, tasks, found)]
         if beside:
             others = [place for place in range(len(table.tasks)) if place not in own]
             mean, undefined = agreement.between(matrix[:, own], matrix[:, others])
@@ -262,17 +267,17 @@ def _check_names(scores: Mapping[str, Source]) -> None:
 
 def _matrix(name: str, source: Source, options: StabilityOptions) -> Wide:
     """One table of stability, checked, of the tasks and entrants that count."""
-    beside, lower = list(options.get("against", ())), options.get("lower", ())
+    beside = list(options.get("against", ()))
     tasks = list(options.get("tasks", ()))
     table = score_tables.wide(
         score_tables.read(source, name=name),
         tasks=[*tasks, *(task for task in beside if task not in tasks)] if tasks else (),
     )
-    for what, words in (("--lower", lower), ("--against", beside)):
-        unknown = [task for task in words if task not in table.tasks]
-        if unknown:
-            hint = f"its tasks are {listed(table.tasks, most=40)}"
-            raise Refusal("scores_invalid", f"{what}: {name} has no task {listed(unknown)}", hint=hint)
+    directions.of_tasks(table, options)  # refuses tasks that there are not
+    unknown = [task for task in beside if task not in table.tasks]
+    if unknown:
+        hint = f"its tasks are {listed(table.tasks, most=40)}"
+        raise Refusal("scores_invalid", f"--against: {name} has no task {listed(unknown)}", hint=hint)
     patterns = [pattern.lower() for pattern in options.get("models", ())]
     if not patterns:
         return table
@@ -289,7 +294,8 @@ def _matrix(name: str, source: Source, options: StabilityOptions) -> Wide:
 
 def _rows(table: Wide, places: Sequence[int], *, notes: Sequence[str] = ()) -> Wide:
     entrants = tuple(table.entrants[place] for place in places)
-    return Wide(table.name, entrants, table.tasks, table.scores[list(places)], (*table.notes, *notes))
+    kept = table.scores[list(places)]
+    return dataclasses.replace(table, entrants=entrants, scores=kept, notes=(*table.notes, *notes))
 
 
 def _alike(tables: Mapping[str, Wide], notes: list[str], *, common: bool) -> dict[str, Wide]:
@@ -308,12 +314,13 @@ def _alike(tables: Mapping[str, Wide], notes: list[str], *, common: bool) -> dic
     require_left(names, (*first.entrants, *second.entrants), f"{one} and {other} have no model in common", hint=hint)
     require_left(shared, (*first.tasks, *second.tasks), f"{one} and {other} have no task in common", hint=hint)
     return {
-        name: Wide(
-            name,
-            tuple(names),
-            tuple(shared),
-            table.scores[np.ix_([table.entrants.index(x) for x in names], [table.tasks.index(x) for x in shared])],
-            table.notes,
+        name: dataclasses.replace(
+            table,
+            entrants=tuple(names),
+            tasks=tuple(shared),
+            scores=table.scores[
+                np.ix_([table.entrants.index(x) for x in names], [table.tasks.index(x) for x in shared])
+            ],
         )
         for name, table in tables.items()
     }

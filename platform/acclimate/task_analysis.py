@@ -6,23 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from acclimate import score_tables
+from acclimate import directions, score_tables
 from acclimate.analysis_options import CompareOptions, chosen, confidence_level, left_out, number, require_left
-from acclimate.score_tables import Source, counted, listed
+from acclimate.score_tables import Source, counted
 from acclimate_competitions import casp, several_tasks
 from acclimate_competitions import stability as of_rounds
-from acclimate_competitions.errors import Refusal
 from acclimate_competitions.scores import Floats
 
 
 def compare(source: Source, options: CompareOptions) -> dict[str, Any]:
     """`acclimate.compare` of a table entrants × tasks of one protocol and metric, whose first column names the entrant."""
     table = score_tables.wide(score_tables.read(source), tasks=options.get("tasks", ()))
-    level, lower = confidence_level(options.get("level", 0.95)), options.get("lower", ())
-    unknown = [task for task in lower if task not in table.tasks]
-    if unknown:
-        raise Refusal("scores_invalid", f"--lower: no task {listed(unknown)}", hint=f"there are {listed(table.tasks)}")
-    notes = list(table.notes)
+    level = confidence_level(options.get("level", 0.95))
+    lower, told = directions.of_tasks(table, options)
+    notes = [*table.notes, *told]
     lacking = np.asarray(np.isnan(table.scores).any(axis=1))
     gone = [name for name, out in zip(table.entrants, lacking.tolist(), strict=True) if out]
     if chosen("policy for missing scores", options.get("missing", "fail"), ("fail", "exclude")) == "fail":
@@ -36,7 +33,7 @@ def compare(source: Source, options: CompareOptions) -> dict[str, Any]:
     require_left(
         names, table.entrants, "no entrant has a score in every task", hint="--tasks chooses tasks that entrants have"
     )
-    sign = np.array([-1.0 if task in lower or options.get("lower_is_better") else 1.0 for task in table.tasks])
+    sign = np.array([-1.0 if task in lower else 1.0 for task in table.tasks])
     scores = table.scores[~lacking] * sign
     ranks = several_tasks.average_ranks(scores)
     found = several_tasks.friedman(ranks, scores.shape[1], level=level)

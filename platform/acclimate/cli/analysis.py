@@ -32,7 +32,14 @@ OneBundle = Annotated[
     Path | None, typer.Option("--bundle", help="Instead: a round's bundle, its folder or ZIP.", metavar="PATH")
 ]
 Level = Annotated[float, typer.Option("--level", help="The confidence of each statement.")]
-Lower = Annotated[bool, typer.Option("--lower-is-better", help="A lower score is a better one.")]
+Lower = Annotated[
+    bool | None,
+    typer.Option(
+        "--lower-is-better/--higher-is-better",
+        help="Which scores are better; else by the metric, where its name or the results tell it: higher.",
+        show_default=False,
+    ),
+]
 OneProtocol = Annotated[
     str | None,
     typer.Option(
@@ -70,7 +77,7 @@ def rank(
         str,
         typer.Option("--sets", help="Intervals that hold each by itself (marginal), or all together (simultaneous)."),
     ] = "marginal",
-    lower_is_better: Lower = False,
+    lower_is_better: Lower = None,
     missing: Annotated[
         str | None,
         typer.Option(
@@ -137,7 +144,7 @@ def compare(
         str, typer.Option("--alternative", help="two-sided; greater: the first is better; less.")
     ] = "two-sided",
     level: Level = 0.95,
-    lower_is_better: Lower = False,
+    lower_is_better: Lower = None,
     lower: Annotated[
         str | None, typer.Option("--lower", help="Tasks of --scores in which a lower score is better.", metavar="T,U,…")
     ] = None,
@@ -248,7 +255,7 @@ def export(
     tasks: Annotated[str | None, typer.Option("--tasks", help="Only these sets.", metavar="A,B,…")] = None,
     protocol: OneProtocol = None,
     metric: OneMetric = None,
-    lower_is_better: Lower = False,
+    lower_is_better: Lower = None,
     as_json: AsJson = False,
 ) -> None:
     """Write scores as tables for any tool, or as Every Eval Ever.
@@ -268,7 +275,7 @@ def export(
     if source is None:
         raise Refusal("scores_invalid", "no scores are given", hint="--items, --bundle or --tracking-uri")
     words = [word.strip() for word in tasks.split(",") if word.strip()] if tasks else None
-    options = {"tasks": words, "protocol": protocol, "metric": metric, "lower_is_better": lower_is_better or None}
+    options = {"tasks": words, "protocol": protocol, "metric": metric, "lower_is_better": lower_is_better}
     found = exporting.export(source, out, form=form, options=options, at=datetime.now(UTC))
     lines = [f"{found['out']}: {', '.join(found['files'][:8])}{' …' if len(found['files']) > 8 else ''}"]
     emit(found, as_json=as_json, text=[*lines, *(f"note: {note}" for note in found["notes"])])
