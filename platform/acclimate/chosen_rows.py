@@ -43,7 +43,7 @@ def narrowed(source: Source, options: Mapping[str, Any], *, name: str | None = N
                 table, lower=directions.of_all_sets(table.names(column)[places[0]], table.lower)
             )
         table = _of(table, places, without=column, why=f"--{role} {options.get(role)}")
-    return table
+    return table if score_tables.is_long(table) else score_tables.by_entrant(table)
 
 
 def of_tasks(table: Columns, tasks: Sequence[str]) -> Columns:

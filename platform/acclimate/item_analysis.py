@@ -20,7 +20,7 @@ from acclimate.analysis_options import (
     flips,
     number,
 )
-from acclimate.score_tables import Named, Source, listed
+from acclimate.score_tables import Named, Source, counted, listed
 from acclimate_competitions import agreement, confidence, paired, ranking, task_ranks, ways
 from acclimate_competitions import stability as of_rounds
 from acclimate_competitions.errors import Refusal
@@ -206,7 +206,7 @@ def stability(source: Source, options: StabilityOptions) -> dict[str, Any]:
     apart = ~np.eye(len(found.sets), dtype=bool)
     if m < of_rounds.INFORMATIVE:
         notes.append(
-            f"not informative: agreement of {m} entrants is mostly chance (fewer than {of_rounds.INFORMATIVE})"
+            f"not informative: agreement of {counted(m, 'entrant')} is mostly chance (fewer than {of_rounds.INFORMATIVE})"
         )
     return {
         "entrants": m,

@@ -39,6 +39,7 @@ _LONG = (
     ("task", "benchmark", "dataset", "target", "set"),
     ("score", "value"),
 )
+_ENTRANTS = frozenset(_LONG[0]) - {"group"}
 _BESIDE = frozenset({"se", "n", "missing"})
 """What a long table of scores may have beside, as `acclimate export` writes it."""
 _NO_ROWS = "was it written to its end? A table has a header and below it a row for each entrant or score"
@@ -197,7 +198,7 @@ def _read(source: Source, name: str | None) -> Columns:
         frame = source.reset_index(drop=counts)
         frame = frame.rename(columns=str)
         _check_header([str(column) for column in frame.columns], name or "the table")
-        return _arrow(pa.Table.from_pandas(frame, preserve_index=False), name or "the table")
+        return _frame(frame, name or "the table")
     raise TypeError(f"a score table is a path, a pyarrow Table or a pandas DataFrame, not {type(source).__name__}")
 
 
@@ -211,7 +212,7 @@ def wide(table: Columns, *, tasks: Sequence[str] = ()) -> Wide:
     Raises:
         Refusal: scores_invalid: no task, an entrant twice, text in numbers.
     """
-    long = _long(table)
+    long = _long_columns(table)
     if long is not None:
         table = _widened(table, *long)
     first, *others = table.cells
@@ -230,7 +231,12 @@ def wide(table: Columns, *, tasks: Sequence[str] = ()) -> Wide:
     return Wide(table.name, entrants(table, first), tuple(chosen), table.numbers(*chosen), table.notes, lower)
 
 
-def _long(table: Columns) -> list[str] | None:
+def is_long(table: Columns) -> bool:
+    """Whether a table is a long one: a row an entrant and task."""
+    return _long_columns(table) is not None
+
+
+def _long_columns(table: Columns) -> list[str] | None:
     """The columns of entrant, task and score, where the table has these and no others but errors and counts."""
     by_name = {column.lower(): column for column in table.cells if column.lower() not in _BESIDE}
     found = [next((by_name[name] for name in names if name in by_name), None) for names in _LONG]
@@ -408,6 +414,29 @@ def _arrow(table: pa.Table, name: str) -> Columns:
         raise Refusal("scores_invalid", f"{name} has fewer than two columns")
     cells = {column: table.column(column).to_pylist() for column in table.column_names}
     return Columns(name, cells, list(range(1, table.num_rows + 1)), "row")
+
+
+def _frame(frame: Any, name: str) -> Columns:
+    """A pandas DataFrame, whose index has become columns; cells of several types in one column are what they are."""
+    try:
+        return _arrow(pa.Table.from_pandas(frame, preserve_index=False), name)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        objects = frame.astype(object).where(frame.notna(), None)
+        cells = {column: objects[column].tolist() for column in frame.columns}
+        return dataclasses.replace(
+            _arrow(pa.table({column: [] for column in cells}), name), cells=cells, rows=range(1, len(frame) + 1)
+        )
+
+
+def by_entrant(table: Columns) -> Columns:
+    """The same with the column that is called as one of entrants first, where the first one is called otherwise and holds only numbers."""
+    first, *others = table.cells
+    named = next((column for column in others if column.strip().lower() in _ENTRANTS), None)
+    if named is None or first.strip().lower() in _LONG[0] or not all(map(is_number, table.cells[first])):
+        return table
+    cells = {named: table.cells[named], **table.cells}
+    note = f"{table.name}: {named!r} names the entrants, though {first!r}, which holds numbers, comes first"
+    return dataclasses.replace(table, cells=cells, notes=(*table.notes, note))
 
 
 def _check_header(header: Sequence[str], name: str) -> None:

@@ -120,6 +120,31 @@ def test_the_index_of_a_frame_names_entrants_in_parquet_too(tmp_path):
         assert wide(table).entrants == ("17", "18", "19")
 
 
+def test_cells_of_several_types_in_one_column_of_a_frame_are_what_they_are():
+    frame = pandas.DataFrame({"model": ["x", 2, None], "a": [1, "0.5", 3.0], "b": ["high", 2, pandas.NA]})
+    assert wide(frame.head(2), tasks=["a"]).scores.tolist() == [[1], [0.5]]
+    for chosen, tasks, says in (
+        (frame.head(2), ["a", "b"], "row 1, column 'b': 'high'"),
+        (frame, ["a"], "row 3"),
+    ):
+        with pytest.raises(Refusal) as refused:
+            wide(chosen, tasks=tasks)
+        assert refused.value.problems == (says,)
+    assert math.isnan(wide(frame.assign(model=["x", "y", "z"], b=[1, "2", pandas.NA])).scores[2, 1])
+
+
+def test_numbers_before_the_entrants_names_are_not_taken_for_them(tmp_path):
+    table = wide(written(tmp_path, "rank,a,Model,b\n1,1,x,4\n2,2,y,3\n3,3,z,2.5\n"), tasks=["a", "b"])
+    assert (table.entrants, table.scores.tolist()) == (("x", "y", "z"), [[1, 4], [2, 3], [3, 2.5]])
+    assert table.notes == ("t: 'Model' names the entrants, though 'rank', which holds numbers, comes first",)
+    frame = pandas.DataFrame({"s": [0.5, 0.6], "se": [0.1, 0.1], "model": [7, 8]})
+    found = acclimate.rank(frame, score="s", se="se")
+    assert [row["entrant"] for row in found["ranking"]] == ["8", "7"]
+    assert any("'model' names the entrants" in note for note in found["notes"])
+    country = wide(written(tmp_path, "country,team,a\nx,1,1\ny,2,3\n"))  # names come first: nothing is guessed
+    assert (country.entrants, country.tasks) == (("x", "y"), ("team", "a"))
+
+
 def test_a_file_with_points_and_commas_is_refused(tmp_path):
     with pytest.raises(Refusal, match="number") as refused:
         wide(written(tmp_path, "model;a;b\nx;1,5;2.5\n"))
