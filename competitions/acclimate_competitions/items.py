@@ -71,6 +71,14 @@ class Items:
         """Whether a cluster holds more than one example of a set."""
         return any(len(np.unique(place)) < len(place) for place in self.places)
 
+    @property
+    def repeated(self) -> int:
+        """How many clusters stand in more than one set under one name."""
+        counts = np.zeros(len(self.clusters), dtype=np.int64)
+        for place in self.places:
+            counts[np.unique(place)] += 1
+        return int((counts > 1).sum())
+
     def missing(self) -> Ints:
         """[m, sets]: how many scores an entrant lacks that the table's examples and seeds ask for."""
         return np.array([np.isnan(value).sum(axis=(1, 2)) for value in self.values], dtype=np.int64).T.reshape(

@@ -185,7 +185,7 @@ def stability(source: Source, options: StabilityOptions) -> dict[str, Any]:
     if unknown:
         raise Refusal("scores_invalid", f"--lower: no set {listed(unknown)}", hint=f"there are {listed(found.sets)}")
     found = example_tables.answered(found, cast(dict[str, Any], options), notes)
-    notes += [note for note in _described(found) if "sets" not in note]
+    notes += [note for note in _described(found) if "sets of each one's mean" not in note]
     level = confidence_level(options.get("level", 0.95))
     m, seed = len(found.entrants), options.get("seed", 1)
     sign = np.array([-1.0 if name in options.get("lower", ()) else 1.0 for name in found.sets])
@@ -394,4 +394,9 @@ def _described(found: Items) -> list[str]:
         notes.append(f"scores are means over {len(found.seeds)} seeds")
     if found.clustered:
         notes.append(f"errors are by cluster: {len(found.clusters)} clusters")
+    if found.repeated:
+        kind, several = ("cluster" if found.clustered else "example"), found.repeated > 1
+        notes.append(
+            f"{counted(found.repeated, kind)} of {len(found.clusters)} {'stand' if several else 'stands'} in several sets under one name: errors take them as the same"
+        )
     return notes

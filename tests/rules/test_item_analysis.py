@@ -89,6 +89,42 @@ def test_clusters_widen_the_errors_and_are_said():
     assert any("10 clusters" in note for note in found["notes"])
 
 
+def test_names_that_stand_in_several_sets_are_one_cluster_and_said():
+    frame = evaluated(n=40, sets=("one", "two"))
+    same = frame.assign(example=frame["example"].str.split("-").str[1])
+    note = "40 examples of 40 stand in several sets under one name: errors take them as the same"
+    for found in (acclimate.rank(items=same), acclimate.stability(items=same), acclimate.compare(items=same)):
+        assert note in found["notes"]
+    assert not [note for note in acclimate.rank(items=frame)["notes"] if "under one name" in note]
+    few = frame.assign(example=frame["example"].replace("two-3", "one-3"))
+    (told,) = [note for note in acclimate.rank(items=few)["notes"] if "under one name" in note]
+    assert told.startswith("1 example of 79 stands in several sets")
+    of_documents = evaluated(n=40, sets=("one", "two"), cluster=4)
+    of_documents["cluster"] = of_documents["cluster"].str.split("-").str[1]
+    assert any(note.startswith("10 clusters of 10 stand") for note in acclimate.rank(items=of_documents)["notes"])
+
+
+def test_a_document_of_two_rounds_is_one_cluster_without_harm_where_names_fell_together():
+    random = np.random.default_rng(1)
+    rejected = {"same": 0, "accident": 0}
+    for _ in range(300):
+        for kind in rejected:
+            first = random.normal(size=20)
+            second = first if kind == "same" else random.normal(size=20)
+            apart = [common * 0.9 + random.normal(size=20) * 0.4 for common in (first, second)]
+            frame = pandas.DataFrame(
+                [
+                    {"entrant": name, "set": of, "example": f"d{place}", "score": score}
+                    for of, scores in zip("ab", apart, strict=True)
+                    for place, value in enumerate(scores)
+                    for name, score in (("x", value), ("y", 0.0))
+                ]
+            )
+            found = acclimate.compare("x", "y", items=frame, draws=1)
+            rejected[kind] += found["low"] > 0 or found["high"] < 0
+    assert all(0.02 <= count / 300 <= 0.09 for count in rejected.values())
+
+
 @settings(max_examples=10)
 @given(st.integers(0, 2**32 - 1), st.integers(-4, 4))
 def test_neither_order_nor_names_nor_a_constant_move_a_ranking_by_items(seed, constant):
