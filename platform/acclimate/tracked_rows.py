@@ -213,11 +213,26 @@ EXAMPLES_BY = ("entrant", "task", "protocol", "seed", "example", "metric")
 
 
 def experiments(client: Any, *, deleted: bool = False) -> Iterator[Any]:
-    """All experiments that are rounds; deleted ones too, if asked for."""
+    """The experiments that are rounds, one a round; or all, deleted ones too, if asked for."""
     view = ALL if deleted else ACTIVE
-    for experiment in _pages(lambda token: client.search_experiments(view, max_results=1000, page_token=token)):
-        if "acclimate.round" in experiment.tags:
-            yield experiment
+    found = [
+        experiment
+        for experiment in _pages(lambda token: client.search_experiments(view, max_results=1000, page_token=token))
+        if "acclimate.round" in experiment.tags
+    ]
+    if deleted:
+        yield from found
+        return
+    # Who renamed one before it was written again left two of a round: that of its own name is the round.
+    chosen: dict[str, Any] = {}
+    for experiment in sorted(found, key=lambda one: (not _has_own_name(one), str(one.experiment_id))):
+        chosen.setdefault(experiment.tags["acclimate.round"], experiment)
+    yield from (experiment for experiment in found if chosen[experiment.tags["acclimate.round"]] is experiment)
+
+
+def _has_own_name(experiment: Any) -> bool:
+    tags = experiment.tags
+    return bool(experiment.name == f"acclimate/{tags.get('acclimate.competition')}/{tags.get('acclimate.round_name')}")
 
 
 def search(client: Any, experiment: str, condition: str) -> Iterator[Any]:

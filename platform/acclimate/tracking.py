@@ -135,17 +135,20 @@ def rounds(uri: str | Sequence[str]) -> "pd.DataFrame":
 def check(uri: str, data: RoundData, *, progress: Progress = lambda *_: None) -> list[Difference]:
     """In what MLflow differs from the record of a round; nothing is written. Runs that are none of ours are not looked at."""
     client = _client(uri)
-    experiment = client.get_experiment_by_name(projection.experiment_name(data.competition.slug, data.name))
+    experiment, doubles = tracking_runs.experiments_of(client, data)
     planned = list(projection.preparations(data) if data.ranking is None else projection.whole(data))
+    twice = [Difference("extra", f"experiment {one.name!r}") for one in doubles]
     if experiment is None or experiment.lifecycle_stage == "deleted":
-        return [Difference("missing", plan.name) for plan in planned]
+        return [Difference("missing", plan.name) for plan in planned] + twice
+    renamed = experiment.name != projection.experiment_name(data.competition.slug, data.name)
+    twice += [Difference("changed", "experiment", ("name",))] if renamed else []
 
     def history(run_id: str, name: str) -> list[tuple[int, float]]:
         return sorted((point.step, point.value) for point in client.get_metric_history(run_id, name))
 
     tracked = Tracked(client, uri, experiment)
     found = tracking_check.experiment(experiment.tags, projection.experiment_tags(data))
-    return found + tracking_check.runs(
+    return [*twice, *found] + tracking_check.runs(
         planned, tracked.runs(), history=history, artifact=tracked.artifact, progress=progress
     )
 
@@ -153,28 +156,30 @@ def check(uri: str, data: RoundData, *, progress: Progress = lambda *_: None) ->
 def engine(uri: str, data: RoundData) -> str | None:
     """On what MLflow says that a round ran; None where it has no run of it."""
     client = _client(uri)
-    experiment = client.get_experiment_by_name(projection.experiment_name(data.competition.slug, data.name))
+    experiment, _ = tracking_runs.experiments_of(client, data)
     # Deleted ones too: who deleted all of them changed nothing of what the round ran on.
     runs = client.search_runs([experiment.experiment_id], "", tracked_rows.ALL, 1) if experiment is not None else []
     return next((run.data.tags.get("acclimate.engine") for run in runs), None)
 
 
 def restore(uri: str, data: RoundData) -> list[Difference]:
-    """Take a round's experiment back that somebody deleted or renamed; what was so."""
+    """Take a round's experiment back that somebody deleted or renamed, and take out an older one that stands beside it; what was so."""
     client, name = _client(uri), projection.experiment_name(data.competition.slug, data.name)
-    experiment, wrong = client.get_experiment_by_name(name), []
+    experiment, doubles = tracking_runs.experiments_of(client, data)
+    wrong, found = [], []
+    for one in doubles:
+        tracking_runs.take_out(client, one)
+        found.append(Difference("extra", f"experiment {one.name!r}"))
     if experiment is None:
-        known = tracked_rows.experiments(client, deleted=True)
-        experiment = next((one for one in known if one.tags["acclimate.round"] == data.round), None)
-        wrong += ["name"] if experiment is not None else []
-    if experiment is None:
-        return []
+        return found
+    if experiment.name != name:
+        wrong.append("name")
     if experiment.lifecycle_stage == "deleted":
         client.restore_experiment(experiment.experiment_id)
         wrong.append("deleted")
     if experiment.name != name:
         client.rename_experiment(experiment.experiment_id, name)
-    return [Difference("changed", "experiment", tuple(wrong))] if wrong else []
+    return [*found, Difference("changed", "experiment", tuple(wrong))] if wrong else found
 
 
 def remove(uri: str, data: RoundData, run_ids: Iterable[str]) -> None:

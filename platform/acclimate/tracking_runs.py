@@ -40,11 +40,45 @@ class Writing:
         self.client.set_experiment_tag(self.experiment, tracked_state.WRITTEN, value)
 
 
+def experiments_of(client: Any, data: RoundData) -> tuple[Any | None, list[Any]]:
+    """The experiment of a round, deleted or not, and the others that say that they are: older ones that somebody renamed, and that are not deleted.
+
+    That of the round's name is its own, else the first that says that it is of the round.
+    """
+    name = projection.experiment_name(data.competition.slug, data.name)
+    own = client.get_experiment_by_name(name)
+    others = [
+        one
+        for one in tracked_rows.experiments(client, deleted=True)
+        if one.tags["acclimate.round"] == data.round and one.name != name
+    ]
+    others.sort(key=lambda one: (one.lifecycle_stage == "deleted", str(one.experiment_id)))
+    if own is None and others:
+        own = others.pop(0)
+    return own, [one for one in others if one.lifecycle_stage != "deleted"]
+
+
+def take_out(client: Any, experiment: Any) -> None:
+    """Delete what an experiment that stands twice has of ours, and itself, where nothing else lies in it; else it says no more that it is a round."""
+    others = False
+    for run in tracked_rows.search(client, experiment.experiment_id, ""):
+        if any(name.startswith("acclimate.") for name in run.data.tags):
+            client.delete_run(run.info.run_id)
+        else:
+            others = True
+    if not others:
+        client.delete_experiment(experiment.experiment_id)
+        return
+    for name in experiment.tags:
+        if name.startswith("acclimate."):
+            client.delete_experiment_tag(experiment.experiment_id, name)
+
+
 def claim(client: Any, artifacts: Path | str | None, data: RoundData) -> Writing:
     """The round's experiment, made where there is none, with its tags."""
     name = projection.experiment_name(data.competition.slug, data.name)
     tags = projection.experiment_tags(data)
-    experiment = client.get_experiment_by_name(name)
+    experiment, _ = experiments_of(client, data)
     if experiment is None:
         location = None if artifacts is None else f"{tracking_places.location(artifacts)}/{data.round}"
         tags |= {tracked_state.WRITTEN: tracked_state.begun({})}
@@ -52,6 +86,8 @@ def claim(client: Any, artifacts: Path | str | None, data: RoundData) -> Writing
         return Writing(client, created, tags, begun=True)
     if experiment.lifecycle_stage == "deleted":
         client.restore_experiment(experiment.experiment_id)
+    if experiment.name != name:  # somebody renamed it: a second one would stand beside it
+        client.rename_experiment(experiment.experiment_id, name)
     owner = experiment.tags.get("acclimate.round")
     if owner != data.round:
         raise Refusal(

@@ -11,7 +11,7 @@ from projected import made
 from typer.testing import CliRunner
 
 import acclimate
-from acclimate import tracking
+from acclimate import projection, tracking
 from acclimate.cli.main import app
 from acclimate.round_data import RoundData
 from acclimate_competitions.errors import Refusal
@@ -112,6 +112,49 @@ def test_a_renamed_experiment_gets_its_name_again(uri: str, data: RoundData, del
     assert one.what == (("name", "deleted") if deleted else ("name",))
     assert tracking.check(uri, data) == []
     assert json.loads(client_of(uri)[1].tags["acclimate.metrics"])
+
+
+def doubled(uri: str, data: RoundData) -> tuple[Any, str]:
+    """A round whose experiment was renamed and then written again, as versions before this one did: a client, and the older one's id."""
+    client, experiment = client_of(uri)
+    client.rename_experiment(experiment.experiment_id, "mine")
+    name = projection.experiment_name(data.competition.slug, data.name)
+    client.create_experiment(name, f"{experiment.artifact_location}-again", dict(experiment.tags))
+    tracking.publish_round(uri, None, data)
+    return client, str(experiment.experiment_id)
+
+
+def test_an_experiment_that_was_renamed_is_written_under_its_name_and_not_twice(uri: str, data: RoundData) -> None:
+    client, experiment = client_of(uri)
+    client.rename_experiment(experiment.experiment_id, "mine")
+    assert [(one.kind, one.run, one.what) for one in tracking.check(uri, data)] == [
+        ("changed", "experiment", ("name",))
+    ]
+    tracking.publish_round(uri, None, data)
+    assert [one.experiment_id for one in client.search_experiments() if "acclimate.round" in one.tags] == [
+        experiment.experiment_id
+    ]
+    assert tracking.check(uri, data) == []
+
+
+def test_a_round_that_stands_twice_is_told_read_once_and_mended(uri: str, data: RoundData) -> None:
+    before = tracking.ranking(uri, "digits", "2027-1")
+    client, older = doubled(uri, data)
+    assert [(one.kind, one.run) for one in tracking.check(uri, data)] == [("extra", "experiment 'mine'")]
+    assert tracking.ranking(uri, "digits", "2027-1").equals(before)
+    assert len(tracking.rounds(uri)) == len(acclimate.load_rounds(uri, "digits").rounds) == 1
+    assert [(one.kind, one.run) for one in tracking.restore(uri, data)] == [("extra", "experiment 'mine'")]
+    assert client.get_experiment(older).lifecycle_stage == "deleted"
+    assert tracking.check(uri, data) == tracking.restore(uri, data) == []
+
+
+def test_what_is_not_ours_stays_where_a_round_stood_twice(uri: str, data: RoundData) -> None:
+    client, older = doubled(uri, data)
+    own = client.create_run(older, run_name="my own")
+    tracking.restore(uri, data)
+    assert [run.info.run_id for run in client.search_runs([older])] == [own.info.run_id]
+    assert not [name for name in client.get_experiment(older).tags if name.startswith("acclimate.")]
+    assert tracking.check(uri, data) == []
 
 
 def test_a_store_without_the_round_has_nothing_to_take_back(data: RoundData, tmp_path: Path) -> None:
