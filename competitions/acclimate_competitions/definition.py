@@ -40,6 +40,7 @@ ARCHITECTURES = (
     "bert",
     "roberta",
     "distilbert",
+    "deberta-v2",
     "vit",
 )
 """Model types (of config.json) that a competition may allow."""

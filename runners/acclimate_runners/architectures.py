@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from acclimate_runners import encoders, tensors
+from acclimate_runners import encoders, image_classifiers, tensors
 from acclimate_runners.config_rules import (
     ACTIVATION,
     CLASSIFYING,
@@ -146,6 +146,18 @@ def _kin(
     )
 
 
+def _copies(config: Mapping[str, Any]) -> list[str]:
+    """Fields that say again what others do, in files of the kin of Mamba."""
+    inner = config.get("expand", 2) * config["hidden_size"]
+    same = {"intermediate_size": inner, "d_inner": inner, "d_model": config["hidden_size"]}
+    same |= {"n_layer": config["num_hidden_layers"]}
+    return [
+        f"{name} is {config[name]}, the other fields make it {value}"
+        for name, value in same.items()
+        if config.get(name, value) != value
+    ]
+
+
 def _stateful(model_class: str, *fields: Mapping[str, Check]) -> Architecture:
     """An architecture of Mamba's kin; the fields of each further mapping are allowed, too."""
     return Architecture(
@@ -159,6 +171,7 @@ def _stateful(model_class: str, *fields: Mapping[str, Check]) -> Architecture:
         positions=None,
         heads=None,
         told=_MAMBA_TOLD,
+        conflicts=_copies,
     )
 
 
@@ -300,6 +313,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         heads=("hidden_size", "num_attention_heads"),
     ),
     **encoders.ENCODERS,
+    **image_classifiers.IMAGES,
 }
 
 
@@ -333,26 +347,13 @@ def problems(config: Mapping[str, Any], allowed: tuple[str, ...]) -> list[str]:
         elif wrong := rules[key](value):
             found.append(f"{key} is {_short(value)}, expected {wrong}")
     found += [f"{key} is missing" for key in kind.required if key not in config]
-    return found or (_copies(config, kind) if kind.heads is None else _divisions(config, kind, kind.heads))
-
-
-def _copies(config: Mapping[str, Any], kind: Architecture) -> list[str]:
-    """Fields that say again what others do, in files of the kin of Mamba."""
-    inner = config.get("expand", 2) * config["hidden_size"]
-    same = {"intermediate_size": inner, "d_inner": inner, "d_model": config["hidden_size"]}
-    same |= {"n_layer": config["num_hidden_layers"]}
-    return [
-        f"{name} is {config[name]}, the other fields make it {value}"
-        for name, value in same.items()
-        if config.get(name, value) != value
-    ]
+    found = found or (_divisions(config, kind, kind.heads) if kind.heads is not None else [])
+    return found or kind.conflicts(config)
 
 
 def _divisions(config: Mapping[str, Any], kind: Architecture, names: tuple[str, str]) -> list[str]:
     width, heads = (config[name] for name in names)
     found = []
-    if kind.sees and config["image_size"] % config["patch_size"]:
-        found.append(f"image_size {config['image_size']} is not a multiple of patch_size {config['patch_size']}")
     if width % heads:
         found.append(f"{names[0]} {width} is not a multiple of {names[1]} {heads}")
     for name in ("num_key_value_heads", "num_kv_heads"):

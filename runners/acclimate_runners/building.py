@@ -32,11 +32,12 @@ _CONFIGS = {
     "bert": "BertConfig",
     "roberta": "RobertaConfig",
     "distilbert": "DistilBertConfig",
+    "deberta-v2": "DebertaV2Config",
     "vit": "ViTConfig",
 }
 """Names of transformers' configuration classes, each in the module of its model type, or in that of _MODULES."""
 
-_MODULES = {"gemma3_text": "gemma3"}
+_MODULES = {"gemma3_text": "gemma3", "deberta-v2": "deberta_v2"}
 _VIT_NAMES = {
     "vit.layers.": "vit.encoder.layer.",
     "attention.q_proj.": "attention.attention.query.",
@@ -47,7 +48,7 @@ _VIT_NAMES = {
     "mlp.fc2.": "output.dense.",
 }
 """Parts of names in memory -> in files, which are what versions of transformers share."""
-_EAGER_ONLY = ("gemma2", "mamba", "falcon_mamba")
+_EAGER_ONLY = ("gemma2", "mamba", "falcon_mamba", "deberta-v2")
 """Architectures whose attention the faster one can't do, or that have none."""
 _KERNELS = ("mamba_ssm", "causal_conv1d", "mambapy")
 """Packages that transformers would take for Mamba where a machine has them, with other numbers than everywhere else."""

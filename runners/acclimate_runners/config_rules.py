@@ -82,6 +82,24 @@ def tokens(value: Any) -> str | None:
     return None if type(value) is int else "a token's number, a list of them, or null"
 
 
+def parts_of(value: Any) -> list[str]:
+    """Words of a list, or of a text with | between them; none of null."""
+    return [part.strip() for part in value.split("|")] if isinstance(value, str) and value else list(value or [])
+
+
+def some_of(*allowed: str) -> Check:
+    """Some of these words, each once, in a list or a text with | between them; or null."""
+
+    def check(value: Any) -> str | None:
+        fine = value is None or isinstance(value, str)
+        fine = fine or (isinstance(value, list) and all(isinstance(item, str) for item in value))
+        parts = parts_of(value) if fine and value else []
+        fine = fine and len(set(parts)) == len(parts) and set(parts) <= set(allowed)
+        return None if fine else "null, or some of " + " and ".join(allowed) + ", in a list or with | between them"
+
+    return check
+
+
 ROPE: dict[str, Check] = {
     "rope_type": one_of(*ROPE_TYPES),
     "rope_theta": real(1, 1e9),

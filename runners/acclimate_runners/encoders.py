@@ -1,95 +1,85 @@
-"""Encoders as classifiers: of texts BERT, RoBERTa and DistilBERT, of images ViT. Fields and tensors, as architectures.py has them of decoders.
+"""Encoders as classifiers of texts: BERT, RoBERTa, DistilBERT, DeBERTa. Fields and tensors, as architectures.py has them of decoders.
 
 Each token sees all others, and what the model makes of the first one is what the head reads: [CLS] or <s>, which the tokenizer's own post-processor
 puts there. Shapes are those of transformers' classes; a test holds them equal.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from acclimate_runners.config_rules import (
-    ACTIVATION,
-    EPSILON,
-    HEADS,
-    INNER,
-    LAYERS,
-    POSITIONS,
-    SHARE,
-    SWITCH,
-    VOCABULARY,
-    WIDTH,
-    Check,
-    one_of,
-    real,
-    text,
-    whole,
-)
+from acclimate_runners import config_rules as rules
+from acclimate_runners import tensors
+from acclimate_runners.config_rules import Check
 from acclimate_runners.kinds import Architecture
 from acclimate_runners.tensors import Shapes
 
 _BERT: dict[str, Check] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "intermediate_size": INNER,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "hidden_act": ACTIVATION,
-    "hidden_dropout_prob": SHARE,
-    "attention_probs_dropout_prob": SHARE,
-    "max_position_embeddings": POSITIONS,
-    "type_vocab_size": whole(1, 1024),
-    "layer_norm_eps": EPSILON,
+    "vocab_size": rules.VOCABULARY,
+    "hidden_size": rules.WIDTH,
+    "intermediate_size": rules.INNER,
+    "num_hidden_layers": rules.LAYERS,
+    "num_attention_heads": rules.HEADS,
+    "hidden_act": rules.ACTIVATION,
+    "hidden_dropout_prob": rules.SHARE,
+    "attention_probs_dropout_prob": rules.SHARE,
+    "max_position_embeddings": rules.POSITIONS,
+    "type_vocab_size": rules.whole(1, 1024),
+    "layer_norm_eps": rules.EPSILON,
 }
 _DISTILBERT: dict[str, Check] = {
-    "vocab_size": VOCABULARY,
-    "dim": WIDTH,
-    "hidden_dim": INNER,
-    "n_layers": LAYERS,
-    "n_heads": HEADS,
-    "activation": one_of("gelu", "relu"),
-    "dropout": SHARE,
-    "attention_dropout": SHARE,
-    "max_position_embeddings": POSITIONS,
+    "vocab_size": rules.VOCABULARY,
+    "dim": rules.WIDTH,
+    "hidden_dim": rules.INNER,
+    "n_layers": rules.LAYERS,
+    "n_heads": rules.HEADS,
+    "activation": rules.one_of("gelu", "relu"),
+    "dropout": rules.SHARE,
+    "attention_dropout": rules.SHARE,
+    "max_position_embeddings": rules.POSITIONS,
     # The positions are weights in files, however they were once made.
-    "sinusoidal_pos_embds": one_of(False),
-}
-_VIT: dict[str, Check] = {
-    "hidden_size": WIDTH,
-    "intermediate_size": INNER,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "hidden_act": ACTIVATION,
-    "hidden_dropout_prob": SHARE,
-    "attention_probs_dropout_prob": SHARE,
-    "layer_norm_eps": EPSILON,
-    "image_size": whole(1, 4096),
-    "patch_size": whole(1, 4096),
-    "num_channels": whole(1, 9),
-    "qkv_bias": SWITCH,
+    "sinusoidal_pos_embds": rules.one_of(False),
 }
 # What says nothing here: dropout of heads, which is off; what only other heads read; how older versions computed by default.
 _TOLD: dict[str, Check] = {
-    "classifier_dropout": real(0, 1, optional=True),
-    "tie_word_embeddings": SWITCH,
-    "position_embedding_type": one_of("absolute"),
-    "gradient_checkpointing": one_of(False),
-    "output_past": SWITCH,
-    "directionality": text,
+    "classifier_dropout": rules.real(0, 1, optional=True),
+    "tie_word_embeddings": rules.SWITCH,
+    "position_embedding_type": rules.one_of("absolute"),
+    "gradient_checkpointing": rules.one_of(False),
+    "output_past": rules.SWITCH,
+    "directionality": rules.text,
     **{
-        f"pooler_{name}": whole(1, 2**16)
+        f"pooler_{name}": rules.whole(1, 2**16)
         for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head")
     },
-    "pooler_type": text,
+    "pooler_type": rules.text,
+}
+# Versions 2 and 3, which differ in their fields alone.
+_DEBERTA: dict[str, Check] = {
+    **_BERT,
+    "type_vocab_size": rules.whole(0, 1024),
+    "relative_attention": rules.SWITCH,
+    "max_relative_positions": rules.whole(-1, 2**22),
+    "position_buckets": rules.whole(-1, 2**12),
+    "norm_rel_ebd": rules.one_of("none", "layer_norm"),
+    "share_att_key": rules.SWITCH,
+    "pos_att_type": rules.some_of("c2p", "p2c"),
+    "position_biased_input": rules.SWITCH,
+    "embedding_size": rules.WIDTH,
+    "conv_kernel_size": rules.whole(0, 63),
+    "conv_groups": rules.whole(1, 2**16),
+    "conv_act": rules.ACTIVATION,
+    "pooler_hidden_act": rules.ACTIVATION,
+}
+_DEBERTA_TOLD: dict[str, Check] = {
+    "attention_head_size": rules.whole(1, 2**16),
+    "pooler_hidden_size": rules.WIDTH,
+    "pooler_dropout": rules.SHARE,
+    "cls_dropout": rules.real(0, 0.9, optional=True),
+    "legacy": rules.SWITCH,
+    # Steps with the last layer, which no file's config switches on.
+    "z_steps": rules.one_of(0),
 }
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-
-
-def _linear(name: str, outputs: int, inputs: int) -> Shapes:
-    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
-
-
-def _norm(name: str, width: int) -> Shapes:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
 def _bert_like(config: Mapping[str, Any], stem: str, *, positions: int, pooled: str) -> Shapes:
@@ -99,149 +89,168 @@ def _bert_like(config: Mapping[str, Any], stem: str, *, positions: int, pooled: 
         f"{stem}.embeddings.word_embeddings.weight": (config["vocab_size"], width),
         f"{stem}.embeddings.position_embeddings.weight": (config.get("max_position_embeddings", positions), width),
         f"{stem}.embeddings.token_type_embeddings.weight": (config.get("type_vocab_size", 2), width),
-        **_norm(f"{stem}.embeddings.LayerNorm", width),
+        **tensors.norm(f"{stem}.embeddings.LayerNorm", width),
     }
     for layer in range(config["num_hidden_layers"]):
         at = f"{stem}.encoder.layer.{layer}"
         for name in ("query", "key", "value"):
-            found |= _linear(f"{at}.attention.self.{name}", width, width)
-        found |= _linear(f"{at}.attention.output.dense", width, width) | _norm(
+            found |= tensors.dense(f"{at}.attention.self.{name}", width, width)
+        found |= tensors.dense(f"{at}.attention.output.dense", width, width) | tensors.norm(
             f"{at}.attention.output.LayerNorm", width
         )
-        found |= _linear(f"{at}.intermediate.dense", inner, width) | _linear(f"{at}.output.dense", width, inner)
-        found |= _norm(f"{at}.output.LayerNorm", width)
-    return found | _linear(pooled, width, width)
+        found |= tensors.dense(f"{at}.intermediate.dense", inner, width) | tensors.dense(
+            f"{at}.output.dense", width, inner
+        )
+        found |= tensors.norm(f"{at}.output.LayerNorm", width)
+    return found | tensors.dense(pooled, width, width)
 
 
-def bert(config: Mapping[str, Any]) -> Shapes:
+def _bert(config: Mapping[str, Any]) -> Shapes:
     """BERT's."""
     return _bert_like(config, "bert", positions=512, pooled="bert.pooler.dense")
 
 
-def roberta(config: Mapping[str, Any]) -> Shapes:
+def _roberta(config: Mapping[str, Any]) -> Shapes:
     """RoBERTa's."""
     return _bert_like(config, "roberta", positions=512, pooled="classifier.dense")
 
 
-def distilbert(config: Mapping[str, Any]) -> Shapes:
+def _distilbert(config: Mapping[str, Any]) -> Shapes:
     """DistilBERT's."""
     stem, width, inner = "distilbert", config["dim"], config["hidden_dim"]
     found: Shapes = {
         f"{stem}.embeddings.word_embeddings.weight": (config["vocab_size"], width),
         f"{stem}.embeddings.position_embeddings.weight": (config.get("max_position_embeddings", 512), width),
-        **_norm(f"{stem}.embeddings.LayerNorm", width),
+        **tensors.norm(f"{stem}.embeddings.LayerNorm", width),
     }
     for layer in range(config["n_layers"]):
         at = f"{stem}.transformer.layer.{layer}"
         for name in ("q_lin", "k_lin", "v_lin", "out_lin"):
-            found |= _linear(f"{at}.attention.{name}", width, width)
-        found |= _norm(f"{at}.sa_layer_norm", width)
-        found |= _linear(f"{at}.ffn.lin1", inner, width) | _linear(f"{at}.ffn.lin2", width, inner)
-        found |= _norm(f"{at}.output_layer_norm", width)
-    return found | _linear("pre_classifier", width, width)
+            found |= tensors.dense(f"{at}.attention.{name}", width, width)
+        found |= tensors.norm(f"{at}.sa_layer_norm", width)
+        found |= tensors.dense(f"{at}.ffn.lin1", inner, width) | tensors.dense(f"{at}.ffn.lin2", width, inner)
+        found |= tensors.norm(f"{at}.output_layer_norm", width)
+    return found | tensors.dense("pre_classifier", width, width)
 
 
-def vit(config: Mapping[str, Any]) -> Shapes:
-    """ViT's, under the names of files; transformers has others in memory (building.by_file_name)."""
-    width, inner, patch = config["hidden_size"], config["intermediate_size"], config["patch_size"]
+def _relative(config: Mapping[str, Any]) -> tuple[int, int]:
+    """How far apart two tokens may be told apart at all, and how many distances of either sign have an embedding."""
+    far = config.get("max_relative_positions", -1)
+    far = far if far >= 1 else config.get("max_position_embeddings", 512)
+    buckets = config.get("position_buckets", -1)
+    return far, buckets if buckets > 0 else far
+
+
+def _deberta(config: Mapping[str, Any]) -> Shapes:
+    """DeBERTa's of versions 2 and 3: distances between tokens are embedded, and positions only where the input has them."""
+    stem, width, inner = "deberta", config["hidden_size"], config["intermediate_size"]
+    own, relative = config.get("embedding_size", width), config.get("relative_attention", False)
     found: Shapes = {
-        "vit.embeddings.cls_token": (1, 1, width),
-        "vit.embeddings.position_embeddings": (1, (config["image_size"] // patch) ** 2 + 1, width),
-        "vit.embeddings.patch_embeddings.projection.weight": (width, config["num_channels"], patch, patch),
-        "vit.embeddings.patch_embeddings.projection.bias": (width,),
-        **_norm("vit.layernorm", width),
+        f"{stem}.embeddings.word_embeddings.weight": (config["vocab_size"], own),
+        **tensors.norm(f"{stem}.embeddings.LayerNorm", width),
     }
+    if config.get("position_biased_input", True):
+        found[f"{stem}.embeddings.position_embeddings.weight"] = (config.get("max_position_embeddings", 512), own)
+    if kinds := config.get("type_vocab_size", 0):
+        found[f"{stem}.embeddings.token_type_embeddings.weight"] = (kinds, own)
+    if own != width:
+        found[f"{stem}.embeddings.embed_proj.weight"] = (width, own)
+    projections = ["query_proj", "key_proj", "value_proj"]
+    if relative:
+        found[f"{stem}.encoder.rel_embeddings.weight"] = (2 * _relative(config)[1], width)
+        kept = {} if config.get("share_att_key", False) else {"c2p": "pos_key_proj", "p2c": "pos_query_proj"}
+        projections += [name for kind, name in kept.items() if kind in rules.parts_of(config.get("pos_att_type"))]
+    if config.get("norm_rel_ebd", "none") == "layer_norm":
+        found |= tensors.norm(f"{stem}.encoder.LayerNorm", width)
+    if kernel := config.get("conv_kernel_size", 0):
+        at = f"{stem}.encoder.conv"
+        found |= {f"{at}.conv.weight": (width, width // config.get("conv_groups", 1), kernel)}
+        found |= {f"{at}.conv.bias": (width,), **tensors.norm(f"{at}.LayerNorm", width)}
     for layer in range(config["num_hidden_layers"]):
-        at = f"vit.encoder.layer.{layer}"
-        for name in ("query", "key", "value"):
-            whole_ = _linear(f"{at}.attention.attention.{name}", width, width)
-            found |= {key: shape for key, shape in whole_.items() if config.get("qkv_bias", True) or len(shape) == 2}
-        found |= _linear(f"{at}.attention.output.dense", width, width)
-        found |= _linear(f"{at}.intermediate.dense", inner, width) | _linear(f"{at}.output.dense", width, inner)
-        found |= _norm(f"{at}.layernorm_before", width) | _norm(f"{at}.layernorm_after", width)
+        at = f"{stem}.encoder.layer.{layer}"
+        for name in projections:
+            found |= tensors.dense(f"{at}.attention.self.{name}", width, width)
+        found |= tensors.dense(f"{at}.attention.output.dense", width, width)
+        found |= tensors.dense(f"{at}.intermediate.dense", inner, width)
+        found |= tensors.dense(f"{at}.output.dense", width, inner)
+        found |= tensors.norm(f"{at}.attention.output.LayerNorm", width)
+        found |= tensors.norm(f"{at}.output.LayerNorm", width)
+    return found | tensors.dense("pooler.dense", width, width)
+
+
+def _deberta_conflicts(config: Mapping[str, Any]) -> list[str]:
+    """Fields that don't go together: copies that differ, weights that nothing would read, distances that can't be computed."""
+    width, found = config["hidden_size"], []
+    same = {"pooler_hidden_size": width, "attention_head_size": width // config["num_attention_heads"]}
+    for name, value in same.items():
+        if config.get(name, value) != value:
+            found.append(f"{name} is {config[name]}, the other fields make it {value}")
+    parts = rules.parts_of(config.get("pos_att_type"))
+    if config.get("relative_attention", False) != bool(parts):
+        found.append("relative_attention is true without a pos_att_type, or false with one: no model is of both")
+    if config.get("norm_rel_ebd", "none") != "none" and not config.get("relative_attention", False):
+        found.append("norm_rel_ebd is layer_norm, relative_attention false: there is nothing to norm")
+    far, buckets = _relative(config)
+    if config.get("position_buckets", -1) > 0 and not 2 <= buckets < 2 * (far - 1):
+        found.append(f"position_buckets is {buckets}, which distances up to {far} can't be put into")
+    kernel, groups = config.get("conv_kernel_size", 0), config.get("conv_groups", 1)
+    if kernel and kernel % 2 == 0:
+        found.append(f"conv_kernel_size {kernel} is even, which changes a text's length")
+    if width % groups:
+        found.append(f"hidden_size {width} is not a multiple of conv_groups {groups}")
     return found
 
 
+def _kin(
+    model_class: str, stem: str, shapes: Callable[[Mapping[str, Any]], Shapes], *, scoring: tuple[str, ...], **more: Any
+) -> Architecture:
+    """An encoder whose fields are named as BERT's are; more: what else there is to know of it."""
+    known: dict[str, Any] = {
+        "fields": _BERT,
+        "required": _SIZES,
+        "positions": ("max_position_embeddings", 512),
+        "heads": ("hidden_size", "num_attention_heads"),
+        "told": _TOLD,
+        "score": "classifier.weight",
+        "score_bias": "classifier.bias",
+        "embedding": f"{stem}.embeddings.word_embeddings.weight",
+    }
+    return Architecture(
+        model_class=model_class, shapes=shapes, scoring=scoring, head="", tied=True, encodes=True, **{**known, **more}
+    )
+
+
 ENCODERS: dict[str, Architecture] = {
-    "bert": Architecture(
-        model_class="BertForSequenceClassification",
-        fields=_BERT,
-        required=_SIZES,
-        shapes=bert,
-        head="",
-        embedding="bert.embeddings.word_embeddings.weight",
-        tied=True,
-        positions=("max_position_embeddings", 512),
-        heads=("hidden_size", "num_attention_heads"),
-        told=_TOLD,
-        score="classifier.weight",
-        score_bias="classifier.bias",
-        scoring=("bert.pooler.", "classifier."),
-        encodes=True,
-    ),
-    "roberta": Architecture(
-        model_class="RobertaForSequenceClassification",
-        fields=_BERT,
-        required=_SIZES,
-        shapes=roberta,
-        head="",
-        embedding="roberta.embeddings.word_embeddings.weight",
-        tied=True,
-        positions=("max_position_embeddings", 512),
-        heads=("hidden_size", "num_attention_heads"),
+    "bert": _kin("BertForSequenceClassification", "bert", _bert, scoring=("bert.pooler.", "classifier.")),
+    "roberta": _kin(
+        "RobertaForSequenceClassification",
+        "roberta",
+        _roberta,
+        scoring=("classifier.",),
         # Positions are counted from behind the padding token's number.
-        told={**_TOLD, "pad_token_id": one_of(1)},
+        told={**_TOLD, "pad_token_id": rules.one_of(1)},
         score="classifier.out_proj.weight",
         score_bias="classifier.out_proj.bias",
-        scoring=("classifier.",),
-        encodes=True,
         first=2,
     ),
-    "distilbert": Architecture(
-        model_class="DistilBertForSequenceClassification",
+    "distilbert": _kin(
+        "DistilBertForSequenceClassification",
+        "distilbert",
+        _distilbert,
         fields=_DISTILBERT,
         required=("vocab_size", "dim", "hidden_dim", "n_layers", "n_heads"),
-        shapes=distilbert,
-        head="",
-        embedding="distilbert.embeddings.word_embeddings.weight",
-        tied=True,
-        positions=("max_position_embeddings", 512),
         heads=("dim", "n_heads"),
-        told={**_TOLD, "qa_dropout": SHARE, "seq_classif_dropout": SHARE},
-        score="classifier.weight",
-        score_bias="classifier.bias",
+        told={**_TOLD, "qa_dropout": rules.SHARE, "seq_classif_dropout": rules.SHARE},
         scoring=("pre_classifier.", "classifier."),
-        encodes=True,
     ),
-    "vit": Architecture(
-        model_class="ViTForImageClassification",
-        fields=_VIT,
-        required=(
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "image_size",
-            "patch_size",
-            "num_channels",
-        ),
-        shapes=vit,
-        head="",
-        embedding="vit.embeddings.patch_embeddings.projection.weight",
-        tied=True,
-        positions=None,
-        heads=("hidden_size", "num_attention_heads"),
-        told={
-            "encoder_stride": whole(1, 4096),
-            "pooler_act": text,
-            "pooler_output_size": whole(1, 2**16, optional=True),
-            "tie_word_embeddings": SWITCH,
-        },
-        score="classifier.weight",
-        score_bias="classifier.bias",
-        scoring=("classifier.",),
-        encodes=True,
-        sees=True,
+    "deberta-v2": _kin(
+        "DebertaV2ForSequenceClassification",
+        "deberta",
+        _deberta,
+        fields=_DEBERTA,
+        told={**_TOLD, **_DEBERTA_TOLD},
+        scoring=("pooler.", "classifier."),
+        conflicts=_deberta_conflicts,
     ),
 }
 """Model type -> what is known of it."""

@@ -1,4 +1,4 @@
-"""What is known of an accepted architecture, in plain Python: architectures.py and encoders.py say it of each."""
+"""What is known of an accepted architecture, in plain Python: architectures.py, encoders.py and image_classifiers.py say it of each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +28,7 @@ class Architecture:
         scoring: what the names of all weights begin with that stand between the last layer and a classifier's answer.
         encodes: whether each token sees all others, and a classifier reads the first one; there are no language models of the kind then.
         sees: whether it reads an image, and has no tokenizer.
+        conflicts: what is wrong with fields that are each for itself fine, of a config without another problem.
         first: the position of a text's first token, before which there are others that no text uses.
     """
 
@@ -47,6 +48,7 @@ class Architecture:
     encodes: bool = False
     first: int = 0
     sees: bool = False
+    conflicts: Callable[[Mapping[str, Any]], list[str]] = lambda config: []
 
     @property
     def attends(self) -> bool:

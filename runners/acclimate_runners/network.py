@@ -224,6 +224,8 @@ def _scores(model: Any, architecture: str, hidden: Tensor) -> Tensor:
         scores = model.classifier(hidden)
     elif architecture == "roberta":
         scores = model.classifier(hidden[:, None])
+    elif architecture == "deberta-v2":
+        scores = model.classifier(model.pooler(hidden[:, None]))
     elif architecture == "distilbert":
         scores = model.classifier(functional.relu(model.pre_classifier(hidden)))
     else:

@@ -35,6 +35,16 @@ def linear(shapes: Shapes, parts: Sequence[str]) -> list[str]:
     return sorted(found)
 
 
+def dense(name: str, outputs: int, inputs: int) -> Shapes:
+    """A linear layer's weight and bias."""
+    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+
+
+def norm(name: str, width: int) -> Shapes:
+    """A norm's gain and bias."""
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
 def decoder(
     config: Mapping[str, Any],
     *,

@@ -33,6 +33,16 @@ CONFIGS: tuple[dict[str, Any], ...] = (
         "label2id": {"a": 0, "b": 1},
         **_ENCODER,
     },
+    {
+        "model_type": "deberta-v2",
+        "architectures": ["DebertaV2ForSequenceClassification"],
+        "id2label": {"0": "a", "1": "b"},
+        **_ENCODER,
+        "relative_attention": True,
+        "position_buckets": 4,
+        "pos_att_type": "p2c|c2p",
+        "conv_kernel_size": 3,
+    },
     {"model_type": "mamba", "vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 1, "state_size": 2},
     {**_LLAMA, "model_type": "gemma2", "head_dim": 2, "hidden_activation": "gelu_pytorch_tanh"},
 )

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,19 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "n_heads": 2,
         "max_position_embeddings": 16,
     },
+    "deberta-v2": {
+        "model_type": "deberta-v2",
+        "architectures": ["DebertaV2ForSequenceClassification"],
+        **_ENCODER,
+        "relative_attention": True,
+        "position_buckets": 4,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": "p2c|c2p",
+        "max_relative_positions": -1,
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
     "vit": {
         "model_type": "vit",
         "architectures": ["ViTForImageClassification"],
@@ -249,6 +263,37 @@ class Tiny:
         made = {"check": jobs.CheckJob, "prepare": jobs.PrepareJob, "evaluate": jobs.EvaluateJob}[kind](**values)
         (folder / "job.json").write_text(jobs.to_json(made), "utf-8")
         return made
+
+    def require_same_bytes_cut_off(self, folder: Path, made: Callable[..., Any], checkpoint: int) -> None:
+        """Whether a preparation that is cut off while this checkpoint is written goes on to the bytes of one that is not.
+
+        `made` gives the job of a folder; whose limits it takes as `limits`.
+        """
+        from acclimate_runners import checkpoints, preparation
+
+        limits = dataclasses.replace(self.limits, checkpoint_seconds=0.0)
+        whole, again = (made(folder / name, limits=limits) for name in ("whole", "again"))
+        undisturbed = preparation.prepare(whole, folder / "whole", lambda *words: None)
+        plain, count = checkpoints.write_tensors, 0
+
+        def cut(*args: Any, **named: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == checkpoint:
+                raise KeyboardInterrupt
+            return plain(*args, **named)
+
+        with pytest.MonkeyPatch.context() as patched:
+            # As often as they are asked for, whatever share of the time they take.
+            patched.setattr(checkpoints, "_SHARE", 0)
+            patched.setattr(checkpoints, "write_tensors", cut)
+            with pytest.raises(KeyboardInterrupt):
+                preparation.prepare(again, folder / "again", lambda *words: None)
+        (folder / "again" / checkpoints.WRITTEN / "whole").rename(folder / "again" / checkpoints.RESUME)
+        found = json.loads((folder / "again" / checkpoints.RESUME / checkpoints.STATE).read_text("utf-8"))
+        assert found["step"] == checkpoint - 1
+        resumed = preparation.prepare(again, folder / "again", lambda *words: None)
+        assert resumed.files == undisturbed.files and len(resumed.files) == 1
 
     def recipe(self, **changes: Any) -> Recipe:
         """The tiny recipe, with some fields changed."""

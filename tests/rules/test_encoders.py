@@ -14,7 +14,7 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Lora, Selection
 from acclimate_runners import adapter_files, encoders, jobs, models, packing, reading, tensors
 
-ENCODERS = sorted(name for name, kind in encoders.ENCODERS.items() if not kind.sees)
+ENCODERS = sorted(encoders.ENCODERS)
 LABELS = ("more", "less", "no", "yes")
 
 
@@ -41,10 +41,36 @@ def refused(tiny: Any, folder: Path) -> str:
     return "\n".join(caught.value.problems)
 
 
-@pytest.mark.parametrize("architecture", ENCODERS)
+# What of an architecture's fields changes its tensors or numbers.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in ENCODERS},
+    "deberta of version 2": (
+        "deberta-v2",
+        {
+            "conv_kernel_size": 3,
+            "conv_act": "gelu",
+            "share_att_key": False,
+            "position_biased_input": True,
+            "type_vocab_size": 2,
+            "attention_head_size": 8,
+        },
+    ),
+    "deberta with distances of one kind": (
+        "deberta-v2",
+        {"pos_att_type": ["p2c"], "share_att_key": False, "position_buckets": -1, "norm_rel_ebd": "none"},
+    ),
+    "deberta with small embeddings": ("deberta-v2", {"embedding_size": 6, "pooler_hidden_act": "tanh"}),
+    "deberta without distances": (
+        "deberta-v2",
+        {"relative_attention": False, "pos_att_type": None, "norm_rel_ebd": "none", "position_biased_input": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("max_length", [17, 200])
 def test_tensors_and_log_probabilities_are_those_of_the_library(
-    tiny: Any, tmp_path: Path, architecture: str, max_length: int
+    tiny: Any, tmp_path: Path, variant: str, max_length: int
 ) -> None:
     """Transformers' whole way, one row at a time, so that nothing is padded; 200 tokens take another attention."""
     import torch
@@ -52,10 +78,9 @@ def test_tensors_and_log_probabilities_are_those_of_the_library(
 
     from acclimate_runners import classifying, network
 
-    first = encoders.ENCODERS[architecture].first
-    folder = encoder(
-        tiny, tmp_path / "model", architecture, labels=LABELS, max_position_embeddings=max_length - 1 + first
-    )
+    architecture, changes = VARIANTS[variant]
+    changes = {**changes, "max_position_embeddings": max_length - 1 + encoders.ENCODERS[architecture].first}
+    folder = encoder(tiny, tmp_path / "model", architecture, labels=LABELS, **changes)
     theirs, told = AutoModelForSequenceClassification.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True
     )
@@ -101,6 +126,23 @@ def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path, architect
         ("bert", {"num_attention_heads": 3}, "hidden_size 16 is not a multiple of num_attention_heads 3"),
         ("bert", {"id2label": {"0": "a", "1": "b", "2": "c"}}, "tensor 'classifier.bias' has shape [2], config.json asks for [3]"),
         ("roberta", {"pad_token_id": 0}, "pad_token_id is 0, expected one of 1"),
+        ("deberta-v2", {"position_buckets": 2**40}, "position_buckets is 1099511627776, expected a whole number from -1 to 4096"),
+        ("deberta-v2", {"position_buckets": -2}, "position_buckets is -2, expected a whole number from -1 to 4096"),
+        ("deberta-v2", {"position_buckets": 30}, "position_buckets is 30, which distances up to 16 can't be put into"),
+        ("deberta-v2", {"position_buckets": 1}, "position_buckets is 1, which distances up to 16 can't be put into"),
+        ("deberta-v2", {"position_buckets": -1}, "tensor 'deberta.encoder.rel_embeddings.weight' has shape [8, 16], config.json asks for [32, 16]"),
+        ("deberta-v2", {"pos_att_type": "c2p|c2p"}, "pos_att_type is 'c2p|c2p', expected null, or some of c2p and p2c"),
+        ("deberta-v2", {"pos_att_type": ["p2p"]}, "pos_att_type is ['p2p'], expected null, or some of c2p and p2c"),
+        ("deberta-v2", {"pos_att_type": [["c2p"]]}, "pos_att_type is [['c2p']], expected null, or some of c2p and p2c"),
+        ("deberta-v2", {"pos_att_type": None}, "relative_attention is true without a pos_att_type, or false with one"),
+        ("deberta-v2", {"relative_attention": False}, "norm_rel_ebd is layer_norm, relative_attention false: there is nothing to norm"),
+        ("deberta-v2", {"conv_kernel_size": 4}, "conv_kernel_size 4 is even, which changes a text's length"),
+        ("deberta-v2", {"conv_kernel_size": 3, "conv_groups": 3}, "hidden_size 16 is not a multiple of conv_groups 3"),
+        ("deberta-v2", {"conv_kernel_size": 3}, "tensor 'deberta.encoder.conv.conv.weight' is missing"),
+        ("deberta-v2", {"attention_head_size": 64}, "attention_head_size is 64, the other fields make it 8"),
+        ("deberta-v2", {"pooler_hidden_size": 8}, "pooler_hidden_size is 8, the other fields make it 16"),
+        ("deberta-v2", {"embedding_size": 8}, "tensor 'deberta.embeddings.embed_proj.weight' is missing"),
+        ("deberta-v2", {"z_steps": 2}, "z_steps is 2, expected one of 0"),
         ("distilbert", {"sinusoidal_pos_embds": True}, "sinusoidal_pos_embds is True, expected one of False"),
     ],
 )  # fmt: skip
@@ -197,6 +239,89 @@ def test_parts_of_a_batch_give_the_same_loss_and_recomputing_the_same_bytes(
         assert losses == made[micro][0] and all(weights[name].equal(each) for name, each in made[micro][1].items())
 
 
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_in_bfloat16_losses_are_near_those_of_float32(tiny: Any, tmp_path: Path, architecture: str) -> None:
+    """As docs/organizers.md says how near; however many rows are read at once, and the same bytes again."""
+    import torch
+
+    from acclimate_runners import classifying, computing, preparation
+
+    computing.be_deterministic(1)
+    job = classify_job(tiny, tmp_path, encoder(tiny, tmp_path / "model", architecture), "check")
+    model, tokenizer = preparation.open_model(job, tmp_path)
+    data = preparation.pack_splits(job, tmp_path, job.tasks[1], model, tokenizer)
+    start = dict(classifying.begun(model, model.copy_weights(), job.tasks[1].task, seed=0))
+
+    def losses(dtype: str, micro: int | None = None) -> Any:
+        model.set_weights(start)
+        recipe = tiny.recipe(dtype=dtype)
+        return preparation.fit(model, data, recipe, lr=0.003, seed=12, stop_after=8, micro_batch=micro).losses
+
+    plain, half = losses("float32"), losses("bfloat16")
+    assert half != plain and half == pytest.approx(plain, rel=0.02)
+    assert losses("bfloat16") == half and losses("bfloat16", 2) == pytest.approx(half, rel=0.02)
+    assert {weight.dtype for weight in model.weights.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("architecture", ENCODERS)
+@pytest.mark.parametrize("checkpoint", [4, 9])
+def test_cut_off_it_goes_on_to_the_same_bytes(tiny: Any, tmp_path: Path, architecture: str, checkpoint: int) -> None:
+    """While a checkpoint is written: in the fit of the rate, and in that of the seed."""
+    model = encoder(tiny, tmp_path / "model", architecture)
+    recipe = tiny.recipe(epochs=1, lr_grid=(1e-2,), selection=Selection("nll", 0, ("last",)))
+    given = {"recipe": recipe, "stages": (("words", 11),)}
+    tiny.require_same_bytes_cut_off(
+        tmp_path, lambda folder, **more: classify_job(tiny, folder, model, "prepare", **given, **more), checkpoint
+    )
+
+
+def test_a_unigram_tokenizer_is_read(tiny: Any, tmp_path: Path) -> None:
+    """As DeBERTa's of version 3: pieces with scores, a mark for a blank, a token behind the pieces, a text between two others."""
+    from acclimate_runners import preparation
+
+    pieces = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"▁{word}" for word in (*"abcdef", "more", "less"))]
+    normal = [{"type": "Strip", "strip_left": True, "strip_right": True}, {"type": "NFKC"}]
+    frame = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    frame.append({"SpecialToken": {"id": "[SEP]", "type_id": 0}})
+    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "[MASK]": len(pieces)}
+    mark = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    told = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": number, "content": word, **flags} for word, number in special.items()],
+        "normalizer": {"type": "Sequence", "normalizers": normal},
+        "pre_tokenizer": mark,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": frame,
+            "pair": frame + [{"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {
+                word: {"id": word, "ids": [special[word]], "tokens": [word]} for word in ("[CLS]", "[SEP]")
+            },
+        },
+        "decoder": mark,
+        "model": {
+            "type": "Unigram",
+            "unk_id": 3,
+            "vocab": [[piece, -0.1 * number] for number, piece in enumerate(pieces)],
+            "byte_fallback": False,
+        },
+    }
+    model = encoder(tiny, tmp_path / "model", "deberta-v2")
+    (model / "tokenizer.json").write_text(json.dumps(told), "utf-8")
+    job = replace(classify_job(tiny, tmp_path / "job", model, "check"), tokenizer=None)
+    opened, tokenizer = preparation.open_model(job, tmp_path / "job")
+    assert packing.framed(tokenizer, [" a ｂ f "], most=8) == [[1, 4, 5, 9, 2]]
+    rows, _ = preparation.pack_splits(job, tmp_path / "job", job.tasks[0], opened, tokenizer)
+    assert (rows.inputs[:, 0] == 1).all()
+    edit(model, vocab_size=len(pieces))
+    assert f"tokenizer.json: token {len(pieces)} is outside the model's vocabulary of {len(pieces)}" in refused(
+        tiny, model
+    )
+
+
 def test_the_order_of_rows_changes_nobodys_numbers(tiny: Any, tmp_path: Path) -> None:
     from acclimate_runners import evaluation
 
@@ -220,7 +345,7 @@ def test_what_adapters_of_a_recipe_stand_on(tiny: Any) -> None:
     found = {}
     for name in ENCODERS:
         kind = encoders.ENCODERS[name]
-        shapes = kind.shapes({**kind.fields, **CONFIG, "model_type": name})
+        shapes = kind.shapes({**CONFIG, "model_type": name})
         found[name] = [
             {layer.split(".0.")[1].removesuffix(".weight") for layer in tensors.linear(shapes, (part,))}
             for part in ("attention", "mlp")
@@ -230,6 +355,13 @@ def test_what_adapters_of_a_recipe_stand_on(tiny: Any) -> None:
         {"intermediate.dense", "output.dense"},
     ]
     assert found["bert"] == found["roberta"] == theirs
+    own = {
+        "attention.self.query_proj",
+        "attention.self.key_proj",
+        "attention.self.value_proj",
+        "attention.output.dense",
+    }
+    assert found["deberta-v2"] == [own, theirs[1]]
     assert found["distilbert"] == [{f"attention.{n}_lin" for n in ("q", "k", "v", "out")}, {"ffn.lin1", "ffn.lin2"}]
 
 

@@ -160,37 +160,13 @@ def test_it_is_checked_prepared_and_evaluated_to_the_same_bytes(tiny: Any, tmp_p
 
 
 @pytest.mark.parametrize("checkpoint", [3, 6, 10])
-def test_cut_off_it_goes_on_to_the_same_bytes(
-    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: int
-) -> None:
+def test_cut_off_it_goes_on_to_the_same_bytes(tiny: Any, tmp_path: Path, checkpoint: int) -> None:
     """While a checkpoint is written: in the fit of the rate, near its end, and in that of the seed."""
-    from acclimate_runners import checkpoints, preparation
-
     model = image_model(tiny, tmp_path / "model")
-    recipe = tiny.recipe(epochs=1, lr_grid=(1e-2,), max_length=193)
-    given = {"recipe": recipe, "stages": (("hue", 11),), "limits": replace(tiny.limits, checkpoint_seconds=0.0)}
-    whole, again = (image_job(tiny, tmp_path / name, model, "prepare", **given) for name in ("whole", "again"))
-    undisturbed = preparation.prepare(whole, tmp_path / "whole", lambda *words: None)
-    # As often as they are asked for, whatever share of the time they take.
-    monkeypatch.setattr(checkpoints, "_SHARE", 0)
-    plain, count = checkpoints.write_tensors, 0
-
-    def cut(*args: Any, **named: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == checkpoint:
-            raise KeyboardInterrupt
-        return plain(*args, **named)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "write_tensors", cut)
-        with pytest.raises(KeyboardInterrupt):
-            preparation.prepare(again, tmp_path / "again", lambda *words: None)
-    (tmp_path / "again" / checkpoints.WRITTEN / "whole").rename(tmp_path / "again" / checkpoints.RESUME)
-    found = json.loads((tmp_path / "again" / checkpoints.RESUME / checkpoints.STATE).read_text("utf-8"))
-    assert found["step"] == checkpoint - 1
-    resumed = preparation.prepare(again, tmp_path / "again", lambda *words: None)
-    assert resumed.files == undisturbed.files and len(resumed.files) == 1
+    given = {"recipe": tiny.recipe(epochs=1, lr_grid=(1e-2,), max_length=193), "stages": (("hue", 11),)}
+    tiny.require_same_bytes_cut_off(
+        tmp_path, lambda folder, **more: image_job(tiny, folder, model, "prepare", **given, **more), checkpoint
+    )
 
 
 def test_parts_of_a_batch_give_the_same_loss_and_recomputing_the_same_bytes(tiny: Any, tmp_path: Path) -> None:
