@@ -41,6 +41,7 @@ ARCHITECTURES = (
     "roberta",
     "distilbert",
     "deberta-v2",
+    "modernbert",
     "vit",
 )
 """Model types (of config.json) that a competition may allow."""

@@ -33,6 +33,7 @@ _CONFIGS = {
     "roberta": "RobertaConfig",
     "distilbert": "DistilBertConfig",
     "deberta-v2": "DebertaV2Config",
+    "modernbert": "ModernBertConfig",
     "vit": "ViTConfig",
 }
 """Names of transformers' configuration classes, each in the module of its model type, or in that of _MODULES."""

@@ -1,4 +1,4 @@
-"""Encoders as classifiers of texts: BERT, RoBERTa, DistilBERT, DeBERTa. Fields and tensors, as architectures.py has them of decoders.
+"""Encoders as classifiers of texts: BERT, RoBERTa, DistilBERT, DeBERTa, ModernBERT. Fields and tensors, as architectures.py has them of decoders.
 
 Each token sees all others, and what the model makes of the first one is what the head reads: [CLS] or <s>, which the tokenizer's own post-processor
 puts there. Shapes are those of transformers' classes; a test holds them equal.
@@ -78,6 +78,42 @@ _DEBERTA_TOLD: dict[str, Check] = {
     "legacy": rules.SWITCH,
     # Steps with the last layer, which no file's config switches on.
     "z_steps": rules.one_of(0),
+}
+_MODERN: dict[str, Check] = {
+    "vocab_size": rules.VOCABULARY,
+    "hidden_size": rules.WIDTH,
+    "intermediate_size": rules.INNER,
+    "num_hidden_layers": rules.LAYERS,
+    "num_attention_heads": rules.HEADS,
+    "hidden_activation": rules.ACTIVATION,
+    "max_position_embeddings": rules.POSITIONS,
+    "norm_eps": rules.EPSILON,
+    "norm_bias": rules.SWITCH,
+    "attention_bias": rules.SWITCH,
+    "mlp_bias": rules.SWITCH,
+    "attention_dropout": rules.SHARE,
+    "embedding_dropout": rules.SHARE,
+    "mlp_dropout": rules.SHARE,
+    "layer_types": rules.attentions,
+    "global_attn_every_n_layers": rules.whole(1, 1024),
+    "local_attention": rules.whole(2, 2**22),
+    "rope_parameters": rules.two_ropes,
+    "global_rope_theta": rules.real(1, 1e9),
+    "local_rope_theta": rules.real(1, 1e9),
+    "classifier_pooling": rules.one_of("cls", "mean"),
+    "classifier_bias": rules.SWITCH,
+    "classifier_activation": rules.ACTIVATION,
+}
+# Of the masked language model, of other kernels, and of the weights' first draw.
+_MODERN_TOLD: dict[str, Check] = {
+    **dict.fromkeys(("decoder_bias", "sparse_prediction", "deterministic_flash_attn"), rules.SWITCH),
+    "repad_logits_with_grad": rules.SWITCH,
+    "reference_compile": rules.one_of(None, True, False),
+    "sparse_pred_ignore_index": rules.whole(-(2**31), 2**31),
+    "initializer_cutoff_factor": rules.real(0, 100, optional=True),
+    "layer_norm_eps": rules.EPSILON,
+    "cls_token_id": rules.tokens,
+    "sep_token_id": rules.tokens,
 }
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
@@ -201,6 +237,42 @@ def _deberta_conflicts(config: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def _modern(config: Mapping[str, Any]) -> Shapes:
+    """ModernBERT's: no positions, gates in the feed-forward, and no norm before the first attention."""
+    width, inner = config["hidden_size"], config["intermediate_size"]
+
+    def dense(name: str, outputs: int, inputs: int, switch: str) -> Shapes:
+        found = tensors.dense(name, outputs, inputs)
+        return {key: shape for key, shape in found.items() if len(shape) == 2 or config.get(switch, False)}
+
+    def norm(name: str) -> Shapes:
+        return {
+            key: shape
+            for key, shape in tensors.norm(name, width).items()
+            if key.endswith("weight") or config.get("norm_bias", False)
+        }
+
+    found: Shapes = {"model.embeddings.tok_embeddings.weight": (config["vocab_size"], width)}
+    found |= norm("model.embeddings.norm") | norm("model.final_norm") | norm("head.norm")
+    found |= dense("head.dense", width, width, "classifier_bias")
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        found |= norm(f"{at}.attn_norm") if layer else {}
+        found |= norm(f"{at}.mlp_norm")
+        found |= dense(f"{at}.attn.Wqkv", 3 * width, width, "attention_bias")
+        found |= dense(f"{at}.attn.Wo", width, width, "attention_bias")
+        found |= dense(f"{at}.mlp.Wi", 2 * inner, width, "mlp_bias")
+        found |= dense(f"{at}.mlp.Wo", width, inner, "mlp_bias")
+    return found
+
+
+def _modern_conflicts(config: Mapping[str, Any]) -> list[str]:
+    """Rotary positions of a part of a head, which this architecture's class has not."""
+    ropes = (config.get("rope_parameters") or {}).values()
+    partial = any("partial_rotary_factor" in (rope or {}) for rope in ropes)
+    return ["rope_parameters has a partial_rotary_factor, which modernbert can't have"] if partial else []
+
+
 def _kin(
     model_class: str, stem: str, shapes: Callable[[Mapping[str, Any]], Shapes], *, scoring: tuple[str, ...], **more: Any
 ) -> Architecture:
@@ -251,6 +323,17 @@ ENCODERS: dict[str, Architecture] = {
         told={**_TOLD, **_DEBERTA_TOLD},
         scoring=("pooler.", "classifier."),
         conflicts=_deberta_conflicts,
+    ),
+    "modernbert": _kin(
+        "ModernBertForSequenceClassification",
+        "model",
+        _modern,
+        fields=_MODERN,
+        told={**_TOLD, **_MODERN_TOLD},
+        embedding="model.embeddings.tok_embeddings.weight",
+        positions=("max_position_embeddings", 8192),
+        scoring=("head.", "classifier."),
+        conflicts=_modern_conflicts,
     ),
 }
 """Model type -> what is known of it."""

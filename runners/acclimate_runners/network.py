@@ -161,7 +161,7 @@ class Network:
         return every if len(at) == len(every) else every.index_select(0, at.to(device))
 
     def _first(self, inputs: Tensor, *, ends: Tensor) -> Tensor:
-        """What an encoder makes of each row's first token, [rows, width]; ends: [rows] the place of its last one, behind which it is padded."""
+        """What an encoder's head reads of each row, [rows, width]: its first token's, or the mean of all; ends: [rows] the place of its last one, behind which it is padded."""
         if self.sees:
             return self._seen(inputs)
         places = torch.arange(inputs.shape[1])[None]
@@ -173,6 +173,9 @@ class Network:
             attention_mask=seen.to(self.device),
         ).last_hidden_state
         self.on_batch()
+        if getattr(self.model.config, "classifier_pooling", "cls") == "mean":
+            read = seen.to(hidden)
+            return (hidden * read[:, :, None]).sum(dim=1) / read.sum(dim=1, keepdim=True)
         return hidden[:, 0]
 
     def _seen(self, inputs: Tensor) -> Tensor:
@@ -226,6 +229,8 @@ def _scores(model: Any, architecture: str, hidden: Tensor) -> Tensor:
         scores = model.classifier(hidden[:, None])
     elif architecture == "deberta-v2":
         scores = model.classifier(model.pooler(hidden[:, None]))
+    elif architecture == "modernbert":
+        scores = model.classifier(model.head(hidden))
     elif architecture == "distilbert":
         scores = model.classifier(functional.relu(model.pre_classifier(hidden)))
     else:

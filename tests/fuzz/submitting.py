@@ -43,6 +43,14 @@ CONFIGS: tuple[dict[str, Any], ...] = (
         "pos_att_type": "p2c|c2p",
         "conv_kernel_size": 3,
     },
+    {
+        "model_type": "modernbert",
+        "architectures": ["ModernBertForSequenceClassification"],
+        "id2label": {"0": "a", "1": "b"},
+        **_ENCODER,
+        "layer_types": ["full_attention"],
+        "rope_parameters": {"full_attention": {"rope_theta": 1000.0, "rope_type": "default"}},
+    },
     {"model_type": "mamba", "vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 1, "state_size": 2},
     {**_LLAMA, "model_type": "gemma2", "head_dim": 2, "hidden_activation": "gelu_pytorch_tanh"},
 )

@@ -157,6 +157,14 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "position_biased_input": False,
         "type_vocab_size": 0,
     },
+    "modernbert": {
+        "model_type": "modernbert",
+        "architectures": ["ModernBertForSequenceClassification"],
+        **_ENCODER,
+        "local_attention": 4,
+        "pad_token_id": 0,
+        "classifier_pooling": "mean",
+    },
     "vit": {
         "model_type": "vit",
         "architectures": ["ViTForImageClassification"],

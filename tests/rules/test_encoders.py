@@ -44,6 +44,26 @@ def refused(tiny: Any, folder: Path) -> str:
 # What of an architecture's fields changes its tensors or numbers.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ENCODERS},
+    "modernbert of the first token": (
+        "modernbert",
+        {
+            "classifier_pooling": "cls",
+            "layer_types": ["sliding_attention", "full_attention"],
+            **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True),
+            "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0}},
+        },
+    ),
+    "modernbert as it was published": (
+        "modernbert",
+        {
+            "global_attn_every_n_layers": 2,
+            "global_rope_theta": 5000.0,
+            "local_rope_theta": 100.0,
+            "position_embedding_type": "absolute",
+            "layer_norm_eps": 1e-5,
+            "cls_token_id": 1,
+        },
+    ),
     "deberta of version 2": (
         "deberta-v2",
         {
@@ -143,6 +163,13 @@ def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path, architect
         ("deberta-v2", {"pooler_hidden_size": 8}, "pooler_hidden_size is 8, the other fields make it 16"),
         ("deberta-v2", {"embedding_size": 8}, "tensor 'deberta.embeddings.embed_proj.weight' is missing"),
         ("deberta-v2", {"z_steps": 2}, "z_steps is 2, expected one of 0"),
+        ("modernbert", {"local_attention": -4}, "local_attention is -4, expected a whole number from 2 to 4194304"),
+        ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling is 'max', expected one of cls, mean"),
+        ("modernbert", {"layer_types": ["full_attention"]}, "layer_types has 1 entries, num_hidden_layers is 2"),
+        ("modernbert", {"norm_bias": True}, "tensor 'model.embeddings.norm.bias' is missing"),
+        ("modernbert", {"num_attention_heads": 16}, "the width of a head is odd, which rotary positions can't have"),
+        ("modernbert", {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}}, "has a partial_rotary_factor, which modernbert can't have"),
+        ("modernbert", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers is 0, expected a whole number from 1 to 1024"),
         ("distilbert", {"sinusoidal_pos_embds": True}, "sinusoidal_pos_embds is True, expected one of False"),
     ],
 )  # fmt: skip
@@ -362,6 +389,7 @@ def test_what_adapters_of_a_recipe_stand_on(tiny: Any) -> None:
         "attention.output.dense",
     }
     assert found["deberta-v2"] == [own, theirs[1]]
+    assert found["modernbert"] == [{"attn.Wqkv", "attn.Wo"}, {"mlp.Wi", "mlp.Wo"}]
     assert found["distilbert"] == [{f"attention.{n}_lin" for n in ("q", "k", "v", "out")}, {"ffn.lin1", "ffn.lin2"}]
 
 
