@@ -15,6 +15,7 @@ import pytest
 import rounds_made
 
 from acclimate import bundle, verify
+from acclimate.verify import zips
 
 FORGED = b"PK\3\4" + struct.pack("<5H3L2H", 20, 0, 0, 0, 33, zlib.crc32(b"{}"), 2, 2, 12, 0) + b"ranking.json" + b"{}"
 
@@ -141,6 +142,23 @@ def test_bytes_behind_what_a_deflated_member_unpacks_to_are_found(folder: Path, 
     (tmp_path / "bundle.zip").write_bytes(longer)
     first = verify.verify(tmp_path / "bundle.zip").checks[0]
     assert (first.status, first.where) == ("FAILED", member.filename) and "behind what it unpacks to" in first.meaning
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, 100, 200])
+@pytest.mark.parametrize("kind", ["zeros", "words"])
+def test_a_deflated_member_of_which_the_last_bytes_were_read_before_they_are_written_is_whole(
+    kind: str, more: int
+) -> None:
+    """All of it fits into the unpacker, which hands out a mebibyte at a time: what it has left is its own."""
+    size = (1 << 20) + more
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", (bytes(size) if kind == "zeros" else b"hello world " * size)[:size])
+    (member,) = archive.infolist()
+    zips.require_no_rest(stream, member)
+    member.compress_size -= 1
+    with pytest.raises(zipfile.BadZipFile, match="cut off"):
+        zips.require_no_rest(stream, member)
 
 
 @pytest.mark.parametrize("kind", ["ours", "zip", "deflated", "large"])

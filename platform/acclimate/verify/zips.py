@@ -95,11 +95,14 @@ def require_no_rest(stream: IO[bytes], member: zipfile.ZipInfo) -> None:
     _, *_, name, extra = _LOCAL.unpack(_read(stream, _LOCAL.size))
     stream.seek(name + extra, os.SEEK_CUR)
     left, unpacker = member.compress_size, zlib.decompressobj(-zlib.MAX_WBITS)
-    while not unpacker.eof and (chunk := stream.read(min(left, _CHUNK))):
-        left -= len(chunk)
-        while chunk and not unpacker.eof:
-            unpacker.decompress(chunk, _CHUNK)
-            chunk = unpacker.unconsumed_tail
+    while not unpacker.eof:
+        chunk = unpacker.unconsumed_tail
+        if not chunk:
+            chunk = stream.read(min(left, _CHUNK))
+            left -= len(chunk)
+        # Without a byte to read, it may still hold some to write.
+        if not unpacker.decompress(chunk, _CHUNK) and not chunk:
+            break
     if left or unpacker.unused_data or not unpacker.eof:
         raise zipfile.BadZipFile("bytes stand behind what it unpacks to, or it is cut off")
 
