@@ -50,7 +50,7 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
         (
             "ModelPrepared",
             "submission task seed recipe base code hardware",
-            "prepared candidates selected cost diverged failed micro_batch",
+            "prepared candidates selected cost diverged failed micro_batch libraries",
             True,
         ),
         ("PreparationFinished", "count root", "", False),
@@ -58,7 +58,12 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str], bool]] = {
         ("PreparationAudited", "submission task seed prepared agrees tolerance hardware reason", "", True),
         ("ShareReleased", "seal index document", "", True),
         ("HoldoutOpened", "key plaintext row_root", "", False),
-        ("ModelEvaluated", "submission task seed protocol prepared predictions count", "hardware given_up", True),
+        (
+            "ModelEvaluated",
+            "submission task seed protocol prepared predictions count",
+            "hardware given_up libraries",
+            True,
+        ),
         ("EvaluationFinished", "count root", "", False),
         ("RankingPublished", "ranking policy reason", "", True),
         ("RankingRevised", "ranking policy reason", "correction", True),
@@ -75,12 +80,14 @@ ID_DIGITS = 32
 _OLDER_ID_DIGITS = 12
 _ROUND_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}-[a-z0-9][a-z0-9.-]{0,31}-[0-9a-f]{12,32}")
 LONGEST_ROUND_ID = 63 + 1 + 32 + 1 + 32
+MOST_LIBRARIES = 32
+_LIBRARY = re.compile(r"[0-9A-Za-z][0-9A-Za-z._+!-]{0,63}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 _UNSIGNED = ("at", "sig", "approvals")
 LONGEST_REASON = 2000
+"""Characters that the reason of a SubmissionRefused may have."""
 LONGEST_LIST = 40_000
 """Characters of the reason of a hand-over of the log's key, which names each round that is given up with it."""
-"""Characters that the reason of a SubmissionRefused may have."""
 
 
 def _form(value: object, form: str) -> bool:
@@ -112,12 +119,9 @@ def _form(value: object, form: str) -> bool:
             return isinstance(value, list) and all(isinstance(item, str) for item in value)
         case "object":
             return isinstance(value, dict)
-        case "words":
-            return isinstance(value, str) and bool(value.strip())
-        case "reason":
-            return isinstance(value, str) and bool(value.strip()) and len(value) <= LONGEST_REASON
-        case "long reason":
-            return isinstance(value, str) and bool(value.strip()) and len(value) <= LONGEST_LIST
+        case "words" | "reason" | "long reason":
+            most = {"reason": LONGEST_REASON, "long reason": LONGEST_LIST}.get(form, MAX_BYTES)
+            return isinstance(value, str) and bool(value.strip()) and len(value) <= most
         case "tally":
             return _object(value, count="number", root="digest")
         case "failure":
@@ -132,6 +136,10 @@ def _form(value: object, form: str) -> bool:
             return isinstance(value, list) and all(_object(item, **_LISTS[form]) for item in value)
         case "digests":
             return isinstance(value, dict) and all(digests.is_digest(item) for item in value.values())
+        case "libraries":
+            parts = [*value, *value.values()] if isinstance(value, dict) else []
+            fits = 0 < len(parts) <= 2 * MOST_LIBRARIES
+            return fits and all(isinstance(part, str) and _LIBRARY.fullmatch(part) for part in parts)
         case "organizer":
             return isinstance(value, dict) and _object({"name": "", **value}, name="text", ed25519="text")
         case "text or null":
@@ -178,6 +186,7 @@ _FORMS: dict[str, str] = {
         "digests": "files",
         "organizer": "organizer",
         "words": "hardware diverged",
+        "libraries": "libraries",
         "reason": "given_up",
         "tally": "forfeited",
         "failure": "failed",
@@ -385,6 +394,7 @@ def _expected(form: str) -> str:
         "long reason": f"text that is not blank, of at most {LONGEST_LIST} characters",
         "tally": "an object of count and root",
         "failure": "an object of reason (text that is not blank) and log (a digest), and given_up, if there, true",
+        "libraries": f"an object of 1 to {MOST_LIBRARIES} names and their versions",
         "choice or null": "an object of lr and epoch, or null",
         "candidates": "a list of objects of lr, epoch, validation",
         "custodians": "a list of objects of name, age, ed25519, backup (a text, or null)",

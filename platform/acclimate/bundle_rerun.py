@@ -1,13 +1,13 @@
 """`acclimate verify --rerun`: one entrant's preparations and evaluations made again from a bundle and the entrant's own files.
 
-Equal bytes on one hardware class, else within the tolerance that the round declares. A bundle does not say which library
-versions its numbers came from, so other bytes on one hardware class are no proof of a lie while the numbers are close: then the
+Equal bytes on one hardware class with the libraries that the record names, else within the tolerance that the round declares. With other libraries,
+or where a record of before names none, other bytes on one hardware class are no proof of a lie while the numbers are close: then the
 line is NOT CHECKED and says so. Numbers that are far apart FAIL; so does a prediction of the very model that was made or submitted here, where it
-is further off than two machines may put it (verify/submitted.py). Which hardware the first run had, the evaluator says: by a class that the
+is further off than two machines may put it (verify/submitted.py). Which hardware and libraries the first run had, the evaluator says: by a class that the
 definition does not declare nothing is within a tolerance.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from acclimate import rerun, round_jobs
 from acclimate.rerun import Progress, Remade, RerunFolder
 from acclimate.verify import parquet, submitted
 from acclimate.verify.audit import Audit
-from acclimate.verify.hardware import declared, undeclared
+from acclimate.verify.hardware import apart, declared, undeclared
 from acclimate.verify.names import predictions_name
 from acclimate.verify.report import Failed, NotChecked
 from acclimate_competitions import records, tables
@@ -110,6 +110,8 @@ class _Work:
         unsure: what can't be decided, a sentence each.
         given_up: preparations and evaluations that the organizer gave up, in words.
         versions: of the libraries here.
+        libraries: those that a record names in another version than this machine has -> (there, here).
+        unnamed: whether a record names none.
     """
 
     audit: Audit
@@ -124,6 +126,8 @@ class _Work:
     unsure: list[str] = field(default_factory=list)
     given_up: list[str] = field(default_factory=list)
     versions: Mapping[str, str] = field(default_factory=dict)
+    libraries: dict[str, tuple[str, str]] = field(default_factory=dict)
+    unnamed: bool = False
 
     def done(self) -> str:
         state, stages = self.audit.round, self.left()
@@ -169,11 +173,8 @@ class _Work:
 
     def _of_what_was_made(self, said: str) -> str:
         if self.unsure:
-            here = ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
-            raise NotChecked(
-                f"{self.unsure[0]} ({len(self.unsure)} such of {self.equal + self.within + len(self.unsure)}); the bundle does not"
-                f" say which library versions it was made with, here they are {here}"
-            )
+            told = f"{self.unsure[0]} ({len(self.unsure)} such of {self.equal + self.within + len(self.unsure)})"
+            raise NotChecked("; ".join([told, *self._ran_with()]))
         if not self.within:
             return f"{said}: {self.equal} equal"
         named = ", ".join(sorted(self.elsewhere))
@@ -185,6 +186,25 @@ class _Work:
                 " the log says is the evaluator's word"
             )
         return told
+
+    def _ran_with(self) -> Iterator[str]:
+        """What of the libraries may have set this machine's bytes apart, in words."""
+        if self.libraries:
+            named = ", ".join(f"{name} {there} (here {here})" for name, (there, here) in sorted(self.libraries.items()))
+            yield f"the evaluator names {named}: with these versions bytes must be equal on its class of hardware"
+        if self.unnamed:
+            here = ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
+            yield f"the bundle does not say which library versions it was made with, here they are {here}"
+
+    def _promised(self, first: Record, *, on: str, versions: Mapping[str, str]) -> bool:
+        """Whether D1 promises this machine the bytes that a record names: its class of hardware and all the libraries are the same. What is other is noted."""
+        named = first.fields.get("libraries")
+        if named is None:
+            self.unnamed = True
+            return False
+        others = apart(named, versions)
+        self.libraries |= others
+        return not others and first.fields.get("hardware") == on
 
     def _gave_up(self, record: Record, where: str) -> bool:
         """Whether what a record says was given up, which is noted."""
@@ -199,8 +219,9 @@ class _Work:
     def _preparation(self, first: Record, made: Remade, *, where: str) -> None:
         alike = first["hardware"] == made.hardware
         self.versions = made.versions
+        promised = self._promised(first, on=made.hardware, versions=made.versions)
         if "failed" in first.fields or made.failed:
-            self._failures(first, made, where=where, alike=alike)
+            self._failures(first, made, where=where, alike=promised or (alike and "libraries" not in first.fields))
         elif first["prepared"] == made.prepared:
             self.equal += 1
         else:
@@ -210,6 +231,8 @@ class _Work:
                 f"{where}: prepared {first['prepared']} on {first['hardware']}, here {made.prepared} on {made.hardware}"
             )
             place, what = f"ModelPrepared of {where}", f"{what}; validation nll of a candidate"
+            if promised:
+                raise Failed(place, f"{what.partition(';')[0]}, with the same libraries, where D1 promises equal bytes")
             self._judge(numbers, place, what, hardware=None if alike else first["hardware"])
 
     def _failures(self, first: Record, made: Remade, *, where: str, alike: bool) -> None:
@@ -275,7 +298,13 @@ class _Work:
         for key in todo:
             with self.shop.blobs.local(outcome.files[given[key[1:]]]) as path:
                 same = key[3] == "direct" or state.models[key] == prepared[f"{key[1]}/{key[2]}"]
-                self._evaluation(key, tables.read(path, tables.PREDICTIONS), same=same, on=outcome.hardware)
+                self._evaluation(
+                    key,
+                    tables.read(path, tables.PREDICTIONS),
+                    same=same,
+                    on=outcome.hardware,
+                    versions=outcome.versions,
+                )
         return len(todo)
 
     def _inputs(self, task: str) -> str:
@@ -285,7 +314,9 @@ class _Work:
         tables.write(self.audit.holdout[task].select(columns), path)
         return self.shop.blobs.put(path)
 
-    def _evaluation(self, key: EvaluationKey, here: pa.Table, *, same: bool, on: str) -> None:
+    def _evaluation(
+        self, key: EvaluationKey, here: pa.Table, *, same: bool, on: str, versions: Mapping[str, str]
+    ) -> None:
         """Hold an evaluation made here against the bundle's.
 
         Args:
@@ -293,6 +324,7 @@ class _Work:
             here: its predictions.
             same: whether it is of the very model that the log names.
             on: this machine's class of hardware.
+            versions: of the libraries here.
         """
         name, task = predictions_name(self.entry.entrant, key), self.audit.competition.task(key[1])
         there = parquet.read(self.audit.bundle.path(name), name, tables.PREDICTIONS)
@@ -301,12 +333,13 @@ class _Work:
             self.equal += 1
             return
         hardware = self._elsewhere(key, on, same=same)
+        promised = self._promised(self.audit.round.evaluated[key], on=on, versions=versions)
         if same:
-            if beyond:
+            if wrong := loose if promised else beyond:
                 column = submitted.column_of(task)
-                mine, yours = (submitted.given(table, column)[beyond[0]] for table in (here, there))
+                mine, yours = (submitted.given(table, column)[wrong[0]] for table in (here, there))
                 said = f"{self._where(key[1], key[2], key[3])}: the very same model predicts {mine!r} here, it says {yours!r}"
-                raise Failed(f"{name} ({beyond[0]})", f"{said} ({len(beyond)} of {there.num_rows} such)")
+                raise Failed(f"{name} ({wrong[0]})", f"{said} ({len(wrong)} of {there.num_rows} such)")
             self.rows += len(loose)
         rows = self.audit.holdout[key[1]].to_pylist()
         pair = rerun.loss(here.to_pylist(), rows, task), rerun.loss(there.to_pylist(), rows, task)

@@ -158,7 +158,7 @@ def _prepared_fields(
         "recipe": state.defined["recipe"],
         "base": assignment.job.model.digest,
         "code": state.defined["code"],
-        "hardware": outcome_of(status).hardware,
+        **_ran_on(status),
     }
     # The outcome's own, where it says it; a round in which memory sufficed says nothing of it.
     size = entry.get("micro_batch", assignment.micro_batch)
@@ -189,7 +189,7 @@ def _evaluated(tx: Tx, identity: Identity, done: Done) -> list[_Ended]:
             "prepared": models[assignment.entry or 0, stage.task or "", stage.seed, stage.protocol or ""],
             "predictions": document["predictions"],
             "count": document["count"],
-            "hardware": outcome_of(done.status).hardware,
+            **_ran_on(done.status),
         }
         if document.get("failed", {}).get("given_up"):
             # Its predictions are none: of every example the table says so (scoring.py).
@@ -226,6 +226,13 @@ def outcome_of(status: Status) -> Outcome:
     """The outcome of a done attempt."""
     assert status.outcome is not None
     return status.outcome
+
+
+def _ran_on(status: Status) -> dict[str, Any]:
+    """What a record says an attempt ran on: the class of hardware, and the libraries where a child said which."""
+    outcome = outcome_of(status)
+    libraries = {"libraries": dict(outcome.versions)} if outcome.versions else {}
+    return {"hardware": outcome.hardware, **libraries}
 
 
 def failure(status: Status) -> dict[str, Any]:

@@ -19,6 +19,7 @@ VERSIONED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pya
 
 _HALF = ("amx_bf16", "avx512_bf16", "bf16")
 """Instructions that multiply in bfloat16, the first of which a processor has being taken; by the names that Linux has for them."""
+_MAKERS = {"genuineintel": "intel", "authenticamd": "amd"}
 
 
 def device(name: str) -> torch.device:
@@ -71,26 +72,42 @@ def in_main_memory(tensor: Tensor) -> Tensor:
 
 
 def hardware(dtype: str = "float32", device: str = CPU) -> str:
-    """Hardware class: what two machines must share for equal bytes, such as "cpu/x86_64/avx512" or "cuda/NVIDIA-H200".
+    """Hardware class: what two machines must share for equal bytes, such as "cpu/x86_64/avx512/intel" or "cuda/NVIDIA-H200".
+
+    Torch chooses its own kernels by the processor's instructions. The library that multiplies matrices for it (MKL, OpenBLAS) chooses also by who
+    made the processor, and on ARM by the core: two machines with one set of instructions and other makers give other last bits.
 
     Args:
-        dtype: the recipe's; in bfloat16 it matters which of a processor's instructions multiply, as in "cpu/x86_64/avx512/amx_bf16".
+        dtype: the recipe's; in bfloat16 it matters which of a processor's instructions multiply, as in "cpu/x86_64/avx512/intel/amx_bf16".
         device: the job's.
     """
     if device == "cuda":
         # Where there is none, as where a model was refused before anything was computed, none is named.
         names = [torch.cuda.get_device_name(0).replace(" ", "-")] if torch.cuda.is_available() else []
         return "/".join(["cuda", *names])
-    found = f"cpu/{platform.machine()}/{torch.backends.cpu.get_cpu_capability().lower()}"
+    try:
+        told = Path("/proc/cpuinfo").read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        told = ""
+    found = f"cpu/{platform.machine()}/{torch.backends.cpu.get_cpu_capability().lower()}/{maker(told)}"
     if dtype == "float32":
         return found
-    try:
-        flags = Path("/proc/cpuinfo").read_text("utf-8").split()
-    except OSError:
-        flags = []
+    flags = told.split()
     return f"{found}/{next((name for name in _HALF if name in flags), 'bf16_by_float32')}"
+
+
+def maker(cpuinfo: str) -> str:
+    """Who made the processors, and on ARM which cores they are, by the text of /proc/cpuinfo: "intel", "amd", "0x41-0xd0c"; "unnamed" where it doesn't say."""
+    named: dict[str, list[str]] = {}
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        named.setdefault(key.strip(), []).append("-".join(value.lower().split()))
+    if vendors := [vendor for vendor in named.get("vendor_id", []) if vendor]:
+        return "+".join(sorted({_MAKERS.get(vendor, vendor) for vendor in vendors}))
+    cores = zip(named.get("CPU implementer", []), named.get("CPU part", []), strict=False)
+    return "+".join(sorted({f"{implementer}-{part}" for implementer, part in cores})) or "unnamed"
 
 
 def versions() -> dict[str, str]:
     """Versions of what can change a number; torch's also names the version of CUDA that it was built for."""
-    return {"python": sys.version.split()[0], **{name: metadata.version(name) for name in VERSIONED}}
+    return {"python": sys.version.split()[0], **{name: metadata.version(name) or "unknown" for name in VERSIONED}}

@@ -173,7 +173,7 @@ class Outcome:
                 "cost": {"tokens", "steps", "seconds", "flops"}}]}. A base candidate has lr null and epoch 0.
             evaluate: {"predictions": [{"task", "seed", "protocol", "file", "count", "seconds"}]}; each file is a table
                 with the columns of tables.PREDICTIONS.
-        hardware: hardware class, such as "cpu/x86_64/avx512".
+        hardware: hardware class, such as "cpu/x86_64/avx512/intel".
         versions: of the libraries that can change a number.
         network: what the child was kept from (isolation.py), with a preparation the least of all tries that it comes from: none, open;
             empty where it was not asked to confine itself.

@@ -25,7 +25,7 @@ def check(job: CheckJob, folder: Path, progress: Callable[[int, int, str], None]
 
 
 def hardware(device: str = "cpu") -> str:
-    """Hardware class of this process, such as "cpu/x86_64/avx512"; `device` is the job's."""
+    """Hardware class of this process, such as "cpu/x86_64/avx512/intel"; `device` is the job's."""
     from acclimate_runners import computing
 
     return computing.hardware(device=device)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from acclimate.verify.report import Failed, NotChecked
 from acclimate_competitions import digests, records
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase
+from acclimate_runners import computing
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +142,12 @@ def test_only_the_rounds_auditor_gets_files_and_only_of_what_was_drawn(honest: L
     assert others
     refuses("not_found", honest.client.audit_file, state.id, min(others), honest.keys.folder / "no")
     refuses("not_found", honest.client.audit_file, state.id, state.seal["ciphertext"], honest.keys.folder / "no")
+
+
+def test_preparations_name_their_libraries_and_who_made_the_processor(honest: Lab) -> None:
+    for record in honest.state.prepared.values():
+        assert record["libraries"]["torch"] == metadata.version("torch") and "python" in record["libraries"]
+        assert record["hardware"] == computing.hardware()
 
 
 def test_a_stranger_neither_draws_nor_audits(honest: Lab) -> None:
@@ -268,7 +276,7 @@ def test_the_auditor_reports_on_the_whole_bundle(honest: Lab, written: Path, tmp
 def cheated(honest: Lab, written: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """The same models in another round, all of whose preparations are made again; its evaluator logged what it liked.
 
-    - of ada, tint, seed 11: other weights, said to be from the same class of hardware;
+    - of ada, tint, seed 11: other weights, said to be from the same class of hardware with another torch;
     - of ada, size: the honest weights with a little noise, said to be from other hardware;
     - of bea, tint: weights that were trained on something else, said to be from other hardware;
     - the others as they are.
@@ -379,7 +387,8 @@ def favoured(honest: Lab, written: Path, tmp_path_factory: pytest.TempPathFactor
 
     def lie(entrant: str, task: str, seed: int, fields: dict[str, Any]) -> dict[str, Any]:
         if (entrant, task, seed) == ("ada", "tint", 11):
-            return {"prepared": moved(lab, fields["prepared"], where, by=1.0)}
+            other = fields["libraries"] | {"torch": "2.0.0"}
+            return {"prepared": moved(lab, fields["prepared"], where, by=1.0), "libraries": other}
         if (entrant, task) == ("bea", "size"):
             return {"prepared": moved(lab, fields["prepared"], where, by=1e-6), "hardware": ELSEWHERE}
         return {}

@@ -1,6 +1,7 @@
 """What an entry that is made again shows, told without a machine: of a played round, with predictions made up as this machine's."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 import rounds_made
 
 from acclimate import bundle_rerun
-from acclimate.rerun import RerunFolder
+from acclimate.rerun import Remade, RerunFolder
 from acclimate.verify import checks
 from acclimate.verify.report import Failed, NotChecked
 from acclimate_runners.jobs import ModelFiles
 
 HERE = "cpu/x86_64"
+LIBRARIES = {"python": "3.11.9", "torch": "2.13.0+cpu"}
 DIRECT = "predictions/ada/direct-tint-none.parquet"
 
 
@@ -46,7 +48,17 @@ def off(bundle: Path, rows: dict[int, float]) -> pa.Table:
 
 
 def evaluated(work: bundle_rerun._Work, here: pa.Table, *, on: str = HERE) -> None:
-    work._evaluation((work.entry.submission, "tint", None, "direct"), here, same=True, on=on)
+    work._evaluation((work.entry.submission, "tint", None, "direct"), here, same=True, on=on, versions=LIBRARIES)
+
+
+def names(work: bundle_rerun._Work, libraries: dict[str, str]) -> None:
+    """Let the record of ada's direct evaluation, and those of its preparations, name libraries."""
+    state = work.audit.round
+    told = {
+        name: {key: replace(record, fields={**record.fields, "libraries": libraries}) for key, record in found.items()}
+        for name, found in (("evaluated", state.evaluated), ("prepared", state.prepared))
+    }
+    work.audit.round = replace(state, **told)
 
 
 def test_the_same_predictions_are_equal(work: bundle_rerun._Work, bundle: Path) -> None:
@@ -77,6 +89,47 @@ def test_on_one_class_such_rows_are_no_pass(work: bundle_rerun._Work, bundle: Pa
     evaluated(work, off(bundle, {3: 0.0005}))
     with pytest.raises(NotChecked, match="in 1 of 12 rows, by which the mean score is 0 off"):
         work.verdict("ada")
+
+
+def test_with_the_libraries_that_the_record_names_the_last_bit_counts(work: bundle_rerun._Work, bundle: Path) -> None:
+    names(work, LIBRARIES)
+    with pytest.raises(Failed, match="the very same model predicts") as failed:
+        evaluated(work, off(bundle, {3: 1e-9}))
+    assert failed.value.where == f"{DIRECT} (tint-holdout-3)"
+
+
+def test_with_other_libraries_it_may_be_they_and_they_are_named(work: bundle_rerun._Work, bundle: Path) -> None:
+    names(work, LIBRARIES | {"torch": "2.12.0"})
+    evaluated(work, off(bundle, {3: 0.0005}))
+    with pytest.raises(NotChecked) as unsure:
+        work.verdict("ada")
+    assert "the evaluator names torch 2.12.0 (here 2.13.0+cpu)" in unsure.value.reason
+    assert "python" not in unsure.value.reason and "does not say" not in unsure.value.reason
+
+
+@pytest.mark.parametrize("torch", ["2.13.0+cpu", "2.12.0", None], ids=["the same", "another", "not named"])
+def test_another_prepared_model_fails_where_the_libraries_are_those_of_the_record(
+    torch: str | None, work: bundle_rerun._Work
+) -> None:
+    if torch is not None:
+        names(work, LIBRARIES | {"torch": torch})
+    key = next(one for one in work.left() if one[0] == "tint")
+    first = work.audit.round.prepared[work.entry.submission, *key]
+    other = Remade("sha256:" + "0" * 64, hardware=HERE, versions=LIBRARIES, selection=dict(first.fields))
+    lost = Remade(None, failed="it diverged", hardware=HERE, versions=LIBRARIES)
+    if torch == "2.12.0":
+        work._preparation(first, other, where="here")
+        work._preparation(first, lost, where="here")
+        assert [each[:4] for each in work.unsure] == ["here"] * 2
+        return
+    with pytest.raises(Failed):
+        work._preparation(first, lost, where="here")
+    if torch is None:
+        work._preparation(first, other, where="here")
+        assert work.unnamed and len(work.unsure) == 1
+        return
+    with pytest.raises(Failed, match="with the same libraries, where D1 promises equal bytes"):
+        work._preparation(first, other, where="here")
 
 
 def test_hardware_that_the_definition_does_not_declare_lets_nothing_pass(work: bundle_rerun._Work) -> None:

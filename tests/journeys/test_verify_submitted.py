@@ -217,6 +217,28 @@ def test_on_another_class_the_slack_is_counted_and_its_effect_on_the_score_said(
     assert float(off) in (0.0, 0.0833)
 
 
+@pytest.mark.parametrize(
+    ("torch", "status"),
+    [(("2.12.0", "2.13.0"), "ok"), (("2.13.0", "2.13.0"), "FAILED"), ((None, "2.13.0"), "FAILED")],
+    ids=["others", "the same", "one is not named"],
+)
+def test_with_other_libraries_there_is_slack_on_one_class_as_well(
+    torch: tuple[str | None, str], status: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def libraries(entrant: str, task: str, seed: int | None) -> dict[str, Any]:
+        version = torch[seed is not None]
+        return {} if version is None else {"libraries": {"numpy": "2.3.0", "torch": version}}
+
+    monkeypatch.setattr(rounds_made, "with_libraries", libraries)
+    check, _ = played({TINT_11: {3: off_by(5e-4)}}, monkeypatch, tmp_path)
+    assert check.status == status
+    if status == "ok":
+        assert "of 72 rows 1 needed slack, as the two evaluations ran on cpu/x86_64 with torch 2." in check.where
+        assert "torch 2.13.0 and 2.12.0" in check.where
+    else:
+        assert (check.where, "D1 promises equal ones" in check.meaning) == (f"{PLACE}3)", True)
+
+
 @pytest.mark.parametrize("nats", [0.02, -0.0011])
 def test_on_another_class_more_than_the_slack_of_its_bytes_is_named(
     nats: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -16,7 +16,7 @@ import toy_device
 from acclimate_competitions import tables
 from acclimate_competitions.recipe import Lora, Selection
 from acclimate_competitions.tasks import Task
-from acclimate_runners import architectures, checkpoints, devices, jobs
+from acclimate_runners import architectures, checkpoints, computing, devices, jobs
 
 WRITE = Task("write", "generate", "{{ input }}", (), "exact_match", 0.0, stop=("e", "ab\n"), max_tokens=6)
 READ = Task("read", "perplexity", "{{ input }}", (), "bits_per_byte", 8.0)
@@ -24,6 +24,34 @@ LAST = Selection("nll", 0, ("last",))
 WITHIN = 600
 NEAR = 2e-5
 """Devices may put operations together in other ways than the processor: the last bits of float32."""
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "named"),
+    [
+        ("processor\t: 0\nvendor_id\t: GenuineIntel\n\nprocessor\t: 1\nvendor_id\t: GenuineIntel\n", "intel"),
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: avx512f\n", "amd"),
+        ("vendor_id       : IBM/S390\n", "ibm/s390"),
+        ("vendor_id\t:   Shanghai  \n", "shanghai"),
+        ("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n", "0x41-0xd0c"),
+        ("CPU implementer\t: 0x41\nCPU part\t: 0xd44\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n", "0x41-0xd05+0x41-0xd44"),
+        ("vendor_id\n", "unnamed"),
+        ("", "unnamed"),
+    ],
+)  # fmt: skip
+def test_a_class_of_hardware_says_who_made_the_processor(cpuinfo: str, named: str) -> None:
+    assert computing.maker(cpuinfo) == named
+
+
+def test_two_makers_are_two_classes_of_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = []
+    for maker in ("GenuineIntel", "AuthenticAMD"):
+        told = f"vendor_id : {maker}\nflags : avx512f amx_bf16\n"
+        monkeypatch.setattr(Path, "read_text", lambda *_, told=told: told)
+        classes.append([computing.hardware(dtype).split("/") for dtype in ("float32", "bfloat16")])
+    (plain, half), (other, _) = classes
+    assert plain[3:] == ["intel"] and half[3:] == ["intel", "amx_bf16"]
+    assert other[:3] == plain[:3] and other[3:] == ["amd"]
 
 
 def run(folders: list[Any], *, device: str) -> None:

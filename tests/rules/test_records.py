@@ -125,6 +125,21 @@ FITTED = {
     "selected": {"lr": None, "epoch": 0},
     "cost": {"tokens": 1},
 }
+NO_LIBRARIES = [
+    None,
+    {},
+    [],
+    "torch 2.13.0",
+    {"torch": None},
+    {"torch": 2},
+    {"torch": ""},
+    {"torch": "2.13 "},
+    {"torch": "٢.13"},
+    {"torch": "2" * 65},
+    {"": "2.13.0"},
+    {"to/rch": "2.13.0"},
+    {f"l{n}": "1" for n in range(33)},
+]
 FAILED = {"failed": {"reason": "out of memory", "log": DIGEST}}
 
 
@@ -134,6 +149,7 @@ FAILED = {"failed": {"reason": "out of memory", "log": DIGEST}}
         FITTED,
         FITTED | {"selected": None, "diverged": "the loss is NaN"},
         FITTED | {"micro_batch": 8},
+        FITTED | {"libraries": {"torch": "2.13.0+cpu", "python": "3.13.0rc1", "jinja2": "1!3.1"}},
         FAILED,
         FAILED | {"micro_batch": 1},
         {"failed": FAILED["failed"] | {"given_up": True}},
@@ -177,6 +193,7 @@ def test_a_preparation_has_its_form(fields):
         FITTED | {"micro_batch": None},
         FITTED | {"micro_batch": -1},
         FITTED | {"micro_batch": True},
+        *({"libraries": other} | FITTED for other in NO_LIBRARIES),
         FITTED | {"hardware": None},
         FITTED | {"hardware": ""},
     ],
@@ -207,6 +224,14 @@ def test_an_evaluation_that_was_given_up_says_why():
         logged("ModelPrepared", PREPARED | {"failed": FAILED["failed"] | more}) for more in ({}, {"given_up": True})
     ]
     assert [records.was_given_up(record) for record in failed] == [False, True]
+
+
+@pytest.mark.parametrize("libraries", NO_LIBRARIES, ids=range(len(NO_LIBRARIES)))
+def test_an_evaluation_names_libraries_and_their_versions(libraries):
+    record = logged("ModelEvaluated", EVALUATED | {"libraries": {"torch": "2.13.0+cpu"}})
+    assert records.parse(record.encode()) == record
+    with pytest.raises(Refusal, match="libraries is .* expected"):
+        records.check_fields("ModelEvaluated", EVALUATED | {"libraries": libraries}, signed=True)
 
 
 @pytest.mark.parametrize("reason", ["", " ", None, True, 7, "x" * 2001, ["crashes"]])

@@ -93,6 +93,8 @@ def objects(**parts: st.SearchStrategy[Any]) -> st.SearchStrategy[list[dict[str,
     return st.lists(st.fixed_dictionaries(parts), max_size=3)
 
 
+library_parts = st.from_regex(r"\A[0-9A-Za-z][0-9A-Za-z._+!-]{0,63}\Z")
+
 # By the form that records.py says a field has.
 FORMS: dict[str, st.SearchStrategy[Any]] = {
     "digest": digest_texts,
@@ -112,6 +114,7 @@ FORMS: dict[str, st.SearchStrategy[Any]] = {
     "digests": st.dictionaries(json_texts, digest_texts, max_size=3),
     "organizer": st.fixed_dictionaries({"ed25519": json_texts}, optional={"name": json_texts}),
     "auditor": st.fixed_dictionaries({"name": json_texts, "ed25519": json_texts, "draw": digest_texts}),
+    "libraries": st.dictionaries(library_parts, library_parts, min_size=1, max_size=3),
     "checks": st.fixed_dictionaries({"ok": counts, "failed": counts, "not_checked": counts}),
     "tally": st.fixed_dictionaries({"count": counts, "root": digest_texts}),
     "failure": st.fixed_dictionaries({"reason": json_texts.filter(str.strip), "log": digest_texts}),

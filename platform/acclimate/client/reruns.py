@@ -204,7 +204,8 @@ def _verdict(client: Client, shop: RerunFolder, drawn: Drawn, *, say: Say) -> Ve
     """
     state, (_, task, seed), made = drawn.state, drawn.key, drawn.made
     first = state.prepared[drawn.key]
-    there, other = first.fields.get("prepared"), rerun.other_versions(drawn.told["versions"])
+    there = first.fields.get("prepared")
+    other = rerun.other_versions(first.fields.get("libraries", drawn.told["versions"]))
     if first["hardware"] == made.hardware and there != made.prepared and other:
         raise Refusal(
             "code_other",

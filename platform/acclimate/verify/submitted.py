@@ -1,8 +1,8 @@
 """Models that count as submitted: the prepared evaluation of one must say what the direct evaluation of the same model said.
 
 The bundle has no weights, and an evaluator names what it likes as a prepared model's digest; but the same weights give the same predictions,
-and the direct ones are of the model in the manifest. On one class of hardware they are equal to the bit: determinism class D1 promises it. On two
-classes no more than this is let through:
+and the direct ones are of the model in the manifest. On one class of hardware, with the same libraries, they are equal to the bit: determinism class
+D1 promises it. On two classes, or with other libraries, no more than this is let through:
 
 - a log-likelihood may be off by 0.0001 nats for each byte of the choice, or of the text, that it is of, and by 0.001 in any case;
 - of generated texts one in 10,000 bytes may be another, where two tokens are as good as equal, and never more than one in a hundred.
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from acclimate.verify import parquet
 from acclimate.verify.audit import Audit
-from acclimate.verify.hardware import declared, undeclared
+from acclimate.verify.hardware import apart, declared, undeclared
 from acclimate.verify.names import predictions_name
 from acclimate.verify.report import Failed, NotChecked
 from acclimate_competitions import metrics, records, tables
@@ -29,9 +29,9 @@ from acclimate_competitions.records import Record
 from acclimate_competitions.tasks import Task
 
 A_BYTE, AT_LEAST = 1e-4, 1e-3
-"""Nats by which a log-likelihood may be off on another class of hardware: for each byte, and in any case."""
+"""Nats by which a log-likelihood may be off on another class of hardware or with other libraries: for each byte, and in any case."""
 BYTES_A_TEXT, TEXTS = 10_000, 100
-"""On another class of hardware one text may be another in so many bytes, and not more than one in so many texts."""
+"""There one text may be another in so many bytes, and not more than one in so many texts."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,9 @@ class _Tied:
         where: which preparation it is.
         rows: how many.
         silent: rows of which neither evaluation has a prediction.
-        loose: rows that are equal only within what two classes of hardware may differ by.
-        classes: the classes of hardware that the two ran on; one where they had to be equal to the bit.
+        loose: rows that are equal only within what two classes of hardware, or two sets of libraries, may differ by.
+        classes: the classes of hardware that the two ran on.
+        libraries: those of which the two had other versions, in words; where there are none and the class is one, they had to be equal to the bit.
         off: by how much the mean score of the task would be another with the direct evaluation's predictions in their place.
     """
 
@@ -52,6 +53,7 @@ class _Tied:
     silent: int
     loose: int
     classes: tuple[str, ...]
+    libraries: tuple[str, ...]
     off: float
 
 
@@ -90,8 +92,10 @@ def _slack(found: Sequence[_Tied]) -> str:
         return f"of {rows} rows 0 needed slack"
     worst = max(loose, key=lambda tied: tied.off)
     classes = " and ".join(sorted({name for tied in loose for name in tied.classes}))
+    libraries = ", ".join(sorted({name for tied in loose for name in tied.libraries}))
+    ran = f"{classes} with {libraries}" if libraries else classes
     return (
-        f"of {rows} rows {sum(tied.loose for tied in loose)} needed slack, as the two evaluations ran on {classes}; without it a task's mean score"
+        f"of {rows} rows {sum(tied.loose for tied in loose)} needed slack, as the two evaluations ran on {ran}; without it a task's mean score"
         f" would be at most {worst.off:.3g} off ({worst.where})"
     )
 
@@ -130,22 +134,23 @@ def _tied(audit: Audit, key: PreparationKey) -> _Tied:
     entrant = next(entry.entrant for entry in audit.round.entries if entry.submission == submission)
     keys = ((submission, task_name, seed, "prepared"), (submission, task_name, None, "direct"))
     prepared, direct = (predictions_name(entrant, evaluation) for evaluation in keys)
-    task, classes = audit.competition.task(task_name), _classes(audit, key)
+    task, classes, libraries = audit.competition.task(task_name), _classes(audit, key), _libraries(audit, key)
+    exact = len(classes) < 2 and not libraries
     here, there = (parquet.read(audit.bundle.path(name), name, tables.PREDICTIONS) for name in (prepared, direct))
     column = column_of(task)
     mine, yours = given(here, column), given(there, column)
     silent = sum(mine[example] is None and found is None for example, found in yours.items())
     loose, beyond = unlike(audit, task, here, there)
-    wrong = loose if len(classes) < 2 else beyond
+    wrong = loose if exact else beyond
     if wrong:
-        promise = f", and both ran on {classes[0]}, where D1 promises equal ones" if len(classes) == 1 else ""
+        promise = f", and both ran on {classes[0]}, where D1 promises equal ones" if exact and classes else ""
         count = f"{len(loose)} of {len(yours)} texts differ, " if column == "text" else ""
         raise Failed(
             f"{prepared} ({wrong[0]})",
             f"{count}it says {mine[wrong[0]]!r}, the model as submitted gave {yours[wrong[0]]!r} in {direct}{promise}",
         )
     off = score_off(audit, task, here, there) if loose else 0.0
-    return _Tied(_named(audit, key), len(yours), silent, len(loose), classes, off)
+    return _Tied(_named(audit, key), len(yours), silent, len(loose), classes, libraries, off)
 
 
 def column_of(task: Task) -> str:
@@ -181,6 +186,14 @@ def _classes(audit: Audit, key: PreparationKey) -> tuple[str, ...]:
     named = {record.fields.get("hardware") for record in _pair(audit, key)}
     pool = {record["hardware"] for record in audit.round.prepared.values()} if None in named else set[str]()
     return tuple(sorted({name for name in named if name is not None} | pool))
+
+
+def _libraries(audit: Audit, key: PreparationKey) -> tuple[str, ...]:
+    """The libraries of which a prepared evaluation and the direct one beside it name other versions, in words; none where one of them names none."""
+    one, other = (record.fields.get("libraries") for record in _pair(audit, key))
+    if one is None or other is None:
+        return ()
+    return tuple(f"{name} {' and '.join(pair)}" for name, pair in apart(one, other).items())
 
 
 def given(table: pa.Table, column: str) -> dict[str, Any]:
