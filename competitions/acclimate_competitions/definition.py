@@ -43,6 +43,8 @@ ARCHITECTURES = (
     "deberta-v2",
     "modernbert",
     "vit",
+    "convnext",
+    "convnextv2",
 )
 """Model types (of config.json) that a competition may allow."""
 IMAGES = "hf-image-classifier"

@@ -429,7 +429,13 @@ def shapes(config: Mapping[str, Any]) -> Shapes:
     if (names := labels(config)) is not None:
         whole = {name: shape for name, shape in found.items() if not name.startswith("lm_head.")}
         biases = {kind.score_bias: (len(names),)} if kind.score_bias is not None else {}
-        width = config[kind.heads[0]] if kind.heads is not None else found[kind.embedding][1]
+        width = (
+            config[kind.heads[0]]
+            if kind.heads is not None
+            else found[kind.embedding][1]
+            if kind.width is None
+            else kind.width(config)
+        )
         return {**whole, kind.score: (len(names), width), **biases}
     if not is_tied(config):
         found[kind.head] = found[kind.embedding]
@@ -439,8 +445,16 @@ def shapes(config: Mapping[str, Any]) -> Shapes:
 def effective(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a checked config that make the model: what transformers' config class is called with."""
     kind = ARCHITECTURES[config["model_type"]]
-    kept = {field: value for field, value in config.items() if field in kind.fields}
+    kept = {field: _as_read(kind, field, value) for field, value in config.items() if field in kind.fields}
+    if "num_key_value_heads" in kept and kept["num_key_value_heads"] is None:
+        # Some classes take null for as many as there are heads, others refuse it.
+        kept["num_key_value_heads"] = config["num_attention_heads"]
     return {**kept, "tie_word_embeddings": is_tied(config), **dict.fromkeys(_NUMBERED)}
+
+
+def _as_read(kind: Architecture, field: str, value: Any) -> Any:
+    """A field's value; a whole number where a real one stands as a real one, without which transformers' classes refuse it."""
+    return float(value) if type(value) is int and kind.fields[field](float(value)) is None else value
 
 
 # A padding token's embedding would not be learned.

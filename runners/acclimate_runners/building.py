@@ -35,6 +35,8 @@ _CONFIGS = {
     "deberta-v2": "DebertaV2Config",
     "modernbert": "ModernBertConfig",
     "vit": "ViTConfig",
+    "convnext": "ConvNextConfig",
+    "convnextv2": "ConvNextV2Config",
 }
 """Names of transformers' configuration classes, each in the module of its model type, or in that of _MODULES."""
 
@@ -49,7 +51,7 @@ _VIT_NAMES = {
     "mlp.fc2.": "output.dense.",
 }
 """Parts of names in memory -> in files, which are what versions of transformers share."""
-_EAGER_ONLY = ("gemma2", "mamba", "falcon_mamba", "deberta-v2")
+_EAGER_ONLY = ("gemma2", "mamba", "falcon_mamba", "deberta-v2", "convnext", "convnextv2")
 """Architectures whose attention the faster one can't do, or that have none."""
 _KERNELS = ("mamba_ssm", "causal_conv1d", "mambapy")
 """Packages that transformers would take for Mamba where a machine has them, with other numbers than everywhere else."""
@@ -86,12 +88,12 @@ def build(config: Mapping[str, Any], *, max_length: int) -> Any:
 
 
 def _drop_nothing(config: Any) -> None:
-    """Switch dropout off: how strongly a fine-tune is held back is the recipe's to say, the same for all, and no entrant's.
+    """Switch dropout off, and of layers, too: how strongly a fine-tune is held back is the recipe's to say, the same for all, and no entrant's.
 
     Its noise would also depend on which sequences are read at once.
     """
     for name, value in vars(config).items():
-        if name.endswith(("dropout", "pdrop", "dropout_prob")) and value is not None:
+        if name.endswith(("dropout", "pdrop", "dropout_prob", "drop_path_rate")) and value is not None:
             setattr(config, name, 0.0)
 
 

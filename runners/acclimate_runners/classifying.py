@@ -49,6 +49,7 @@ def begun(model: Network, weights: Mapping[str, Tensor], task: Task, *, seed: in
     if model.sees != (task.pixels is not None):
         reads = "images" if model.sees else "texts"
         raise Refusal("model_invalid", f"the model reads {reads}, which the rows of task {task.name} are not")
+    model.image = task.pixels
     submitted = weights[kind.score]
     bias = weights[kind.score_bias] if kind.score_bias is not None else None
     names = model.submitted_labels
@@ -110,8 +111,11 @@ def images(task: Task, rows: Sequence[Mapping[str, Any]], *, model: Network) -> 
     Raises:
         Refusal: model_invalid, where the model reads images of another size; splits_invalid, where a row has none.
     """
-    size, channels = model.facts.config["image_size"], model.facts.config["num_channels"]
-    if task.pixels != (size, size, channels):
+    config, least = model.facts.config, architectures.ARCHITECTURES[model.facts.architecture].least
+    channels = config["num_channels"]
+    if least is not None:
+        _require_room(task, channels, least(config))
+    elif task.pixels != ((size := config["image_size"]), size, channels):
         raise Refusal(
             "model_invalid",
             f"task {task.name} has images of {task.image or 'no size'}, the model reads {size}x{size}x{channels}",
@@ -123,3 +127,13 @@ def images(task: Task, rows: Sequence[Mapping[str, Any]], *, model: Network) -> 
             raise Refusal("splits_invalid", f"the input of {row['example']!r} is no image of {task.image} in base64")
         found.append(list(numbers))
     return found
+
+
+def _require_room(task: Task, channels: int, least: int) -> None:
+    """Refuse images of other channels than a model of any size reads, or of which it would leave nothing."""
+    height, width, there = task.pixels or (0, 0, 0)
+    if there != channels or min(height, width) < least:
+        raise Refusal(
+            "model_invalid",
+            f"task {task.name} has images of {task.image or 'no size'}, the model reads such of {channels} channels and at least {least}x{least}",
+        )

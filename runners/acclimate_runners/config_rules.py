@@ -100,6 +100,18 @@ def some_of(*allowed: str) -> Check:
     return check
 
 
+def several(rule: Check, *, most: int) -> Check:
+    """A list of so many values at most, and of one at least, that each follow a rule."""
+
+    def check(value: Any) -> str | None:
+        if not isinstance(value, list) or not 1 <= len(value) <= most:
+            return f"a list of 1 to {most}"
+        wrong = next((found for found in map(rule, value) if found), None)
+        return f"a list of 1 to {most}, each {wrong}" if wrong else None
+
+    return check
+
+
 ROPE: dict[str, Check] = {
     "rope_type": one_of(*ROPE_TYPES),
     "rope_theta": real(1, 1e9),

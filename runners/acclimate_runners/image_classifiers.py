@@ -1,6 +1,6 @@
-"""Image classifiers: ViT. Fields and tensors, as architectures.py has them of decoders; shapes are those of transformers' classes, a test holds them equal."""
+"""Image classifiers: ViT, ConvNeXt. Fields and tensors, as architectures.py has them of decoders; shapes are those of transformers' classes, a test holds them equal."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from acclimate_runners import config_rules as rules
@@ -9,6 +9,32 @@ from acclimate_runners.config_rules import Check
 from acclimate_runners.kinds import Architecture
 from acclimate_runners.tensors import Shapes
 
+_CHANNELS = 9
+# What a processor makes of pixels before the model reads them: without an effect on the tensors, but not on the numbers.
+_SEEN: dict[str, Check] = {
+    "image_mean": rules.several(rules.real(-1e3, 1e3), most=_CHANNELS),
+    "image_std": rules.several(rules.real(1e-3, 1e3), most=_CHANNELS),
+}
+_STAGES = 7
+_CONVNEXT: dict[str, Check] = {
+    "num_channels": rules.whole(1, _CHANNELS),
+    "patch_size": rules.whole(1, 4096),
+    "num_stages": rules.whole(1, _STAGES),
+    "hidden_sizes": rules.several(rules.whole(1, 2**14), most=_STAGES),
+    "depths": rules.several(rules.whole(1, 1024), most=_STAGES),
+    "hidden_act": rules.ACTIVATION,
+    "layer_norm_eps": rules.EPSILON,
+    "drop_path_rate": rules.SHARE,
+}
+# Of those who read what lies between the stages; and the size of the images that it was once trained on.
+_STAGES_TOLD: dict[str, Check] = {
+    **_SEEN,
+    "image_size": rules.whole(1, 4096),
+    "out_features": rules.texts,
+    "out_indices": rules.several(rules.whole(0, 1024), most=_STAGES + 1),
+    "stage_names": rules.texts,
+    "tie_word_embeddings": rules.SWITCH,
+}
 _VIT: dict[str, Check] = {
     "hidden_size": rules.WIDTH,
     "intermediate_size": rules.INNER,
@@ -20,7 +46,7 @@ _VIT: dict[str, Check] = {
     "layer_norm_eps": rules.EPSILON,
     "image_size": rules.whole(1, 4096),
     "patch_size": rules.whole(1, 4096),
-    "num_channels": rules.whole(1, 9),
+    "num_channels": rules.whole(1, _CHANNELS),
     "qkv_bias": rules.SWITCH,
 }
 
@@ -50,7 +76,98 @@ def _vit(config: Mapping[str, Any]) -> Shapes:
 
 def _vit_conflicts(config: Mapping[str, Any]) -> list[str]:
     side, patch = config["image_size"], config["patch_size"]
-    return [f"image_size {side} is not a multiple of patch_size {patch}"] if side % patch else []
+    found = [f"image_size {side} is not a multiple of patch_size {patch}"] if side % patch else []
+    return found + _channels_that_differ(config)
+
+
+def _channels_that_differ(config: Mapping[str, Any]) -> list[str]:
+    channels = config["num_channels"]
+    return [
+        f"{name} has {len(config[name])} entries, num_channels is {channels}"
+        for name in ("image_mean", "image_std")
+        if name in config and len(config[name]) != channels
+    ]
+
+
+def _stages_that_differ(config: Mapping[str, Any]) -> list[str]:
+    stages = len(config["depths"])
+    return _channels_that_differ(config) + [
+        f"{name} is {found}, depths has {stages} entries"
+        for name, found in (("hidden_sizes", len(config["hidden_sizes"])), ("num_stages", config.get("num_stages", 4)))
+        if found != stages
+    ]
+
+
+def _convnext(config: Mapping[str, Any], stem: str, layer: Callable[[str, int], Shapes]) -> Shapes:
+    """ConvNeXt's tensors under a stem; layer: those that its second version has otherwise, of a layer's name and width."""
+    sizes, patch = config["hidden_sizes"], config["patch_size"]
+    found: Shapes = {
+        f"{stem}.embeddings.patch_embeddings.weight": (sizes[0], config["num_channels"], patch, patch),
+        f"{stem}.embeddings.patch_embeddings.bias": (sizes[0],),
+        **tensors.norm(f"{stem}.embeddings.layernorm", sizes[0]),
+        **tensors.norm(f"{stem}.layernorm", sizes[-1]),
+    }
+    for stage, (width, depth) in enumerate(zip(sizes, config["depths"], strict=True)):
+        at = f"{stem}.encoder.stages.{stage}"
+        if stage:
+            found |= tensors.norm(f"{at}.downsampling_layer.0", sizes[stage - 1])
+            found |= {f"{at}.downsampling_layer.1.weight": (width, sizes[stage - 1], 2, 2)}
+            found |= {f"{at}.downsampling_layer.1.bias": (width,)}
+        for number in range(depth):
+            name = f"{at}.layers.{number}"
+            found |= {f"{name}.dwconv.weight": (width, 1, 7, 7), f"{name}.dwconv.bias": (width,)}
+            found |= tensors.norm(f"{name}.layernorm", width)
+            found |= tensors.dense(f"{name}.pwconv1", 4 * width, width) | layer(name, width)
+            found |= tensors.dense(f"{name}.pwconv2", width, 4 * width)
+    return found
+
+
+def _convnext_1(config: Mapping[str, Any]) -> Shapes:
+    """ConvNeXt's of version 1."""
+    scaled = config.get("layer_scale_init_value", 1e-6) > 0
+    return _convnext(
+        config, "convnext", lambda name, width: {f"{name}.layer_scale_parameter": (width,)} if scaled else {}
+    )
+
+
+def _convnext_2(config: Mapping[str, Any]) -> Shapes:
+    """ConvNeXt's of version 2, whose layers norm their responses."""
+    whole: Callable[[str, int], Shapes] = lambda name, width: {  # noqa: E731
+        f"{name}.grn.{part}": (1, 1, 1, 4 * width) for part in ("weight", "bias")
+    }
+    return _convnext(config, "convnextv2", whole)
+
+
+def _in_stages(
+    model_class: str, shapes: Callable[[Mapping[str, Any]], Shapes], fields: Mapping[str, Check], **more: Any
+) -> Architecture:
+    """A network of stages, of which each has images of half the size; it reads images of any size."""
+    known: dict[str, Any] = {
+        "score": "classifier.weight",
+        "score_bias": "classifier.bias",
+        "required": ("hidden_sizes", "depths", "num_channels"),
+    }
+    return Architecture(
+        model_class=model_class,
+        fields=fields,
+        shapes=shapes,
+        head="",
+        tied=True,
+        positions=None,
+        heads=None,
+        told=_STAGES_TOLD,
+        scoring=("classifier.",),
+        encodes=True,
+        sees=True,
+        width=lambda config: int(config["hidden_sizes"][-1]),
+        conflicts=_stages_that_differ,
+        **{**known, **more},
+    )
+
+
+def _patched(config: Mapping[str, Any]) -> int:
+    """The side of an image of which something is left after the last stage."""
+    return int(config["patch_size"]) << (len(config["depths"]) - 1)
 
 
 IMAGES: dict[str, Architecture] = {
@@ -73,6 +190,7 @@ IMAGES: dict[str, Architecture] = {
         positions=None,
         heads=("hidden_size", "num_attention_heads"),
         told={
+            **_SEEN,
             "encoder_stride": rules.whole(1, 4096),
             "pooler_act": rules.text,
             "pooler_output_size": rules.whole(1, 2**16, optional=True),
@@ -84,6 +202,22 @@ IMAGES: dict[str, Architecture] = {
         encodes=True,
         sees=True,
         conflicts=_vit_conflicts,
+    ),
+    "convnext": _in_stages(
+        "ConvNextForImageClassification",
+        _convnext_1,
+        {**_CONVNEXT, "layer_scale_init_value": rules.real(0, 1e6)},
+        required=("hidden_sizes", "depths", "num_channels", "patch_size"),
+        embedding="convnext.embeddings.patch_embeddings.weight",
+        least=_patched,
+    ),
+    "convnextv2": _in_stages(
+        "ConvNextV2ForImageClassification",
+        _convnext_2,
+        _CONVNEXT,
+        required=("hidden_sizes", "depths", "num_channels", "patch_size"),
+        embedding="convnextv2.embeddings.patch_embeddings.weight",
+        least=_patched,
     ),
 }
 """Model type -> what is known of it."""

@@ -28,6 +28,8 @@ class Architecture:
         scoring: what the names of all weights begin with that stand between the last layer and a classifier's answer.
         encodes: whether each token sees all others, and a classifier reads the first one; there are no language models of the kind then.
         sees: whether it reads an image, and has no tokenizer.
+        width: of what the last layer of a classifier's head reads; None where it is that of heads or of the embedding.
+        least: of a model that reads images of any size, how many pixels a side has at least; None where `image_size` says the size.
         conflicts: what is wrong with fields that are each for itself fine, of a config without another problem.
         first: the position of a text's first token, before which there are others that no text uses.
     """
@@ -48,6 +50,8 @@ class Architecture:
     encodes: bool = False
     first: int = 0
     sees: bool = False
+    width: Callable[[Mapping[str, Any]], int] | None = None
+    least: Callable[[Mapping[str, Any]], int] | None = None
     conflicts: Callable[[Mapping[str, Any]], list[str]] = lambda config: []
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
@@ -21,7 +22,17 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from acclimate_competitions import digests
 from acclimate_competitions.errors import Refusal
-from acclimate_runners import adapter_files, architectures, checkpoints, computing, merging, packing, reading, shards
+from acclimate_runners import (
+    adapter_files,
+    architectures,
+    checkpoints,
+    computing,
+    image_classifiers,
+    merging,
+    packing,
+    reading,
+    shards,
+)
 from acclimate_runners.building import build, by_file_name
 from acclimate_runners.holding import Held, Whole
 from acclimate_runners.layouts import Answers, Laid
@@ -30,6 +41,9 @@ from acclimate_runners.reading import ModelFacts, Rules
 
 LOGITS = 1 << 22
 """How many logits are held at once where nothing is learned; in the code's digest, as it can change the last bits of a number."""
+
+_LAYERS = ("ConvNextLayer", "ConvNextV2Layer")
+"""Classes of layers that the library itself can't compute again."""
 
 
 @dataclass
@@ -42,6 +56,7 @@ class Network:
         weights: its parameters by name, a tied head left out, or what this process holds of them; changing them in place changes the model.
         on_batch: called after each batch that it has read.
         held: whether this process holds all of each weight.
+        image: height, width and channels of what a model of images is asked, once it is known for which task.
         submitted_labels: those of a sequence classifier as it was submitted, whatever task its head was made for since.
     """
 
@@ -50,6 +65,7 @@ class Network:
     weights: dict[str, Tensor]
     on_batch: Callable[[], object] = lambda: None
     submitted_labels: tuple[str, ...] = ()
+    image: tuple[int, int, int] | None = None
     held: Held = field(default_factory=Whole)
     _masks: dict[int, Tensor | None] = field(default_factory=dict)
 
@@ -180,12 +196,23 @@ class Network:
 
     def _seen(self, inputs: Tensor) -> Tensor:
         """What a model of images makes of each, [rows, width]; inputs: [rows, height * width * channels] numbers from 0 to 255."""
-        size, channels = self.facts.config["image_size"], self.facts.config["num_channels"]
-        pixels = inputs.view(-1, size, size, channels).permute(0, 3, 1, 2).float()
-        given = ((pixels / 255 - 0.5) / 0.5).to(self.device)
-        hidden: Tensor = self.model.base_model(pixel_values=given).last_hidden_state
+        config = self.facts.config
+        side, channels = config.get("image_size"), config["num_channels"]
+        height, width, channels = self.image or (side, side, channels)
+        pixels = inputs.view(-1, height, width, channels).permute(0, 3, 1, 2).float()
+        mean, deviation = (
+            torch.tensor(config.get(name, [0.5] * channels)).view(1, -1, 1, 1) for name in ("image_mean", "image_std")
+        )
+        given = ((pixels / 255 - mean) / deviation).to(self.device)
+        found = self.model.base_model(pixel_values=given)
         self.on_batch()
-        return hidden[:, 0]
+        hidden: Tensor = found.last_hidden_state
+        return hidden[:, 0] if self._is_of_one_size else found.pooler_output.flatten(1)
+
+    @property
+    def _is_of_one_size(self) -> bool:
+        """Whether it reads images of one size alone, as their first token."""
+        return architectures.ARCHITECTURES[self.facts.architecture].least is None
 
     def head(self, hidden: Tensor) -> Tensor:
         """Next-token logits [positions, vocabulary] of what `hidden` gives, float32; a classifier's of its labels [positions, labels]."""
@@ -206,6 +233,8 @@ class Network:
             if isinstance(layer, GradientCheckpointingLayer):
                 layer.gradient_checkpointing = True
                 layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+            elif type(layer).__name__ in _LAYERS:
+                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
     def copy_weights(self) -> dict[str, Tensor]:
         """The weights as they are now, in main memory of their own."""
@@ -223,7 +252,7 @@ def _scores(model: Any, architecture: str, hidden: Tensor) -> Tensor:
     scores: Tensor
     if architecture == "bert":
         scores = model.classifier(model.bert.pooler(hidden[:, None]))
-    elif architecture == "vit":
+    elif architecture in image_classifiers.IMAGES:
         scores = model.classifier(hidden)
     elif architecture == "roberta":
         scores = model.classifier(hidden[:, None])
@@ -285,7 +314,7 @@ def load(
         else:
             model = build(facts.config, max_length=max_length)
             model = model if device is None else model.to(device)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
         raise Refusal("model_invalid", f"config.json describes no {facts.architecture}: {str(error)[:200]}") from error
     names = architectures.shapes(facts.config)
     # A sequence's last token is predicted only, so the model reads one less.

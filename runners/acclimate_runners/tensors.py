@@ -10,7 +10,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 PARTS = {
     "attention": ("attention", "attn", "self_attention", "self_attn", "mixer"),
-    "mlp": ("mlp", "intermediate", "output", "ffn"),
+    "mlp": ("mlp", "intermediate", "output", "ffn", "pwconv1", "pwconv2"),
 }
 """A layer's parts, as a recipe names them -> their names in files, of all architectures; Mamba's mixer is in attention's place."""
 
@@ -21,13 +21,13 @@ _NO_LAYERS = ("dt_proj", "out_proj")
 def linear(shapes: Shapes, parts: Sequence[str]) -> list[str]:
     """Names of the weights of all linear layers in these parts of a model's layers, sorted; neither embeddings nor the head.
 
-    The rule: a matrix whose name is …layers' list.number.part.….weight.
+    The rule: a matrix whose name is …layers' list.number.part.….weight; where lists stand in lists, the innermost counts.
     """
     named = {name for part in parts for name in PARTS[part]}
     found = []
     for name, shape in shapes.items():
         words = name.split(".")
-        at = next((place for place, word in enumerate(words) if word.isdecimal()), None)
+        at = max((place for place, word in enumerate(words) if word.isdecimal()), default=None)
         # Other matrices than a linear layer's, such as Mamba's A_log, are no weights by name.
         linear_ = len(shape) == 2 and words[-1] == "weight" and words[-2] not in _NO_LAYERS
         if at is not None and linear_ and words[at + 1] in named:

@@ -176,6 +176,21 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "patch_size": 4,
         "num_channels": 3,
     },
+    "convnext": {
+        "model_type": "convnext",
+        "architectures": ["ConvNextForImageClassification"],
+        "hidden_sizes": [6, 8],
+        "depths": [1, 2],
+        "num_stages": 2,
+        "patch_size": 2,
+        "num_channels": 3,
+        "drop_path_rate": 0.5,
+    },
+}
+ENCODERS["convnextv2"] = {
+    **ENCODERS["convnext"],
+    "model_type": "convnextv2",
+    "architectures": ["ConvNextV2ForImageClassification"],
 }
 
 
@@ -196,6 +211,7 @@ class Tiny:
     """Makes splits, models and jobs below one folder."""
 
     tasks, configs, words = TASKS, CONFIGS, WORDS
+    every_config = {**CONFIGS, **ENCODERS}
     limits = jobs.Limits((*CONFIGS, *ENCODERS), 100_000, 2_000_000, 2**31, 300.0)
 
     def __init__(self, folder: Path) -> None:
@@ -237,7 +253,7 @@ class Tiny:
             gain = 1.0 if len(shape) == 1 and name.endswith("weight") else 0.0
             weights[name] = torch.from_numpy(values.reshape(shape) + np.float32(gain))
         network.write_weights(weights, out / "model.safetensors")
-        if architecture != "vit":
+        if not architectures.ARCHITECTURES[architecture].sees:
             shutil.copyfile(self.tokenizer, out / "tokenizer.json")
         return out
 

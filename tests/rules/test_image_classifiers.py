@@ -14,13 +14,28 @@ from acclimate_competitions import splits, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Lora, Selection
 from acclimate_competitions.tasks import Task, from_values
-from acclimate_runners import adapter_files, jobs, models, packing, reading
+from acclimate_runners import adapter_files, image_classifiers, jobs, models, packing, reading
 
 TASK = Task("hue", "classify", "{{ input }}", ("dark", "light"), "accuracy", 0.5, image="8x8x3")
 
 
-def image_model(tiny: Any, out: Path, *, labels: Any = ("light", "dark"), **more: Any) -> Path:
-    return tiny.model(out, "vit", id2label={str(n): label for n, label in enumerate(labels)}, **more)
+IMAGES = sorted(image_classifiers.IMAGES)
+# What of an architecture's fields changes its tensors or numbers.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in IMAGES},
+    "vit of other pixels": ("vit", {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.4, 0.3], "qkv_bias": False}),
+    "convnext without scales": (
+        "convnext",
+        {"layer_scale_init_value": 0.0, "patch_size": 4, "image_mean": [0.1, 0.2, 0.3], "hidden_act": "relu"},
+    ),
+    "convnext of one stage": ("convnext", {"depths": [2], "hidden_sizes": [6], "num_stages": 1}),
+}
+
+
+def image_model(
+    tiny: Any, out: Path, architecture: str = "vit", *, labels: Any = ("light", "dark"), **more: Any
+) -> Path:
+    return tiny.model(out, architecture, id2label={str(n): label for n, label in enumerate(labels)}, **more)
 
 
 def pictures(count: int, *, seed: int) -> list[dict[str, str]]:
@@ -47,37 +62,46 @@ def image_job(tiny: Any, folder: Path, model: Path, kind: str, **more: Any) -> A
     return job
 
 
-def test_tensors_and_log_probabilities_are_those_of_the_library(tiny: Any, tmp_path: Path) -> None:
-    """Transformers' whole way, with the processor that ViT was published with, one image at a time."""
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tensors_and_log_probabilities_are_those_of_the_library(tiny: Any, tmp_path: Path, variant: str) -> None:
+    """Transformers' whole way, with the processor that ViT was published with or another, one image at a time."""
     import torch
     from transformers import AutoModelForImageClassification
 
-    from acclimate_runners import classifying, network
+    from acclimate_runners import building, classifying, network
 
-    folder = image_model(tiny, tmp_path / "model")
+    architecture, changes = VARIANTS[variant]
+    folder = image_model(tiny, tmp_path / "model", architecture, **changes)
     theirs, told = AutoModelForImageClassification.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True
     )
     assert not any(told[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     loaded = network.load({path.name: path for path in folder.iterdir()}, tiny.limits, max_length=193)
-    assert loaded.labels == ("light", "dark") and loaded.facts.parameters == sum(t.numel() for t in theirs.parameters())
+    assert loaded.labels == ("light", "dark")
+    own = {name: tuple(t.shape) for name, t in loaded.weights.items()}
+    assert {
+        name: tuple(t.shape) for name, t in building.by_file_name(theirs, architecture).items()
+    } == own and loaded.facts.parameters == sum(np.prod(shape) for shape in own.values())
     loaded.set_weights(classifying.begun(loaded, loaded.copy_weights(), TASK, seed=0))
     rows = pictures(5, seed=3)
     packed = packing.pack(classifying.images(TASK, rows, model=loaded), [[0]] * 5, max_length=193)
     found = network.last_logprobs(loaded, packed, np.tile(np.arange(2), (5, 1)))
     for row, each in zip(rows, found, strict=True):
         numbers = np.frombuffer(base64.b64decode(row["input"]), np.uint8).reshape(8, 8, 3)
-        pixels = torch.from_numpy((numbers.astype(np.float32) / 255 - 0.5) / 0.5).permute(2, 0, 1)[None]
+        mean, deviation = (np.float32(changes.get(name, 0.5)) for name in ("image_mean", "image_std"))
+        pixels = torch.from_numpy((numbers.astype(np.float32) / 255 - mean) / deviation).permute(2, 0, 1)[None]
         with torch.no_grad():
             expected = theirs.eval()(pixel_values=pixels).logits[0].log_softmax(-1)
         torch.testing.assert_close(each.float(), expected[[1, 0]], atol=1e-5, rtol=1e-5)
     assert not torch.allclose(found[0], found[1])
 
 
-def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path, variant: str) -> None:
     from transformers import AutoModelForImageClassification
 
-    folder, saved = image_model(tiny, tmp_path / "model", qkv_bias=False), tmp_path / "saved"
+    architecture, changes = VARIANTS[variant]
+    folder, saved = image_model(tiny, tmp_path / "model", architecture, **changes), tmp_path / "saved"
     AutoModelForImageClassification.from_pretrained(folder).save_pretrained(saved)
     assert models.inspect(saved, tiny.limits).parameters == models.inspect(folder, tiny.limits).parameters
     files = reading.of_folder(saved)
@@ -100,6 +124,56 @@ def test_what_is_no_image_classifier_is_refused(tiny: Any, tmp_path: Path) -> No
     assert "config.json asks for [1, 17, 16]" in said(image_size=16)
     (folder / "tokenizer.json").write_bytes(tiny.tokenizer.read_bytes())
     assert "tokenizer.json: a model of images has none" in said()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "part"),
+    [
+        ("vit", {"image_mean": [0.5]}, "image_mean has 1 entries, num_channels is 3"),
+        ("convnext", {"image_std": [0.5, 0.5, 0]}, "image_std is [0.5, 0.5, 0], expected a list of 1 to 9, each a number from 0.001 to 1000"),
+        ("convnext", {"depths": [1, 2, 1]}, "hidden_sizes is 2, depths has 3 entries"),
+        ("convnext", {"num_stages": 3}, "num_stages is 3, depths has 2 entries"),
+        ("convnext", {"depths": [1, 10**9]}, "depths is [1, 1000000000], expected a list of 1 to 7, each a whole number from 1 to 1024"),
+        ("convnext", {"depths": [1] * 8}, "depths is [1, 1, 1, 1, 1, 1, 1, 1], expected a list of 1 to 7"),
+        ("convnext", {"depths": 3}, "depths is 3, expected a list of 1 to 7"),
+        ("convnext", {"hidden_sizes": [-6, 8]}, "hidden_sizes is [-6, 8], expected a list of 1 to 7, each a whole number from 1 to 16384"),
+        ("convnext", {"hidden_sizes": [8, 8]}, "tensor 'convnext.embeddings.patch_embeddings.bias' has shape [6], config.json asks for [8]"),
+        ("convnext", {"layer_scale_init_value": 0}, "layer_scale_parameter' is not part of the model that config.json describes"),
+        ("convnextv2", {"layer_scale_init_value": 0}, "'layer_scale_init_value' is not an allowed field of convnextv2"),
+        ("convnextv2", {"hidden_sizes": [16384, 16384], "depths": [1024, 1024]}, "parameters, at most 100000 are allowed"),
+        ("convnextv2", {"drop_path_rate": 1}, "drop_path_rate is 1, expected a number from 0 to 0.9"),
+    ],
+)  # fmt: skip
+def test_configs_that_are_refused(
+    tiny: Any, tmp_path: Path, architecture: str, changes: dict[str, Any], part: str
+) -> None:
+    folder = image_model(tiny, tmp_path / "model", architecture)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, **changes}), "utf-8")
+    with pytest.raises(Refusal) as caught:
+        models.inspect(folder, tiny.limits)
+    assert part in "\n".join(caught.value.problems)
+
+
+def test_images_of_any_size_are_read_where_something_is_left_of_them(tiny: Any, tmp_path: Path) -> None:
+    from acclimate_runners import classifying, network
+
+    folder = image_model(tiny, tmp_path / "model", "convnext")
+    model = network.load({path.name: path for path in folder.iterdir()}, tiny.limits, max_length=193)
+    found = []
+    for image in ("4x6x3", "8x3x3", "3x4x3", "8x8x1"):
+        task = replace(TASK, image=image)
+        height, width, channels = map(int, image.split("x"))
+        numbers = np.arange(height * width * channels, dtype=np.uint8)
+        rows = [{"example": "a", "input": base64.b64encode(numbers.tobytes()).decode()}]
+        if image != "4x6x3":
+            with pytest.raises(Refusal, match="the model reads such of 3 channels and at least 4x4"):
+                classifying.images(task, rows, model=model)
+            continue
+        model.set_weights(classifying.begun(model, model.copy_weights(), task, seed=0))
+        packed = packing.pack(classifying.images(task, rows, model=model), [[0]], max_length=193)
+        found.append(network.last_logprobs(model, packed, np.tile(np.arange(2), (1, 1))))
+    assert len(found) == 1 and abs(float(found[0].exp().sum()) - 1) < 1e-6
 
 
 def test_images_and_texts_are_told_apart(tiny: Any, tmp_path: Path) -> None:
@@ -125,11 +199,14 @@ def test_images_and_texts_are_told_apart(tiny: Any, tmp_path: Path) -> None:
     assert "image" not in replace(TASK, image="").document()
 
 
+@pytest.mark.parametrize("architecture", IMAGES)
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_it_is_checked_prepared_and_evaluated_to_the_same_bytes(tiny: Any, tmp_path: Path, method: str) -> None:
+def test_it_is_checked_prepared_and_evaluated_to_the_same_bytes(
+    tiny: Any, tmp_path: Path, architecture: str, method: str
+) -> None:
     from acclimate_runners import checking, evaluation, preparation
 
-    model = image_model(tiny, tmp_path / "model", labels=("many", "few", "none"))
+    model = image_model(tiny, tmp_path / "model", architecture, labels=("many", "few", "none"))
     how = {"method": "lora", "lora": Lora(2, 4.0, ("attention", "mlp"))} if method == "lora" else {}
     recipe = tiny.recipe(
         epochs=2, lr_grid=(1e-2,), max_length=193, selection=Selection("nll", 0, ("last",)), packing=True, **how
@@ -142,7 +219,8 @@ def test_it_is_checked_prepared_and_evaluated_to_the_same_bytes(tiny: Any, tmp_p
     assert made[0].files == made[1].files and len(made[0].files) == 1
     (entry,) = made[0].results["prepared"]
     assert not entry["base"] and abs(entry["losses"][0] - np.log(2)) < 0.3 and entry["losses"][-1] < entry["losses"][0]
-    assert reading.read_header(tmp_path / "first/out" / entry["file"])["classifier.weight"].shape == (2, 16)
+    kind = image_classifiers.IMAGES[architecture]
+    assert reading.read_header(tmp_path / "first/out" / entry["file"])[kind.score].shape[0] == 2
     check = image_job(tiny, tmp_path / "check", model, "check", recipe=recipe)
     assert len(checking.check(check, tmp_path / "check", lambda *words: None).results["losses"]) == 3
     prepared = {"hue/11": tiny.put(tmp_path / "asked", tmp_path / "first/out" / entry["file"])}
@@ -159,34 +237,42 @@ def test_it_is_checked_prepared_and_evaluated_to_the_same_bytes(tiny: Any, tmp_p
     assert [TASK.choices[place] for place in logs.argmax(axis=1)] == truths
 
 
+@pytest.mark.parametrize("architecture", IMAGES)
 @pytest.mark.parametrize("checkpoint", [3, 6, 10])
-def test_cut_off_it_goes_on_to_the_same_bytes(tiny: Any, tmp_path: Path, checkpoint: int) -> None:
+def test_cut_off_it_goes_on_to_the_same_bytes(tiny: Any, tmp_path: Path, architecture: str, checkpoint: int) -> None:
     """While a checkpoint is written: in the fit of the rate, near its end, and in that of the seed."""
-    model = image_model(tiny, tmp_path / "model")
-    given = {"recipe": tiny.recipe(epochs=1, lr_grid=(1e-2,), max_length=193), "stages": (("hue", 11),)}
+    model = image_model(tiny, tmp_path / "model", architecture)
+    recipe = tiny.recipe(epochs=1, lr_grid=(1e-2,), max_length=193, selection=Selection("nll", 0, ("last",)))
+    given = {"recipe": recipe, "stages": (("hue", 11),)}
     tiny.require_same_bytes_cut_off(
         tmp_path, lambda folder, **more: image_job(tiny, folder, model, "prepare", **given, **more), checkpoint
     )
 
 
-def test_parts_of_a_batch_give_the_same_loss_and_recomputing_the_same_bytes(tiny: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", IMAGES)
+def test_parts_of_a_batch_give_the_same_loss_and_recomputing_the_same_bytes(
+    tiny: Any, tmp_path: Path, architecture: str
+) -> None:
     from acclimate_runners import classifying, computing, preparation
 
     computing.be_deterministic(1)
-    job = image_job(tiny, tmp_path, image_model(tiny, tmp_path / "model"), "check")
+    job = image_job(tiny, tmp_path, image_model(tiny, tmp_path / "model", architecture), "check")
     model, tokenizer = preparation.open_model(job, tmp_path)
     data = preparation.pack_splits(job, tmp_path, job.tasks[0], model, tokenizer)
     start = dict(classifying.begun(model, model.copy_weights(), TASK, seed=0))
 
-    def fitted(micro: int | None) -> Any:
+    def fitted(micro: int | None, dtype: str = "float32") -> Any:
         model.set_weights(start)
-        recipe = tiny.recipe(max_length=193)
+        recipe = tiny.recipe(max_length=193, dtype=dtype)
         done = preparation.fit(model, data, recipe, lr=0.003, seed=12, stop_after=3, micro_batch=micro)
         return done.losses, model.copy_weights()
 
     made = {micro: fitted(micro) for micro in (None, 1, 2, 4)}
     for losses, _ in made.values():
         np.testing.assert_allclose(losses, made[None][0], atol=1e-5)
+    half, _ = fitted(None, "bfloat16")
+    assert half != made[None][0] and half == pytest.approx(made[None][0], rel=0.02)
+    assert fitted(None, "bfloat16")[0] == half
     model.recompute()
     losses, weights = fitted(2)
     assert losses == made[2][0] and all(weights[name].equal(each) for name, each in made[2][1].items())

@@ -193,6 +193,23 @@ def test_a_padding_tokens_embedding_is_learned_as_any_other(tiny: Any, tmp_path:
     assert model.get_input_embeddings().padding_idx is None
 
 
+@pytest.mark.parametrize("architecture", sorted(architectures.ARCHITECTURES))
+def test_what_the_rules_accept_transformers_classes_take(tiny: Any, architecture: str) -> None:
+    """Whole numbers for real ones, null, switches: whatever a field's own rule lets through."""
+    from acclimate_runners import building
+
+    kind, made = architectures.ARCHITECTURES[architecture], 0
+    config_class, _ = building.classes(architecture)
+    labels = {"id2label": {"0": "a", "1": "b"}} if kind.encodes else {}
+    for field in kind.fields:
+        for value in (0, 1, 2, 10000, 0.5, 1.0, None, True, False):
+            config = {**tiny.every_config[architecture], **labels, field: value}
+            if not architectures.problems(config, (architecture,)):
+                config_class(**architectures.effective(config))
+                made += 1
+    assert made > len(kind.required)
+
+
 @pytest.mark.parametrize("architecture", sorted(n for n, k in architectures.ARCHITECTURES.items() if not k.encodes))
 def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path, architecture: str) -> None:
     from acclimate_runners import building

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from acclimate_competitions import tables
 from acclimate_competitions.recipe import Lora
-from acclimate_runners import architectures, checkpoints, jobs
+from acclimate_runners import architectures, checkpoints, image_classifiers, jobs
 
 NEAR = 1e-5
 """Losses in float32, relative."""
@@ -127,7 +127,7 @@ def test_shards_give_the_numbers_of_whole_weights_and_the_same_bytes_again(tiny:
 @pytest.mark.parametrize("count", [2, 3])
 def test_all_architectures_give_the_numbers_of_whole_weights(tiny: Any, tmp_path: Path, count: int) -> None:
     """Tied and untied heads, biases of few numbers, transposed layers; of three processes one has no row of the last batch."""
-    assert {*ALL, "vit"} == set(architectures.ARCHITECTURES)
+    assert {*ALL, *image_classifiers.IMAGES} == set(architectures.ARCHITECTURES)
     found = twins(tiny, tmp_path, count, {name: {"architecture": name} for name in ALL})
     processes_together.run(count, [folder for pair in found.values() for folder in pair])
     for whole, shards in found.values():
