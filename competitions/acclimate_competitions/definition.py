@@ -45,6 +45,7 @@ ARCHITECTURES = (
     "vit",
     "convnext",
     "convnextv2",
+    "resnet",
 )
 """Model types (of config.json) that a competition may allow."""
 IMAGES = "hf-image-classifier"

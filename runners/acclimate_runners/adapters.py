@@ -35,7 +35,7 @@ def learned(model: Network, lora: Lora | None, *, seed: int) -> Iterator[dict[st
         Refusal: model_invalid, where the architecture has no layer for any of them.
     """
     if lora is None:
-        yield model.weights
+        yield {name: weight for name, weight in model.weights.items() if not tensors.stands_still(name)}
         return
     names = tensors.linear(architectures.shapes(model.facts.config), lora.targets)
     if not names:

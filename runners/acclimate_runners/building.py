@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
-from acclimate_runners import architectures
+from acclimate_runners import architectures, tensors
 
 # Up to this length the plain attention is the faster one on a CPU; the choice depends on the recipe alone, so it is the same for all.
 EAGER_UP_TO = 128
@@ -37,6 +38,7 @@ _CONFIGS = {
     "vit": "ViTConfig",
     "convnext": "ConvNextConfig",
     "convnextv2": "ConvNextV2Config",
+    "resnet": "ResNetConfig",
 }
 """Names of transformers' configuration classes, each in the module of its model type, or in that of _MODULES."""
 
@@ -51,7 +53,7 @@ _VIT_NAMES = {
     "mlp.fc2.": "output.dense.",
 }
 """Parts of names in memory -> in files, which are what versions of transformers share."""
-_EAGER_ONLY = ("gemma2", "mamba", "falcon_mamba", "deberta-v2", "convnext", "convnextv2")
+_EAGER_ONLY = ("gemma2", "mamba", "falcon_mamba", "deberta-v2", "convnext", "convnextv2", "resnet")
 """Architectures whose attention the faster one can't do, or that have none."""
 _KERNELS = ("mamba_ssm", "causal_conv1d", "mambapy")
 """Packages that transformers would take for Mamba where a machine has them, with other numbers than everywhere else."""
@@ -84,7 +86,22 @@ def build(config: Mapping[str, Any], *, max_length: int) -> Any:
         model_class, given["num_labels"] = _classifier(config["model_type"]), len(names)
     made = config_class(**given, attn_implementation="eager" if eager else "sdpa")
     _drop_nothing(made)
-    return model_class(made).float().eval()
+    model = model_class(made).float().eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.__class__ = _Standing
+    return model
+
+
+class _Standing(nn.BatchNorm2d):  # type: ignore[misc]
+    """A batch norm that norms by what the file says, while it is learned, too, and never changes that.
+
+    By the batch's own statistics a row's answer would depend on which others are read with it (docs/decisions/0040).
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        norms = (self.running_mean, self.running_var, self.weight, self.bias)
+        return functional.batch_norm(images, *norms, training=False, eps=self.eps)
 
 
 def _drop_nothing(config: Any) -> None:
@@ -98,11 +115,12 @@ def _drop_nothing(config: Any) -> None:
 
 
 def by_file_name(model: Any, architecture: str) -> dict[str, Tensor]:
-    """A model's parameters under the names that files give them; GPT-NeoX files call the head `embed_out`, ViT's have those of its first version."""
+    """A model's parameters, and what its batch norms have seen, under the names that files give them; GPT-NeoX files call the head `embed_out`, ViT's have those of its first version."""
     if architecture == "vit":
         return {_vit_file_name(name): tensor for name, tensor in model.named_parameters()}
     head = architectures.ARCHITECTURES[architecture].head
-    return {head if name == "lm_head.weight" else name: tensor for name, tensor in model.named_parameters()}
+    found = {head if name == "lm_head.weight" else name: tensor for name, tensor in model.named_parameters()}
+    return found | {name: tensor for name, tensor in model.named_buffers() if tensors.stands_still(name)}
 
 
 def _vit_file_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Image classifiers: ViT, ConvNeXt. Fields and tensors, as architectures.py has them of decoders; shapes are those of transformers' classes, a test holds them equal."""
+"""Image classifiers: ViT, ConvNeXt, ResNet. Fields and tensors, as architectures.py has them of decoders; shapes are those of transformers' classes, a test holds them equal."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ _SEEN: dict[str, Check] = {
     "image_mean": rules.several(rules.real(-1e3, 1e3), most=_CHANNELS),
     "image_std": rules.several(rules.real(1e-3, 1e3), most=_CHANNELS),
 }
-_STAGES = 7
+_STAGES, _NARROWER = 7, 4
 _CONVNEXT: dict[str, Check] = {
     "num_channels": rules.whole(1, _CHANNELS),
     "patch_size": rules.whole(1, 4096),
@@ -34,6 +34,16 @@ _STAGES_TOLD: dict[str, Check] = {
     "out_indices": rules.several(rules.whole(0, 1024), most=_STAGES + 1),
     "stage_names": rules.texts,
     "tie_word_embeddings": rules.SWITCH,
+}
+_RESNET: dict[str, Check] = {
+    "num_channels": rules.whole(1, _CHANNELS),
+    "embedding_size": rules.whole(1, 2**14),
+    "hidden_sizes": rules.several(rules.whole(1, 2**14), most=_STAGES),
+    "depths": rules.several(rules.whole(1, 1024), most=_STAGES),
+    "layer_type": rules.one_of("basic", "bottleneck"),
+    "hidden_act": rules.ACTIVATION,
+    "downsample_in_first_stage": rules.SWITCH,
+    "downsample_in_bottleneck": rules.SWITCH,
 }
 _VIT: dict[str, Check] = {
     "hidden_size": rules.WIDTH,
@@ -98,6 +108,18 @@ def _stages_that_differ(config: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _resnet_conflicts(config: Mapping[str, Any]) -> list[str]:
+    found = _stages_that_differ({**config, "num_stages": len(config["depths"])})
+    least = min(config["hidden_sizes"])
+    if _is_narrow(config) and least < _NARROWER:
+        found.append(f"hidden_sizes has {least}, of which a bottleneck, {_NARROWER} times narrower, leaves nothing")
+    return found
+
+
+def _is_narrow(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("layer_type", "bottleneck") == "bottleneck")
+
+
 def _convnext(config: Mapping[str, Any], stem: str, layer: Callable[[str, int], Shapes]) -> Shapes:
     """ConvNeXt's tensors under a stem; layer: those that its second version has otherwise, of a layer's name and width."""
     sizes, patch = config["hidden_sizes"], config["patch_size"]
@@ -138,6 +160,29 @@ def _convnext_2(config: Mapping[str, Any]) -> Shapes:
     return _convnext(config, "convnextv2", whole)
 
 
+def _resnet(config: Mapping[str, Any]) -> Shapes:
+    """ResNet's; a layer that changes the size or the width has a shortcut with weights."""
+
+    def convolution(name: str, outputs: int, inputs: int, kernel: int) -> Shapes:
+        weight: Shapes = {f"{name}.convolution.weight": (outputs, inputs, kernel, kernel)}
+        return weight | tensors.batch_norm(f"{name}.normalization", outputs)
+
+    before = config["embedding_size"]
+    found = convolution("resnet.embedder.embedder", before, config["num_channels"], 7)
+    for stage, (width, depth) in enumerate(zip(config["hidden_sizes"], config["depths"], strict=True)):
+        halves, within = bool(stage) or config.get("downsample_in_first_stage", False), width // _NARROWER
+        for number in range(depth):
+            at = f"resnet.encoder.stages.{stage}.layers.{number}"
+            if before != width or (halves and not number):
+                found |= convolution(f"{at}.shortcut", width, before, 1)
+            steps = ((within, before, 1), (within, within, 3), (width, within, 1))
+            plain = ((width, before, 3), (width, width, 3))
+            for place, (outputs, inputs, kernel) in enumerate(steps if _is_narrow(config) else plain):
+                found |= convolution(f"{at}.layer.{place}", outputs, inputs, kernel)
+            before = width
+    return found
+
+
 def _in_stages(
     model_class: str, shapes: Callable[[Mapping[str, Any]], Shapes], fields: Mapping[str, Check], **more: Any
 ) -> Architecture:
@@ -145,7 +190,7 @@ def _in_stages(
     known: dict[str, Any] = {
         "score": "classifier.weight",
         "score_bias": "classifier.bias",
-        "required": ("hidden_sizes", "depths", "num_channels"),
+        "conflicts": _stages_that_differ,
     }
     return Architecture(
         model_class=model_class,
@@ -160,7 +205,6 @@ def _in_stages(
         encodes=True,
         sees=True,
         width=lambda config: int(config["hidden_sizes"][-1]),
-        conflicts=_stages_that_differ,
         **{**known, **more},
     )
 
@@ -218,6 +262,17 @@ IMAGES: dict[str, Architecture] = {
         required=("hidden_sizes", "depths", "num_channels", "patch_size"),
         embedding="convnextv2.embeddings.patch_embeddings.weight",
         least=_patched,
+    ),
+    "resnet": _in_stages(
+        "ResNetForImageClassification",
+        _resnet,
+        _RESNET,
+        required=("hidden_sizes", "depths", "num_channels", "embedding_size"),
+        embedding="resnet.embedder.embedder.convolution.weight",
+        score="classifier.1.weight",
+        score_bias="classifier.1.bias",
+        least=lambda config: 1,
+        conflicts=_resnet_conflicts,
     ),
 }
 """Model type -> what is known of it."""

@@ -32,6 +32,7 @@ from acclimate_runners import (
     packing,
     reading,
     shards,
+    tensors,
 )
 from acclimate_runners.building import build, by_file_name
 from acclimate_runners.holding import Held, Whole
@@ -42,7 +43,7 @@ from acclimate_runners.reading import ModelFacts, Rules
 LOGITS = 1 << 22
 """How many logits are held at once where nothing is learned; in the code's digest, as it can change the last bits of a number."""
 
-_LAYERS = ("ConvNextLayer", "ConvNextV2Layer")
+_LAYERS = ("ConvNextLayer", "ConvNextV2Layer", "ResNetBasicLayer", "ResNetBottleNeckLayer")
 """Classes of layers that the library itself can't compute again."""
 
 
@@ -343,6 +344,7 @@ def _sharded(model: Any, facts: ModelFacts, device: torch.device) -> tuple[Held,
     kind = architectures.ARCHITECTURES[facts.architecture]
     named = partial(by_file_name, model, facts.architecture)
     whole = [] if architectures.labels(facts.config) is None else [kind.score, kind.score_bias]
+    whole += [name for name in architectures.shapes(facts.config) if tensors.stands_still(name)]
     like = {} if kind.head in architectures.shapes(facts.config) else {kind.head: kind.embedding}
     held = sharding.Shards(model, named, device=device, whole=[name for name in whole if name], like=like)
     return held, held.weights
@@ -366,6 +368,11 @@ def read_weights(paths: Sequence[Path], facts: ModelFacts, held: Held | None = N
     held = held or Whole()
     stored = {name: tensor.to(torch.float32) for path in paths for name, tensor in held.stored(path).items()}
     problems = [f"tensor {name!r} holds NaN or infinity" for name, tensor in stored.items() if not is_finite(tensor)]
+    problems += [
+        f"tensor {name!r} holds a variance below 0"
+        for name, tensor in stored.items()
+        if name.endswith(".running_var") and bool((tensor < 0).any())
+    ]
     kind = architectures.ARCHITECTURES[facts.architecture]
     tied = architectures.labels(facts.config) is None and kind.head not in expected
     if tied and kind.head in stored and not torch.equal(stored[kind.head], stored[kind.embedding]):

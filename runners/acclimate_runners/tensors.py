@@ -45,6 +45,28 @@ def norm(name: str, width: int) -> Shapes:
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
+_STILL = (".running_mean", ".running_var")
+
+
+def stands_still(name: str) -> bool:
+    """Whether numbers of this name belong to a model and are not learned: what a batch norm has seen of earlier images."""
+    return name.endswith(_STILL)
+
+
+def batch_norm(name: str, width: int) -> Shapes:
+    """A batch norm's gain and bias, and the means and variances that it norms by."""
+    return norm(name, width) | {name + part: (width,) for part in _STILL}
+
+
+def counter_of(name: str) -> str:
+    """The batch norm's mean that stands beside the counter of this name, which files may have and nobody reads; empty for other names."""
+    stem = name.removesuffix(COUNTER)
+    return "" if stem == name else stem + _STILL[0]
+
+
+COUNTER = ".num_batches_tracked"
+
+
 def decoder(
     config: Mapping[str, Any],
     *,

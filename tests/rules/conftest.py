@@ -192,6 +192,15 @@ ENCODERS["convnextv2"] = {
     "model_type": "convnextv2",
     "architectures": ["ConvNextV2ForImageClassification"],
 }
+ENCODERS["resnet"] = {
+    "model_type": "resnet",
+    "architectures": ["ResNetForImageClassification"],
+    "embedding_size": 4,
+    "hidden_sizes": [8, 12],
+    "depths": [1, 2],
+    "layer_type": "bottleneck",
+    "num_channels": 3,
+}
 
 
 def _rows(task: Task, split: str, count: int) -> list[dict[str, str]]:
@@ -250,7 +259,7 @@ class Tiny:
             draws = np.random.PCG64([7, number]).random_raw(int(np.prod(shape))) >> np.uint64(56)
             values = (draws.astype(np.float32) - 127.5) / 1024
             # The gains of the norms stand around 1.
-            gain = 1.0 if len(shape) == 1 and name.endswith("weight") else 0.0
+            gain = 1.0 if len(shape) == 1 and name.endswith(("weight", "running_var")) else 0.0
             weights[name] = torch.from_numpy(values.reshape(shape) + np.float32(gain))
         network.write_weights(weights, out / "model.safetensors")
         if not architectures.ARCHITECTURES[architecture].sees:
