@@ -9,10 +9,13 @@ Sources: Naeini, Cooper & Hauskrecht, Obtaining Well Calibrated Probabilities Us
 of Probability; Rajpurkar et al., SQuAD (token F1); Efron, The Jackknife. Macro-F1 and MCC are scikit-learn's, Spearman's correlation scipy's.
 """
 
+import contextlib
 import math
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +28,8 @@ BINS = 15
 """Of equal width, for the expected calibration error."""
 GROUPS = 200
 """At most so many groups of clusters are left out in turn by the jackknife."""
+_MOST_COUNTS = 2_000_000
+"""Counts, groups × labels, that are held at once; three times over, 8 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,11 @@ def score(
         value, error = _mean(scores, of_cluster, len(names))
         return Measured(value, error, whole, len(kept), n - len(kept), found.direction)
     whole_value = _WHOLE[metric](*prepared)
-    error = _jackknife(_WHOLE[metric], prepared, of_cluster, len(names))
+    by_counts = _BY_COUNTS.get(metric)
+    if by_counts is not None and min(GROUPS, len(names)) * len({*given, *right}) <= _MOST_COUNTS:
+        error = _jackknife_of_counts(by_counts, prepared, of_cluster, len(names))
+    else:
+        error = _jackknife(_WHOLE[metric], prepared, of_cluster, len(names))
     return Measured(whole_value, error, None, len(kept), n - len(kept), found.direction)
 
 
@@ -283,6 +292,42 @@ def _jackknife(
     return math.sqrt((groups - 1) / groups * math.fsum((value - mean) ** 2 for value in values))
 
 
+def _jackknife_of_counts(
+    by_counts: Callable[[Floats, Floats, Floats], Floats], given: tuple[Any, Any], place: Any, count: int
+) -> float | None:
+    """The same, of a metric that follows from how often each label is given, right, and both: all groups at once, from the counts without each of them."""
+    groups = min(GROUPS, count)
+    if groups < 2:
+        return None
+    said, right = (labels.astype(str) for labels in given)
+    names, codes = np.unique(np.concatenate([said, right]), return_inverse=True)
+    said, right, group = codes[: len(said)], codes[len(said) :], place % groups
+
+    def without(labels: Any, of: Any) -> Floats:
+        """How often each label is there without each group: (groups, labels)."""
+        each = np.bincount(of * len(names) + labels, minlength=groups * len(names)).reshape(groups, len(names))
+        return np.asarray(each.sum(axis=0) - each, dtype=np.float64)
+
+    hit = said == right
+    values = by_counts(without(said, group), without(right, group), without(said[hit], group[hit])).tolist()
+    mean = math.fsum(values) / groups
+    return math.sqrt((groups - 1) / groups * math.fsum((value - mean) ** 2 for value in values))
+
+
+def _macro_f1_of_counts(given: Floats, right: Floats, both: Floats) -> Floats:
+    """Of rows of counts a label; a label that is neither given nor right is none of the mean's."""
+    sums = given + right
+    return np.asarray((2 * both / np.maximum(sums, 1)).sum(axis=1) / (sums > 0).sum(axis=1))
+
+
+def _mcc_of_counts(given: Floats, right: Floats, both: Floats) -> Floats:
+    """Of rows of counts a label; 0 where all that is given, or all that is right, is one label."""
+    n, hits = given.sum(axis=1), both.sum(axis=1)
+    spread = (n * n - (given * given).sum(axis=1)) * (n * n - (right * right).sum(axis=1))
+    covariance = hits * n - (given * right).sum(axis=1)
+    return np.asarray(np.where(spread > 0, covariance / np.sqrt(np.where(spread > 0, spread, 1.0)), 0.0))
+
+
 def _equal(given: Any, right: Any) -> Floats:
     return np.array([float(a == b) for a, b in zip(given, right, strict=True)])
 
@@ -337,6 +382,17 @@ def _spearman(given: Floats, right: Floats) -> float | None:
     return float(stats.spearmanr(given, right).statistic)
 
 
+def load_ahead() -> None:
+    """Begin to import scikit-learn, which takes a second, in a thread: for who will have classified examples, and waits for something else till then."""
+
+    def load() -> None:
+        # Where it is not installed, or is broken, that is told where it is used.
+        with contextlib.suppress(Exception):
+            import_module("sklearn.metrics")
+
+    threading.Thread(target=load, daemon=True).start()
+
+
 def _of_sklearn(name: str, **options: Any) -> Callable[[Any, Any], float | None]:
     def whole(given: Any, right: Any) -> float | None:
         if not len(given):
@@ -362,6 +418,7 @@ _BY_EXAMPLE: dict[str, Callable[[Any, Any], Floats]] = {
     "token_f1": _token_f1,
     "mae": _absolute,
 }
+_BY_COUNTS = {"macro_f1": _macro_f1_of_counts, "mcc": _mcc_of_counts}
 _WHOLE: dict[str, Callable[[Any, Any], float | None]] = {
     "macro_f1": _of_sklearn("f1_score", average="macro", zero_division=0.0),
     "mcc": _of_sklearn("matthews_corrcoef"),

@@ -83,6 +83,8 @@ def evaluate(
         inputs = {name: shop.blobs.put_bytes(_without_targets(table)) for name, table in rows.items()}
         stages = [(name, None, "direct") for name in given.tasks]
         job = round_jobs.evaluate(given, submitted, stages, inputs=inputs, prepared={}, entrant=_NAME)
+        if any(given.competition.task(name).choices for name in given.tasks):
+            measures.load_ahead()
         outcome = _done(shop, job)
         found: dict[str, Any] = {}
         shown: list[dict[str, Any]] = []

@@ -71,6 +71,29 @@ def test_a_jackknife_of_a_mean_is_its_standard_error():
     assert whole == pytest.approx(measures.score("mae", numbers, others).se, rel=1e-9)
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.data(), st.integers(2, 40), st.integers(1, 5), st.sampled_from(["macro_f1", "mcc"]))
+def test_the_jackknife_of_counts_is_that_of_the_metric_itself(
+    data: st.DataObject, n: int, labels: int, metric: str
+) -> None:
+    # Few examples and many labels: in some groups' absence a label is gone, or one alone is left.
+    label, place = st.sampled_from("abcde"[:labels]), st.lists(st.integers(0, 5), min_size=n, max_size=n)
+    pair = tuple(np.array(data.draw(st.lists(label, min_size=n, max_size=n)), dtype=object) for _ in range(2))
+    _, of = np.unique(data.draw(place), return_inverse=True)
+    groups = int(of.max()) + 1
+    one = measures._jackknife(measures._WHOLE[metric], pair, of, groups)
+    other = measures._jackknife_of_counts(measures._BY_COUNTS[metric], pair, of, groups)
+    assert other == (None if one is None else pytest.approx(one, rel=1e-9, abs=1e-12))
+
+
+def test_counts_that_take_too_much_memory_are_not_made(monkeypatch):
+    targets, predictions = [f"label {n % 50}" for n in range(400)], [f"label {n % 49}" for n in range(400)]
+    whole = measures.score("macro_f1", predictions, targets).se
+    monkeypatch.setattr(measures, "_MOST_COUNTS", 9_999)
+    monkeypatch.setattr(measures, "_jackknife_of_counts", None)
+    assert measures.score("macro_f1", predictions, targets).se == pytest.approx(whole, rel=1e-9)
+
+
 def test_missing_predictions_are_counted_and_missing_targets_refused():
     made = measures.score("mae", [1.0, None, math.nan, 2.0], [1.0, 1.0, 1.0, 4.0])
     assert (made.value, made.n, made.missing) == (1.0, 2, 2)
