@@ -130,4 +130,7 @@ def main(folders: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    from acclimate_runners import __main__
+
+    # As a child ends: torch's threads hold tensors of this device, and an interpreter that takes itself down trips over them.
+    __main__._end(main(sys.argv[1:]))
