@@ -1,19 +1,40 @@
 """A round that follows others of its competition in the same log: what it may say of them, and what an auditor is told that no bundle shows."""
 
+import random
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import rounds_made
 
-from acclimate import verify
+from acclimate import log, verify
+from acclimate.verify import others
 from acclimate_competitions import digests, records
 
 NAME = "earlier rounds"
 ENDS = {
     "RankingPublished": {name: digests.of_bytes(b"ranking") for name in ("ranking", "policy")} | {"reason": "first"},
-    "RoundVoided": {"reason": "labels leaked", "approvals": []},
+    "RoundVoided": {"reason": "labels leaked", "phase": "opened", "approvals": []},
 }
+AGREED = ("custodian-a", "custodian-c")
+"""As many custodians as it takes to end a round whose close has passed."""
+OF = digests.of_bytes(b"of the other round")
+UNSIGNED = {
+    "RoundOpened": {"seal": OF},
+    "RoundClosed": {"count": 0, "entries_root": OF, "forfeited": {"count": 0, "root": OF}},
+    "PreparationFinished": {"count": 0, "root": OF},
+    "HoldoutOpened": {"key": OF, "plaintext": OF, "row_root": OF},
+}
+PREPARED = ("RoundOpened", "RoundClosed", "PreparationFinished")
 honest_defined, honest_seal = rounds_made.defined_fields, rounds_made.seal_holdout
+
+
+def approvals(of: str, *, by: str, agreed: tuple[str, ...] = AGREED) -> list[dict[str, str]]:
+    """What these sign of a voiding that somebody signs."""
+    signed = {"by": rounds_made.public(by)}
+    return [
+        records.approve("RoundVoided", of, ENDS["RoundVoided"], **signed, key=rounds_made.key(each)) for each in agreed
+    ]
 
 
 def said(
@@ -40,12 +61,14 @@ def said(
 
     def seal(made: rounds_made.Made) -> None:
         if opened:
-            fields = dict.fromkeys(("key", "plaintext", "row_root"), digests.of_bytes(b"of the other round"))
             other = records.parse(made.entries[0]).round
-            made.append({"type": "HoldoutOpened", "round": other, "fields": fields})
+            made.append({"type": "HoldoutOpened", "round": other, "fields": UNSIGNED["HoldoutOpened"]})
             if end:
-                request = records.sign(end, other, ENDS[end], key=rounds_made.key(by))
-                made.append(request | ({"fields": ENDS[end] | {"reason": "other words"}} if altered else {}))
+                fields = ENDS[end]
+                if end == "RoundVoided":
+                    fields = fields | {"approvals": approvals(other, by=by)}
+                request = records.sign(end, other, fields, key=rounds_made.key(by))
+                made.append(request | ({"fields": fields | {"reason": "other words"}} if altered else {}))
         honest_seal(made)
 
     monkeypatch.setattr(rounds_made, "defined_fields", defined)
@@ -106,7 +129,8 @@ def test_a_round_that_its_organizer_did_not_sign_is_no_predecessor(
         ("RankingPublished", "evaluator", True),
         ("RankingPublished", "custodian-a", False),
         ("RankingPublished", "mallory", False),
-        ("RoundVoided", "custodian-a", True),
+        ("RoundVoided", "organizer", True),
+        ("RoundVoided", "custodian-b", True),
         ("RoundVoided", "evaluator", False),
         ("RoundVoided", "mallory", False),
     ],
@@ -134,3 +158,41 @@ def test_a_round_that_was_opened_and_never_published_is_named_as_such(
     found = said(monkeypatch, tmp_path, opened=True, end=end)
     assert found is not None and found[0] == "NOT CHECKED"
     assert ("with no ranking published, nor void, in this log" in found[2]) == (not end)
+
+
+@pytest.mark.parametrize(
+    ("by", "agreed", "before", "late", "counts"),
+    [
+        pytest.param("custodian-a", (), ("HoldoutOpened",), 1, False, id="a custodian alone"),
+        pytest.param("custodian-a", ("custodian-a",), ("HoldoutOpened",), 1, False, id="a custodian twice"),
+        pytest.param("custodian-a", ("mallory",), ("HoldoutOpened",), 1, False, id="a custodian and a stranger"),
+        pytest.param("custodian-a", ("custodian-b",), ("HoldoutOpened",), 1, True, id="two custodians"),
+        pytest.param("organizer", (), ("HoldoutOpened",), 1, False, id="the organizer alone once it was opened"),
+        pytest.param("organizer", ("custodian-a",), ("RoundClosed",), 1, False, id="the organizer and one"),
+        pytest.param("organizer", (), ("RoundOpened",), 1, True, id="the organizer alone before the close"),
+        pytest.param("organizer", (), ("RoundOpened",), 31, False, id="the organizer alone when the close has passed"),
+        pytest.param("organizer", (), (), 31, True, id="the organizer alone of a round that never opened"),
+        pytest.param("organizer", (), PREPARED, 59, False, id="the organizer alone before release_by"),
+        pytest.param("organizer", (), PREPARED, 61, True, id="the organizer alone where custody failed"),
+        pytest.param("organizer", (), (*PREPARED, "HoldoutOpened"), 61, False, id="the organizer alone after both"),
+        pytest.param("custodian-a", (), PREPARED, 61, False, id="a custodian alone after release_by"),
+        pytest.param("custodian-a", (), PREPARED, 91, True, id="a custodian alone of a round that lapsed"),
+        pytest.param("custodian-a", (), ("HoldoutOpened",), 91, False, id="a custodian alone of one that was opened"),
+    ],
+)
+def test_as_many_as_it_takes_void_a_round(
+    by: str, agreed: tuple[str, ...], before: tuple[str, ...], late: int, counts: bool, tmp_path: Path
+) -> None:
+    """One custodian, or an organizer whom a server helps, ends no round whose scores may be known."""
+    made = rounds_made.Made(tmp_path, log.Signer(rounds_made.ORIGIN, rounds_made.key("log")), random.Random(7))
+    rounds_made.make_splits(made)
+    defined = records.sign("RoundDefined", "", honest_defined(made), key=rounds_made.key("organizer"))
+    made.append(defined)
+    for kind in before:
+        made.append({"type": kind, "round": defined["round"], "fields": UNSIGNED[kind]})
+    fields = ENDS["RoundVoided"] | {"approvals": approvals(defined["round"], by=by, agreed=agreed)}
+    made.append(
+        records.sign("RoundVoided", defined["round"], fields, key=rounds_made.key(by)), after=timedelta(days=late)
+    )
+    found = others.ends(list(map(records.parse, made.entries)))
+    assert found == ({defined["round"]: (len(made.entries) - 1, "voided")} if counts else {})
