@@ -18,8 +18,6 @@ from acclimate_competitions.errors import Refusal
 from acclimate_competitions.phases import Phase, Round
 from acclimate_runners import failpoints
 
-PATIENCE = 15.0
-"""Seconds for which a dispatcher that is stopped waits before it hands over."""
 Finish = Callable[[str, Callable[[], None]], None]
 """Called with a round's id, and with what refuses once another dispatcher leads."""
 _AGAIN_AFTER = 30.0
@@ -78,7 +76,7 @@ class Finisher:
             if mark not in self._under_way and self._may_begin(mark):
                 self._under_way[mark] = self._thread.submit(self._carry_out, mark, state)
 
-    def close(self, *, patience: float = PATIENCE) -> None:
+    def close(self, *, patience: float) -> None:
         """Begin nothing more, and wait so many seconds for what is under way. What takes longer ends as it may; it is finished again."""
         wait(self._under_way.values(), timeout=patience)
         self._thread.shutdown(wait=False, cancel_futures=True)

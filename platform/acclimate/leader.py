@@ -5,6 +5,7 @@ pending, an attempt that still runs or has finished is adopted by its name, and 
 transaction that requires the stage to be this attempt's, and the lease to be this leader's.
 """
 
+import time
 from typing import Any
 
 from acclimate import granting, stages
@@ -22,6 +23,8 @@ from acclimate.settling import Settling
 from acclimate.sweeping import Sweeper
 from acclimate_competitions.errors import Refusal
 
+PATIENCE = 12.0
+"""Seconds for which a dispatcher that is stopped waits, before it hands over, for what opens, publishes or finishes a round; of supervision.GRACE."""
 _PLAN_EVERY, _BEAT_EVERY, _BEAT_AT_LEAST = 0.5, 0.5, 5.0
 
 
@@ -76,10 +79,11 @@ class Leader:
         Raises:
             Refusal: busy, lease_lost, database_unreachable, no_space.
         """
+        until = time.monotonic() + PATIENCE
         self._aside.close()
         self._settling.scorer.close()
         if self._finisher is not None:
-            self._finisher.close()
+            self._finisher.close(patience=max(0.0, until - time.monotonic()))
         with self._lead.store.transaction() as tx:
             for running in self._lead.running.values():
                 row = stages.row_of(tx, running.held)

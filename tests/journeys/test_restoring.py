@@ -71,7 +71,7 @@ def test_mlflow_is_told_again_after_a_restore(tmp_path):
                 finisher.step()
                 wait(finisher._under_way.values(), timeout=WITHIN)
         finally:
-            finisher.close()
+            finisher.close(patience=60.0)
             store.close()
         return found
 

@@ -16,7 +16,7 @@ import pytest
 from chosen_ports import free_port
 from ups import PATIENCE, Starter, Up, children, environment, of_sessions, start, until
 
-from acclimate import supervision
+from acclimate import aside, leader, supervision
 
 pytest.importorskip("mlflow")
 pytest.importorskip("fastapi")
@@ -245,6 +245,11 @@ def test_what_up_is_told_reaches_its_parts_but_no_place_reaches_their_command_li
     assert (tmp_path / "s3cret.db").exists()
     assert up.end(signal.SIGTERM) == 0
     up.assert_gone()
+
+
+def test_a_dispatcher_that_waits_for_work_before_it_hands_over_is_not_killed_meanwhile() -> None:
+    """What takes longer is done again by the next leader; killed before it gave back what runs, it would leave that to be found."""
+    assert aside.PATIENCE <= leader.PATIENCE <= supervision.GRACE - 5
 
 
 @pytest.mark.slow
