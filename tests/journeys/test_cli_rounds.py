@@ -67,11 +67,10 @@ def test_a_wrong_token_is_refused_with_a_way_out(acclimate: Run, world: World) -
     account = json.loads((folder / "account.json").read_text())
     (folder / "account.json").write_text(json.dumps(account | {"token": "acc_wrong"}))
     round_id = new_round(acclimate, world, until="draft")
-    ran = acclimate("submission", "withdraw", "x", "--keys", folder, "--json")
-    refused(ran, "submission_unknown")
-    ran = acclimate("enter", round_id, "--keys", folder, "--json")
-    refused(ran, "token_invalid")
-    assert "hint: " in ran.err
+    for command in (("submission", "withdraw", "x"), ("enter", round_id)):
+        ran = acclimate(*command, "--keys", folder, "--json")
+        refused(ran, "token_invalid")
+        assert "hint: " in ran.err and "register --renew" in ran.err
 
 
 # ---- rounds --------------------------------------------------------------------------------------------------------

@@ -4,10 +4,13 @@ import json
 import uuid
 from pathlib import Path
 
+import pytest
 from cli_world import World, build_model, cheating, new_round, person, world
 from commands import Run, done, refused
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from acclimate import client as actors
+from acclimate import log
 from acclimate.client import seen_log
 
 __all__ = ["world"]
@@ -63,6 +66,27 @@ def test_another_history_of_as_many_entries_is_no_growth(acclimate: Run, world: 
     path.write_text("\n".join(note) + "\n")
     ran = acclimate("enter", round_id, "--keys", me, "--json")
     assert "not the same ones" in refused(ran, "log_inconsistent") and path.name in ran.err
+
+
+@pytest.mark.parametrize(
+    "answer", [b"no checkpoint", b"", b"{}", None], ids=["words", "nothing", "json", "another key's"]
+)
+def test_what_can_not_be_compared_is_not_signed_on(
+    answer: bytes | None, acclimate: Run, world: World, tmp_path: Path
+) -> None:
+    round_id = new_round(acclimate, world)
+    me = person(acclimate, world, "ada")
+    done(acclimate("round", "list", "--keys", me))
+    if answer is None:
+        stranger = log.Signer(log.parse_vkey((me / "log.vkey").read_text().strip()).name, Ed25519PrivateKey.generate())
+        answer = log.sign_note("\n".join(checkpoint(world).splitlines()[:3]) + "\n", stranger).encode()
+    with cheating(world, {"^/v1/log/checkpoint$": lambda content: answer}) as server:
+        mine = server.folder(me, tmp_path / "mine")
+        ran = acclimate("enter", round_id, "--keys", mine, "--json")
+        assert ran.code != 0 and server.written == [], ran.err
+        (mine / "log.vkey").write_text("no key\n")
+        ran = acclimate("enter", round_id, "--keys", mine, "--json")
+        assert ran.code != 0 and server.written == [], ran.err
 
 
 def test_a_receipt_is_enough_to_know_it(acclimate: Run, world: World, tmp_path: Path) -> None:

@@ -20,30 +20,28 @@ CHECKPOINT_FILE = "log.checkpoint"
 _PATIENCE, _LOOK = 3.0, 0.2
 """Seconds: another process of the same server may show a checkpoint that is a moment older."""
 
+_AWAY = frozenset({"server_unreachable", "busy", "database_unreachable", "internal_error", "no_space"})
+
 
 def require_grown(client: Client, folder: Path) -> None:
     """Refuse a server whose log does not go on from the newest checkpoint that a key folder has seen; else its newest one is kept.
 
-    A folder without the log's key has nothing to compare by. A server that can't be asked is not refused here: the command itself will be.
+    A folder without the log's key has nothing to compare by. Whatever keeps the two from being compared is refused as well: a server that answers
+    for its checkpoint what is none, or one that another key signed, would else be signed for unasked.
 
     Raises:
-        Refusal: log_inconsistent.
+        Refusal: log_inconsistent; file_unreadable, proof_invalid, server_unreachable, …, where they can't be compared.
     """
-    if not (folder / LOG_KEY_FILE).exists():
-        return
-    try:
+    if (folder / LOG_KEY_FILE).exists():
         _compare(client, folder)
-    except Refusal as refusal:
-        if refusal.code == "log_inconsistent":
-            raise
 
 
 def went_back(client: Client, folder: Path) -> Refusal | None:
-    """The refusal of `require_grown`, for what is only read; None where the log goes on."""
+    """The refusal of `require_grown`, for what is only read; None where the log goes on, or the server can't be asked, as the command will say itself."""
     try:
         require_grown(client, folder)
     except Refusal as refusal:
-        return refusal
+        return None if refusal.code in _AWAY else refusal
     return None
 
 
