@@ -288,8 +288,7 @@ def _jackknife(
         if value is None:
             return None
         values.append(value)
-    mean = math.fsum(values) / groups
-    return math.sqrt((groups - 1) / groups * math.fsum((value - mean) ** 2 for value in values))
+    return _of_groups(values)
 
 
 def _jackknife_of_counts(
@@ -309,8 +308,12 @@ def _jackknife_of_counts(
         return np.asarray(each.sum(axis=0) - each, dtype=np.float64)
 
     hit = said == right
-    values = by_counts(without(said, group), without(right, group), without(said[hit], group[hit])).tolist()
-    mean = math.fsum(values) / groups
+    return _of_groups(by_counts(without(said, group), without(right, group), without(said[hit], group[hit])).tolist())
+
+
+def _of_groups(values: Sequence[float]) -> float:
+    """The jackknife's standard error, of the values without each group."""
+    groups, mean = len(values), math.fsum(values) / len(values)
     return math.sqrt((groups - 1) / groups * math.fsum((value - mean) ** 2 for value in values))
 
 

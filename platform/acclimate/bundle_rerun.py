@@ -227,12 +227,13 @@ class _Work:
         else:
             pairs = zip(made.selection["candidates"], first["candidates"], strict=True)
             numbers = [(here["validation"], there["validation"]) for here, there in pairs]
-            what = (
-                f"{where}: prepared {first['prepared']} on {first['hardware']}, here {made.prepared} on {made.hardware}"
+            place, what = (
+                f"ModelPrepared of {where}",
+                f"{where}: prepared {first['prepared']} on {first['hardware']}, here {made.prepared} on {made.hardware}",
             )
-            place, what = f"ModelPrepared of {where}", f"{what}; validation nll of a candidate"
             if promised:
-                raise Failed(place, f"{what.partition(';')[0]}, with the same libraries, where D1 promises equal bytes")
+                raise Failed(place, f"{what}, with the same libraries, where D1 promises equal bytes")
+            what += "; validation nll of a candidate"
             self._judge(numbers, place, what, hardware=None if alike else first["hardware"])
 
     def _failures(self, first: Record, made: Remade, *, where: str, alike: bool) -> None:

@@ -165,6 +165,17 @@ VOCABULARY, WIDTH, LAYERS = whole(1, 2**20), whole(1, 2**16), whole(1, 1024)
 HEADS, POSITIONS, INNER = whole(1, 2**12), whole(1, 2**22), whole(1, 2**18)
 SWITCH, SHARE, EPSILON = one_of(True, False), real(0, 0.9), real(1e-12, 0.1)
 ACTIVATION = one_of(*ACTIVATIONS)
+BLOCKS: dict[str, Check] = {
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "hidden_act": ACTIVATION,
+    "hidden_dropout_prob": SHARE,
+    "attention_probs_dropout_prob": SHARE,
+    "layer_norm_eps": EPSILON,
+}
+"""A transformer's layers, as BERT calls their sizes, and those do that came of it."""
 
 # Fields that say nothing about the computation here: read, checked, and then left out of the model that is built. A padding token
 # is among them: sequences are padded on the right, where a causal model can't see it.

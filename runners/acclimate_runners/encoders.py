@@ -4,7 +4,7 @@ Each token sees all others, and what the model makes of the first one is what th
 puts there. Shapes are those of transformers' classes; a test holds them equal.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from acclimate_runners import config_rules as rules
@@ -14,17 +14,10 @@ from acclimate_runners.kinds import Architecture
 from acclimate_runners.tensors import Shapes
 
 _BERT: dict[str, Check] = {
+    **rules.BLOCKS,
     "vocab_size": rules.VOCABULARY,
-    "hidden_size": rules.WIDTH,
-    "intermediate_size": rules.INNER,
-    "num_hidden_layers": rules.LAYERS,
-    "num_attention_heads": rules.HEADS,
-    "hidden_act": rules.ACTIVATION,
-    "hidden_dropout_prob": rules.SHARE,
-    "attention_probs_dropout_prob": rules.SHARE,
     "max_position_embeddings": rules.POSITIONS,
     "type_vocab_size": rules.whole(1, 1024),
-    "layer_norm_eps": rules.EPSILON,
 }
 _DISTILBERT: dict[str, Check] = {
     "vocab_size": rules.VOCABULARY,
@@ -120,25 +113,30 @@ _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
 
 def _bert_like(config: Mapping[str, Any], stem: str, *, positions: int, pooled: str) -> Shapes:
     """BERT's tensors under a stem; pooled: the layer through which the head reads the first token."""
-    width, inner = config["hidden_size"], config["intermediate_size"]
+    width = config["hidden_size"]
     found: Shapes = {
         f"{stem}.embeddings.word_embeddings.weight": (config["vocab_size"], width),
         f"{stem}.embeddings.position_embeddings.weight": (config.get("max_position_embeddings", positions), width),
         f"{stem}.embeddings.token_type_embeddings.weight": (config.get("type_vocab_size", 2), width),
         **tensors.norm(f"{stem}.embeddings.LayerNorm", width),
     }
+    return found | _layers(config, stem, ("query", "key", "value")) | tensors.dense(pooled, width, width)
+
+
+def _layers(config: Mapping[str, Any], stem: str, projections: Sequence[str]) -> Shapes:
+    """The layers of BERT and of those that came of it; projections: the names of an attention's own matrices."""
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    found: Shapes = {}
     for layer in range(config["num_hidden_layers"]):
         at = f"{stem}.encoder.layer.{layer}"
-        for name in ("query", "key", "value"):
+        for name in projections:
             found |= tensors.dense(f"{at}.attention.self.{name}", width, width)
-        found |= tensors.dense(f"{at}.attention.output.dense", width, width) | tensors.norm(
-            f"{at}.attention.output.LayerNorm", width
-        )
-        found |= tensors.dense(f"{at}.intermediate.dense", inner, width) | tensors.dense(
-            f"{at}.output.dense", width, inner
-        )
+        found |= tensors.dense(f"{at}.attention.output.dense", width, width)
+        found |= tensors.norm(f"{at}.attention.output.LayerNorm", width)
+        found |= tensors.dense(f"{at}.intermediate.dense", inner, width)
+        found |= tensors.dense(f"{at}.output.dense", width, inner)
         found |= tensors.norm(f"{at}.output.LayerNorm", width)
-    return found | tensors.dense(pooled, width, width)
+    return found
 
 
 def _bert(config: Mapping[str, Any]) -> Shapes:
@@ -179,7 +177,7 @@ def _relative(config: Mapping[str, Any]) -> tuple[int, int]:
 
 def _deberta(config: Mapping[str, Any]) -> Shapes:
     """DeBERTa's of versions 2 and 3: distances between tokens are embedded, and positions only where the input has them."""
-    stem, width, inner = "deberta", config["hidden_size"], config["intermediate_size"]
+    stem, width = "deberta", config["hidden_size"]
     own, relative = config.get("embedding_size", width), config.get("relative_attention", False)
     found: Shapes = {
         f"{stem}.embeddings.word_embeddings.weight": (config["vocab_size"], own),
@@ -202,16 +200,7 @@ def _deberta(config: Mapping[str, Any]) -> Shapes:
         at = f"{stem}.encoder.conv"
         found |= {f"{at}.conv.weight": (width, width // config.get("conv_groups", 1), kernel)}
         found |= {f"{at}.conv.bias": (width,), **tensors.norm(f"{at}.LayerNorm", width)}
-    for layer in range(config["num_hidden_layers"]):
-        at = f"{stem}.encoder.layer.{layer}"
-        for name in projections:
-            found |= tensors.dense(f"{at}.attention.self.{name}", width, width)
-        found |= tensors.dense(f"{at}.attention.output.dense", width, width)
-        found |= tensors.dense(f"{at}.intermediate.dense", inner, width)
-        found |= tensors.dense(f"{at}.output.dense", width, inner)
-        found |= tensors.norm(f"{at}.attention.output.LayerNorm", width)
-        found |= tensors.norm(f"{at}.output.LayerNorm", width)
-    return found | tensors.dense("pooler.dense", width, width)
+    return found | _layers(config, stem, projections) | tensors.dense("pooler.dense", width, width)
 
 
 def _deberta_conflicts(config: Mapping[str, Any]) -> list[str]:

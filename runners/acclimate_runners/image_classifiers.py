@@ -46,14 +46,7 @@ _RESNET: dict[str, Check] = {
     "downsample_in_bottleneck": rules.SWITCH,
 }
 _VIT: dict[str, Check] = {
-    "hidden_size": rules.WIDTH,
-    "intermediate_size": rules.INNER,
-    "num_hidden_layers": rules.LAYERS,
-    "num_attention_heads": rules.HEADS,
-    "hidden_act": rules.ACTIVATION,
-    "hidden_dropout_prob": rules.SHARE,
-    "attention_probs_dropout_prob": rules.SHARE,
-    "layer_norm_eps": rules.EPSILON,
+    **rules.BLOCKS,
     "image_size": rules.whole(1, 4096),
     "patch_size": rules.whole(1, 4096),
     "num_channels": rules.whole(1, _CHANNELS),
@@ -99,17 +92,21 @@ def _channels_that_differ(config: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _stages_that_differ(config: Mapping[str, Any]) -> list[str]:
+def _stages_that_differ(config: Mapping[str, Any], **said: int) -> list[str]:
+    """Counts of stages that are not that of depths; said: further ones, by their fields' names."""
     stages = len(config["depths"])
+    counts = {"hidden_sizes": len(config["hidden_sizes"]), **said}
     return _channels_that_differ(config) + [
-        f"{name} is {found}, depths has {stages} entries"
-        for name, found in (("hidden_sizes", len(config["hidden_sizes"])), ("num_stages", config.get("num_stages", 4)))
-        if found != stages
+        f"{name} is {found}, depths has {stages} entries" for name, found in counts.items() if found != stages
     ]
 
 
+def _convnext_conflicts(config: Mapping[str, Any]) -> list[str]:
+    return _stages_that_differ(config, num_stages=config.get("num_stages", 4))
+
+
 def _resnet_conflicts(config: Mapping[str, Any]) -> list[str]:
-    found = _stages_that_differ({**config, "num_stages": len(config["depths"])})
+    found = _stages_that_differ(config)
     least = min(config["hidden_sizes"])
     if _is_narrow(config) and least < _NARROWER:
         found.append(f"hidden_sizes has {least}, of which a bottleneck, {_NARROWER} times narrower, leaves nothing")
@@ -154,10 +151,11 @@ def _convnext_1(config: Mapping[str, Any]) -> Shapes:
 
 def _convnext_2(config: Mapping[str, Any]) -> Shapes:
     """ConvNeXt's of version 2, whose layers norm their responses."""
-    whole: Callable[[str, int], Shapes] = lambda name, width: {  # noqa: E731
-        f"{name}.grn.{part}": (1, 1, 1, 4 * width) for part in ("weight", "bias")
-    }
-    return _convnext(config, "convnextv2", whole)
+
+    def responses(name: str, width: int) -> Shapes:
+        return {f"{name}.grn.{part}": (1, 1, 1, 4 * width) for part in ("weight", "bias")}
+
+    return _convnext(config, "convnextv2", responses)
 
 
 def _resnet(config: Mapping[str, Any]) -> Shapes:
@@ -190,7 +188,7 @@ def _in_stages(
     known: dict[str, Any] = {
         "score": "classifier.weight",
         "score_bias": "classifier.bias",
-        "conflicts": _stages_that_differ,
+        "conflicts": _convnext_conflicts,
     }
     return Architecture(
         model_class=model_class,

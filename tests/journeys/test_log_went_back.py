@@ -84,6 +84,13 @@ def test_what_can_not_be_compared_is_not_signed_on(
         mine = server.folder(me, tmp_path / "mine")
         ran = acclimate("enter", round_id, "--keys", mine, "--json")
         assert ran.code != 0 and server.written == [], ran.err
+
+
+def test_with_a_damaged_key_of_the_log_nothing_is_signed(acclimate: Run, world: World, tmp_path: Path) -> None:
+    round_id = new_round(acclimate, world)
+    me = person(acclimate, world, "ada")
+    with cheating(world, {}) as server:
+        mine = server.folder(me, tmp_path / "mine")
         (mine / "log.vkey").write_text("no key\n")
         ran = acclimate("enter", round_id, "--keys", mine, "--json")
         assert ran.code != 0 and server.written == [], ran.err

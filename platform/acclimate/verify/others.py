@@ -89,8 +89,8 @@ def _voids(record: Record, of: Record, before: Sequence[Record]) -> bool:
     if len(_agreed(record) & custodians) >= of["k"]:
         return True
     kinds = {each.type for each in before}
-    releases = [each for each in before if each.type == "ShareReleased" and each.by in custodians]
-    unread = len({each.by for each in releases if is_by(each, custodians)}) < of["k"] and "HoldoutOpened" not in kinds
+    released = {each.by for each in before if each.type == "ShareReleased" and is_by(each, custodians)}
+    unread = len(released) < of["k"] and "HoldoutOpened" not in kinds
     due = parse_time(of["release_by"])
     # 3
     if not by_custodian:
