@@ -71,13 +71,10 @@ def prepared(staged, *entrants):
 # ---- the page ------------------------------------------------------------------------------------------------------
 
 
-def test_every_test_that_the_page_names_exists_and_every_cheat_here_is_on_it():
+def test_every_cheat_here_is_on_the_page():
     page = (REPOSITORY / "docs" / "threat-model.md").read_text("utf-8")
     cited = re.findall(r"`(test_\w+\.py)::(test_\w+)`", page)
     assert len(cited) > 30
-    for file, name in cited:
-        found = [path for path in (REPOSITORY / "tests").rglob(file) if f"def {name}(" in path.read_text("utf-8")]
-        assert found, f"{file}::{name}"
     here = set(re.findall(r"^def (test_(?:an?|too)_\w+)", Path(__file__).read_text("utf-8"), re.MULTILINE))
     assert here == {name for file, name in cited if file == "test_threats.py"}
     rows = page.split("| --- | --- | --- | --- |\n")[1].split("\n\n")[0].splitlines()
