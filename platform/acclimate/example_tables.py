@@ -172,7 +172,7 @@ def _roles(table: Columns) -> dict[str, str]:
     score_tables.refuse(
         f"{table.name} is no table of scores by example: its columns are {listed(table.cells)}",
         lacking,
-        hint="a row is one score: entrant, set, example, score; a table entrants × tasks is for --scores",
+        hint="a row is one score: entrant, set, example, score; a table entrants × tasks is for acclimate rank, compare or stability, with --scores",
     )
     return found
 

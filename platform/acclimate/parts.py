@@ -213,7 +213,7 @@ _NOTICES = {
     "stepped down": "the dispatcher leads no more: {reason}",
     "runner ready": "runner ready: {slots} jobs at once",
     "runner lost": "the runner is lost: {reason}",
-    "no runner": "no runner: {reason}",
+    "no runner": "no runner yet, it is tried again and again: {reason}",
     "transition": "round {made}",
     "blocked": "work is blocked ({kind} of {entrant} in {round}): {reason}",
 }

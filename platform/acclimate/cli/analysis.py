@@ -328,7 +328,8 @@ def _named(scores: list[str]) -> dict[str, str]:
     for word in scores:
         name, equals, file = word.partition("=")
         if not equals or not name or not file:
-            raise typer.BadParameter(f"{word!r} is not NAME=FILE", param_hint="--scores")
+            example = f"mine={word}" if word else "mine=scores.csv"
+            raise typer.BadParameter(f"{word!r} is not NAME=FILE, such as {example!r}", param_hint="--scores")
         if name in found:
             raise typer.BadParameter(f"two tables are called {name!r}", param_hint="--scores")
         found[name] = file
