@@ -50,7 +50,6 @@ class Result:
     """What a played round came to; `document` is what --json writes."""
 
     document: dict[str, Any]
-    seeds: int
     verdict: int
     verdict_line: str
     mlflow_command: str
@@ -459,8 +458,7 @@ def play(data: Path, *, runner: str, say: Say, console: Console) -> Result:
     lap("stability")
     (data / "timings.json").write_text(json.dumps(timings, indent=1) + "\n", "utf-8")
     lock.close()
-    seeds = len(show.competition.preparation.seeds)
-    return Result(document, seeds, verdict, line, demo_servers.shown("mlflow", "--data", str(data / "server")), verify)
+    return Result(document, verdict, line, demo_servers.shown("mlflow", "--data", str(data / "server")), verify)
 
 
 def _lock(data: Path) -> IO[bytes]:

@@ -71,7 +71,7 @@ def describe(state: Round, bundle: Path, *, report: Path, tracking: str, crammed
     ).document()
     name, task = crammed
     crammer = next(row for row in ranking["tasks"][task] if row["entrant"] == name)
-    columns = ("entrant", "rank", "rank_low", "rank_high", "score", "se", "direct_rank", "direct_score")
+    columns = ("entrant", "rank", "rank_low", "rank_high", "score", "se", "direct_rank", "direct_score", "seeds")
     return {
         "round": state.id,
         "competition": state.competition.slug,

@@ -92,6 +92,7 @@ def rank_intervals(ranking: Mapping[str, Any]) -> str:
     """Rank and rank interval of each entrant, with scores; baselines below, unranked."""
     rows, baselines = ranking["ranking"], ranking["baselines"]
     interval = ranking["policy"]["interval"]
+    known = ranking["policy"].get("baselines", [row["entrant"] for row in baselines])
     label = _label_width([*rows, *baselines])
     left, width = label + 62.0, 900.0
     right, top, step = width - 232.0, 74.0, 30.0
@@ -123,7 +124,8 @@ def rank_intervals(ranking: Mapping[str, Any]) -> str:
     for place, row in enumerate(baselines):
         y = bottom + 14 + step * (place + 0.5)
         svg.name((54, y + 4.5), row["entrant"], width=label, fill=GREY, font_style="italic")
-        svg.text(((left + right) / 2, y + 4.5), "baseline, unranked", anchor="middle", fill=GREY, font_style="italic")
+        why = "baseline, unranked" if row["entrant"] in known else "unranked: conflict declared"
+        svg.text(((left + right) / 2, y + 4.5), why, anchor="middle", fill=GREY, font_style="italic")
         _score_cells(svg, row, y, right)
     if baselines:
         svg.line((16, bottom + 7), (width - 16, bottom + 7), stroke=GREY, stroke_dasharray="2 4")

@@ -1,12 +1,17 @@
 """Folders that are not what their user thinks: told so, and nothing is made in the wrong place."""
 
+import io
 import subprocess
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 from waiting import WITHIN
 
-from acclimate import config, console, demo_servers
+from acclimate import config, console, demo, demo_servers, plots
+from acclimate.cli.demo import show
+from acclimate.cli.main import app
 from acclimate.cli.rounds import ranking_lines
 from acclimate.dispatch import names_of
 from acclimate.store import Store
@@ -88,8 +93,53 @@ def test_a_damaged_database_is_told_in_a_sentence(tmp_path: Path) -> None:
     assert caught.value.code == "data_version" and "damaged" in caught.value.sentence
 
 
+@pytest.mark.parametrize("form", ["folder", "./folder", "round.zip", "x" * 300 + "/round.zip"])
+def test_a_bundle_where_a_round_is_asked_for_is_named_with_the_commands_that_take_it(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/MANIFEST").write_text("", "utf-8")
+    (tmp_path / "round.zip").write_bytes(b"PK")
+    for words in (["ranking"], ["ranking", "--server", "http://127.0.0.1:1"], ["status"]):
+        done = CliRunner().invoke(app, [words[0], form, *words[1:]])
+        if form.startswith("x") or (form == "folder" and words != ["ranking"]):  # a round's id may be its bundle's name
+            assert "is a bundle" not in str(done.exception)
+            continue
+        assert isinstance(done.exception, Refusal) and done.exception.code == "round_unknown"
+        assert done.exception.hint.startswith(f"its ranking: acclimate rank --bundle {form};")
+
+
+def test_the_demo_shows_of_baselines_what_the_ranking_says() -> None:
+    row = {"entrant": "majority", "score": 0.5, "se": 0.0125, "n": 8, "seeds": 3, "direct_score": 0.25}
+    ranked = {**row, "entrant": "ada", "se": 0.03, "rank": 1, "rank_low": 1, "rank_high": 1, "direct_rank": 1}
+    agreement = {f"{kind}{protocol}": None for kind in ("", "half_", "ceiling_") for protocol in ("direct", "prepared")}
+    document = {
+        **{name: name for name in ("round", "report", "bundle", "tracking_uri", "competition", "round_name")},
+        "ranking": [ranked],
+        "baselines": [row],
+        "agreement": agreement,
+        "crammer": {"entrant": "ada", "task": "t", "direct_rank": 1, "prepared_rank": 1},
+    }
+    console = Console(file=io.StringIO(), width=120)
+    show(demo.Result(document, 0, "valid", "mlflow", "verify"), console)
+    (line,) = [one for one in console.file.getvalue().splitlines() if "majority" in one]  # type: ignore[attr-defined]
+    assert [cell.strip() for cell in line.strip("│ ").split("│")] == [
+        "–",
+        "–",
+        "majority",
+        "0.500",
+        "0.013",
+        "0.250",
+        "–",
+        "3",
+    ]
+
+
 @pytest.mark.parametrize(("name", "words"), [("majority", "baseline"), ("bob", "unranked: conflict declared")])
 def test_who_stands_below_the_ranking_is_told_why(name: str, words: str) -> None:
     row = {"entrant": name, "score": 0.5, "se": 0.0125, "n": 8, "seeds": 3, "direct_score": 0.25}
     lines = ranking_lines({"ranking": [], "baselines": [row], "policy": {"baselines": ["majority"]}})
     assert f"{name} ({words})" in lines[-1] and "0.0125" in lines[-1]
+    policy = {"baselines": ["majority"], "interval": {"kind": "simultaneous", "level": 0.95}}
+    assert words in plots.rank_intervals({"ranking": [], "baselines": [row], "policy": policy})

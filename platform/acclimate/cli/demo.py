@@ -86,10 +86,11 @@ def show(result: Any, console: Console) -> None:
             _number(row["se"]),
             _number(row["direct_score"]),
             str(row["direct_rank"]),
-            str(result.seeds),
+            str(row["seeds"]),
         )
     for row in document["baselines"]:
-        table.add_row("–", "–", row["entrant"], _number(row["score"]), "–", _number(row["direct_score"]), "–", "–")
+        score, error, direct = (_number(row[key]) for key in ("score", "se", "direct_score"))
+        table.add_row("–", "–", row["entrant"], score, error, direct, "–", str(row["seeds"]))
     console.print(table)
     lines = [
         "interval: ranks that the data can't rule out, 95 %, all at once · was: rank as submitted · –: baseline, unranked",

@@ -1,6 +1,7 @@
 """Options that many commands share, and what they open."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,7 +44,28 @@ def named(round_id: str | None) -> str | None:
         from acclimate.client.addresses import require_round
 
         require_round(round_id)
+        if ("/" in round_id or round_id.lower().endswith(".zip")) and lies_here(round_id):
+            raise of_bundle(round_id)
     return round_id
+
+
+def lies_here(word: str) -> bool:
+    """Whether there is a bundle, by its form, at a path that a word may be."""
+    path = Path(word)
+    try:
+        return (path / "MANIFEST").is_file() or (path.suffix.lower() == ".zip" and path.is_file())
+    except (OSError, ValueError):  # no name that a file can have
+        return False
+
+
+def of_bundle(word: str) -> Refusal:
+    """The refusal of a bundle's path where a server's round is asked for."""
+    path = shlex.quote(word)
+    return Refusal(
+        "round_unknown",
+        f"{word!r} is a bundle that lies here, and no round's id",
+        hint=f"its ranking: acclimate rank --bundle {path}; all of it: acclimate report {path} -o report.html, acclimate verify {path}",
+    )
 
 
 RoundId = Annotated[

@@ -7,10 +7,22 @@ import typer
 
 from acclimate.cli import moments
 from acclimate.cli.next_rounds import anchors, next_round, tell_begun
-from acclimate.cli.options import AsJson, KeysFolder, ReaderKeys, RoundId, Server, connect, reader, witnesses_asked
+from acclimate.cli.options import (
+    AsJson,
+    KeysFolder,
+    ReaderKeys,
+    RoundId,
+    Server,
+    connect,
+    lies_here,
+    of_bundle,
+    reader,
+    witnesses_asked,
+)
 from acclimate.cli.output import bar, emit, say, table
 from acclimate.cli.status import status
 from acclimate.cli.versions import revise, told, versions
+from acclimate_competitions.errors import Refusal
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -361,12 +373,19 @@ def ranking(
 ) -> None:
     """Print a round's ranking, with its baselines below.
 
+    Of a bundle that lies here: acclimate rank --bundle PATH.
+
     Example: acclimate ranking digits-2027-1 --server https://rounds.example.org
     """
-    with reader(keys, server) as client:
-        document = client.ranking(round_id, version=version)
-        if version is None:
-            told(client, round_id)
+    try:
+        with reader(keys, server) as client:
+            document = client.ranking(round_id, version=version)
+            if version is None:
+                told(client, round_id)
+    except Refusal as refusal:
+        if refusal.code in ("round_unknown", "config_invalid") and lies_here(round_id):
+            raise of_bundle(round_id) from refusal
+        raise
     emit(document, as_json=as_json, text=ranking_lines(document))
 
 
