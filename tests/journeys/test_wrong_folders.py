@@ -1,6 +1,7 @@
 """Folders that are not what their user thinks: told so, and nothing is made in the wrong place."""
 
 import io
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,11 +11,14 @@ from typer.testing import CliRunner
 from waiting import WITHIN
 
 from acclimate import config, console, demo, demo_servers, plots
+from acclimate.cli import competition
+from acclimate.cli.competition import _source
 from acclimate.cli.demo import show
 from acclimate.cli.main import app
 from acclimate.cli.rounds import ranking_lines
 from acclimate.dispatch import names_of
 from acclimate.store import Store
+from acclimate_competitions import definition
 from acclimate_competitions.errors import Refusal
 
 
@@ -143,3 +147,62 @@ def test_who_stands_below_the_ranking_is_told_why(name: str, words: str) -> None
     assert f"{name} ({words})" in lines[-1] and "0.0125" in lines[-1]
     policy = {"baselines": ["majority"], "interval": {"kind": "simultaneous", "level": 0.95}}
     assert words in plots.rank_intervals({"ranking": [], "baselines": [row], "policy": policy})
+
+
+BUILD = """
+import shutil
+from pathlib import Path
+
+def main(out):
+    out.mkdir(parents=True)
+    shutil.copy(Path(__file__).parent / "competition.toml", out)
+    (out / "notes.txt").write_text("made")
+"""
+
+
+def own_folder(folder: Path, *, script: str = "") -> bytes:
+    """A folder with a definition of one's own under a shipped competition's name, and perhaps what builds it; its definition's bytes."""
+    folder.mkdir()
+    text = (definition.shipped("digits") / "competition.toml").read_text("utf-8").replace("Handwritten", "My own")
+    (folder / "competition.toml").write_text(text, "utf-8")
+    if script:
+        (folder / "build.py").write_text(script, "utf-8")
+    return text.encode()
+
+
+def test_an_own_folder_with_a_shipped_name_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = own_folder(tmp_path / "digits")
+    for out in ("out", "digits"):
+        done = CliRunner().invoke(app, ["competition", "build", "digits", "--out", out])
+        assert (
+            isinstance(done.exception, Refusal) and "and a folder here that has no build.py" in done.exception.sentence
+        )
+        assert done.exception.hint.startswith("for the folder: ./digits;")
+    assert not (tmp_path / "out").exists() and (tmp_path / "digits/competition.toml").read_bytes() == text
+    done = CliRunner().invoke(app, ["competition", "build", "./digits", "--out", "out"])
+    assert isinstance(done.exception, Refusal) and done.exception.sentence == "digits has no build.py"
+    # What an earlier build of the shipped one left is no folder of one's own.
+    shutil.copy(definition.shipped("digits") / "competition.toml", tmp_path / "digits")
+    assert _source("digits", "build.py") == definition.shipped("digits")
+
+
+@pytest.mark.parametrize(
+    ("source", "out"), [("mine", "mine"), ("mine", "./mine/"), ("mine", "other"), ("mine/inner", "mine")]
+)
+def test_a_build_does_not_replace_what_builds_a_competition(
+    source: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own_folder(tmp_path / "mine", script=BUILD)
+    own_folder(tmp_path / "mine/inner", script=BUILD)
+    own_folder(tmp_path / "other", script="# of another competition\n" + BUILD)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(Refusal, match="a build there would replace it") as caught:
+        competition.build_into(Path(source), Path(out))
+    assert caught.value.code == "file_unreadable"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    # A new folder, and what a build left that copied its script.
+    competition._require_no_source(Path("made"), Path(source) / "build.py")
+    shutil.copytree(source, "made")
+    competition._require_no_source(Path("made"), Path(source) / "build.py")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -188,6 +189,7 @@ def build_into(source: Path, out: Path) -> dict[str, Any]:
             hint if built else f"{splits.unbuilt(source, competition)}; or a build.py whose main(out) writes all of it"
         )
         raise Refusal("file_unreadable", f"{source} has no build.py", hint=hint)
+    _require_no_source(out, script)
     if out.exists() and not (out / "competition.toml").is_file() and (not out.is_dir() or any(out.iterdir())):
         raise Refusal(
             "file_unreadable",
@@ -203,6 +205,22 @@ def build_into(source: Path, out: Path) -> dict[str, Any]:
             out.rename(Path(temporary) / "before")
         made.rename(out)
     return result | {"folder": str(out)}
+
+
+def _require_no_source(out: Path, script: Path) -> None:
+    """Refuse to replace a folder that a competition is built from: what builds it would be lost.
+
+    Raises:
+        Refusal: file_unreadable.
+    """
+    other = out / "build.py"
+    around = out.resolve() in (script.resolve().parent, *script.resolve().parent.parents)
+    if around or (other.is_file() and other.read_bytes() != script.read_bytes()):
+        raise Refusal(
+            "file_unreadable",
+            f"{out} is what {'this competition' if around else 'a competition'} is built from, and a build there would replace it",
+            hint="name a new folder with --out",
+        )
 
 
 def checked(folder: Path) -> dict[str, Any]:
@@ -231,17 +249,29 @@ def checked(folder: Path) -> dict[str, Any]:
 def _source(name: str, file: str) -> Path:
     """A folder by its path, where it has the file that is asked for; else a competition that comes with Acclimate, where one has this name.
 
-    What `competition build digits --out digits` makes has no build.py: the same command builds it anew.
+    What `competition build digits --out digits` makes has no build.py: the same command builds it anew. A folder of that name with a
+    definition of its own is not passed over.
+
+    Raises:
+        Refusal: file_unreadable, also where the name may mean either of two competitions.
     """
     path = Path(name)
     if (path / file).is_file() or len(path.parts) != 1:
         return path
     try:
-        return definition.shipped(name)
+        found = definition.shipped(name)
     except Refusal:
         if path.exists():
             return path
         raise
+    own, comes = path / "competition.toml", found / "competition.toml"
+    if own.is_file() and own.read_bytes() != comes.read_bytes():
+        raise Refusal(
+            "file_unreadable",
+            f"{name!r} is a competition that comes with Acclimate, and a folder here that has no {file} and another competition.toml",
+            hint=f"for the folder: ./{name}; for what comes with Acclimate: {shlex.quote(str(found))}",
+        )
+    return found
 
 
 def _run_main(script: Path, out: Path) -> None:
