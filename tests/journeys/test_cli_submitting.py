@@ -271,6 +271,26 @@ def test_nothing_is_taken_after_the_close(acclimate: Run, world: World, tmp_path
     assert done(acclimate("submission", "status", "--round", round_id, "--keys", me, "--json")).json == []
 
 
+def test_what_a_void_round_does_not_take_is_not_still_to_be_sent(acclimate: Run, world: World, tmp_path: Path) -> None:
+    round_id = new_round(acclimate, world)
+    me = person(acclimate, world, "kim")
+    options = ("--round", round_id, "--keys", me, "--json")
+    done(acclimate("enter", round_id, "--keys", me))
+    sent, late = (build_model(tmp_path / name, seed=seed) for name, seed in (("sent", 7), ("late", 8)))
+    name = done(acclimate("submit", sent, *options, "--no-wait")).json["name"]
+    # As a command leaves it that was killed before it heard the answer.
+    kept = me / "submissions" / f"{name}.json"
+    lost = {"state": "unsent", "submission": "", "committed": None}
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | lost))
+    done(acclimate("round", "void", round_id, "--reason", "a test", "--keys", world.root / "people" / "organizer"))
+    refused(acclimate("submit", late, *options), "phase_wrong")
+    # What was logged is answered as it stands, so that its file is not lost with the other's.
+    ran = acclimate("submit", sent, *options, "--no-wait")
+    (mine,) = done(acclimate("submission", "status", *options)).json
+    assert (mine["name"], mine["state"]) == (name, "forfeited"), ran.err
+    assert [path.name for path in (me / "submissions").glob("*.json")] == [kept.name]
+
+
 def test_what_can_be_withdrawn_no_more_or_was_never_sent_is_said(acclimate: Run, world: World, tmp_path: Path) -> None:
     round_id = new_round(acclimate, world)
     me = person(acclimate, world, "jill")

@@ -35,6 +35,9 @@ LOST = "lost"
 """Of a submission that was sent, and that the server does not know any more."""
 FIRST_LOOK, SLOWEST_LOOK = 0.2, 2.0
 _SENDINGS = 3
+_NEVER = ("manifest_invalid", "round_closed", "phase_wrong")
+"""Answers to a commitment that is not in the log (what is there is answered as it stands, by a closed or void round, too) and never will be.
+Others may be another one next time: the same submission is signed anew by each command, and keys, quota, server or client may have changed."""
 
 Say = Callable[[str], None]
 
@@ -364,14 +367,13 @@ def _taken_up(
 
 
 def _commit(client: Client, keys: Keys, mine: Submission, *, committed: Request, accepted: Request) -> dict[str, Any]:
-    """Send the commitment; what the server takes in no form is kept no longer."""
+    """Send the commitment; what will never be taken is kept no longer."""
     try:
         return client.submit(
             mine.round, committed=committed, accepted=accepted, nonce=mine.nonce, manifest=mine.manifest
         )
     except Refusal as refusal:
-        if refusal.code in ("manifest_invalid", "round_closed") and mine.state == "unsent":
-            # Nothing was logged (what was is answered as it stands, by a closed round, too), and it will never be taken.
+        if mine.state == "unsent" and refusal.code in _NEVER:
             _path(keys, mine).unlink(missing_ok=True)
         raise
 
