@@ -136,7 +136,7 @@ class Table:
         def check(value: Any) -> tuple[T, ...] | None:
             if not isinstance(value, list):
                 return None
-            found: list[T] = []
+            found: dict[T, None] = {}
             for index, item in enumerate(value):
                 if isinstance(item, bool) or not isinstance(item, (int, float) if kind is float else kind):
                     self.problem(key, f"must be {_NAMES[kind]}, not {_said(item)}", index=index)
@@ -145,7 +145,7 @@ class Table:
                 elif item in found:
                     self.problem(key, f"= {_said(item)} stands twice", index=index)
                 else:
-                    found.append(kind(item))  # type: ignore[call-arg]
+                    found[kind(item)] = None  # type: ignore[call-arg]
             return tuple(found)
 
         return self._read(key, default, check, "a list", ())

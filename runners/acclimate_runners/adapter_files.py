@@ -23,6 +23,7 @@ CLASSIFIER = "hf-sequence-classifier"
 PREFIX = "base_model.model."
 """What peft puts before the names of a model's layers."""
 
+_CONFIG_BYTES = 1 << 16
 _LARGEST_RANK = 4096
 _SHOWN = 12
 
@@ -138,7 +139,7 @@ def base_of(path: Path, named: Collection[str]) -> str:
         Refusal: model_invalid, where the competition names no such base.
     """
     problems: list[str] = []
-    config = reading.read_object(CONFIG, path, reading.CONFIG_BYTES, problems) or {}
+    config = reading.read_object(CONFIG, path, _CONFIG_BYTES, problems) or {}
     told = config.get("base_model_name_or_path")
     if not problems:
         found = str(told).rstrip("/").rpartition("/")[2]
@@ -170,7 +171,7 @@ def inspect(files: Mapping[str, Path], rules: Rules, *, config: Path) -> Adapter
     base = reading.read_config(config, rules, problems)
     if problems or base is None:
         raise reading.refusal(problems)
-    given = reading.read_object(CONFIG, files[CONFIG], reading.CONFIG_BYTES, problems)
+    given = reading.read_object(CONFIG, files[CONFIG], _CONFIG_BYTES, problems)
     found = reading.read_tensors(WEIGHTS, files[WEIGHTS], problems)
     shapes = architectures.shapes(base)
     parameters = sum(math.prod(shape) for shape in shapes.values())

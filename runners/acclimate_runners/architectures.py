@@ -386,13 +386,23 @@ def _labelled(config: Mapping[str, Any]) -> list[str]:
     if wrong := label_names(told):
         return [f"id2label is {_short(told)}, expected {wrong}"]
     assert isinstance(told, dict)
-    others = {"num_labels": len(told), "label2id": {name: int(number) for number, name in told.items()}}
-    return [
-        f"{name} is {_short(config[name])}, id2label makes it {_short(value)}"
-        for name, value in others.items()
-        # The library writes null for what it can make of id2label.
-        if config.get(name) not in (None, value)
-    ]
+    found = []
+    # The library writes null for what it can make of id2label.
+    if (count := config.get("num_labels")) is not None and (type(count) is not int or count != len(told)):
+        found.append(f"num_labels is {_short(count)}, id2label makes it {len(told)}")
+    if (back := config.get("label2id")) is not None and not _leads_back(back, told):
+        made = {name: int(number) for number, name in told.items()}
+        found.append(f"label2id is {_short(back)}, id2label makes it {_short(made)}")
+    return found
+
+
+def _leads_back(back: Any, told: Mapping[str, str]) -> bool:
+    """Whether labels have the numbers at which they stand; of two that are called the same, either's."""
+    return (
+        isinstance(back, dict)
+        and set(back) == set(told.values())
+        and all(type(number) is int and told.get(str(number)) == name for name, number in back.items())
+    )
 
 
 def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:

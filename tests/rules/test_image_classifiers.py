@@ -14,7 +14,7 @@ from acclimate_competitions import splits, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Lora, Selection
 from acclimate_competitions.tasks import Task, from_values
-from acclimate_runners import adapter_files, image_classifiers, jobs, models, packing, reading
+from acclimate_runners import adapter_files, architectures, image_classifiers, jobs, models, packing, reading
 
 TASK = Task("hue", "classify", "{{ input }}", ("dark", "light"), "accuracy", 0.5, image="8x8x3")
 
@@ -113,6 +113,33 @@ def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path, variant: 
     files = reading.of_folder(saved)
     assert sorted(files) == ["config.json", "model.safetensors"]
     assert adapter_files.kind_of(files) == "hf-image-classifier"
+
+
+def test_imagenets_own_labels_are_read_and_its_two_cranes_told_apart_by_the_task(tiny: Any, tmp_path: Path) -> None:
+    """A thousand names in 70 KiB, of which some are those of two kinds; a head with such names begins anew in a task, one that says them as the task does counts."""
+    from acclimate_runners import classifying, network
+
+    names = [f"{number}, of the family of things of kind {number}" for number in range(1000)]
+    names[517], names[639] = names[134], names[638]
+    for back in (134, 517):
+        both = {name: number for number, name in enumerate(names)} | {names[134]: back}
+        folder = image_model(tiny, tmp_path / str(back), labels=names, label2id=both)
+        assert (folder / "config.json").stat().st_size > 1 << 16
+        assert reading.besides_of(folder / "config.json") == reading.IMAGE_BESIDES
+        facts = models.inspect(folder, tiny.limits)
+        assert adapter_files.kind_of(reading.of_folder(folder)) == "hf-image-classifier"
+    config = {**facts.config, "label2id": {**facts.config["label2id"], names[134]: 135}}
+    assert "label2id is" in architectures.problems(config, tiny.limits.architectures)[0]
+    small = image_model(tiny, tmp_path / "small", labels=("crane", "crane", "kite"))
+    model = network.load({path.name: path for path in small.iterdir()}, tiny.limits, max_length=193)
+    weights, choices = model.copy_weights(), ("kite", "crane (bird)", "crane (machine)")
+    fresh = classifying.begun(model, weights, replace(TASK, choices=choices), seed=0)["classifier.weight"]
+    assert model.labels == choices and not fresh[0].equal(weights["classifier.weight"][2])
+    told = image_model(tiny, tmp_path / "told", labels=("crane (bird)", "crane (machine)", "kite"))
+    model = network.load({path.name: path for path in told.iterdir()}, tiny.limits, max_length=193)
+    weights = model.copy_weights()
+    kept = classifying.begun(model, weights, replace(TASK, choices=choices), seed=0)["classifier.weight"]
+    assert kept.equal(weights["classifier.weight"][[2, 0, 1]])
 
 
 def test_what_is_no_image_classifier_is_refused(tiny: Any, tmp_path: Path) -> None:
