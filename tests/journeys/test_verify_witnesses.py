@@ -258,27 +258,33 @@ def test_one_witness_whose_clock_is_off_by_a_day_changes_nothing(bundle: Path, m
         assert checks(bundle, made)["time"].status == "ok", off
 
 
-def test_a_record_that_is_dated_ahead_of_the_witnesses_that_saw_it_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The server skips the objection window: PreparationFinished says a week later, and was cosigned seconds after the last preparation."""
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Made, int, datetime]:
+    """A bundle whose server skips the objection window: its PreparationFinished says a week later than it is; by which size it is there, and when."""
     monkeypatch.setattr(rounds_made, "QUORUM", 2)
     monkeypatch.setattr(rounds_made, "WITNESSES", NAMES)
     monkeypatch.setattr(rounds_made, "DEFINITION", rounds_made.DEFINITION.replace('window = "0s"', 'window = "168h"'))
     scheduled, real = Made.scheduled, []
 
-    def ahead(self: Made, kind: str, fields: dict, **options: object) -> int:
+    def dated(self: Made, kind: str, fields: dict, **options: object) -> int:
         if kind == "PreparationFinished":
             real.append((len(self.entries) + 1, self.now + timedelta(seconds=10)))
             self.kept.add(len(self.entries))  # the last preparation's
             options = {"after": timedelta(days=7)}
         return scheduled(self, kind, fields, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Made, "scheduled", ahead)
+    monkeypatch.setattr(Made, "scheduled", dated)
     made = rounds_made.make(tmp_path / "round")
-    path = made.write(tmp_path / "bundle")
+    made.write(tmp_path / "bundle")
+    return made, *real[0]
+
+
+def test_a_record_that_is_dated_ahead_of_the_witnesses_that_saw_it_is_named(
+    ahead: tuple[Made, int, datetime], tmp_path: Path
+) -> None:
+    """PreparationFinished was cosigned seconds after the last preparation."""
+    path, (made, finished, seen) = tmp_path / "bundle", ahead
     assert checks(path, made)["time"].status == "ok"
-    ((finished, seen),) = real
 
     def change(size: int, note: str) -> str:
         return cosigned(note, at=seen if size >= finished else then(made, size, CLOSES), by=NAMES)
@@ -287,6 +293,29 @@ def test_a_record_that_is_dated_ahead_of_the_witnesses_that_saw_it_is_named(
     found = checks(path, made)["time"]
     assert (found.status, found.where) == ("FAILED", f"log entry {finished - 1}, PreparationFinished")
     assert f"witnesses had cosigned a log with it by {format_time(seen)}" in found.meaning
+
+
+def test_whoever_kept_a_cosigned_checkpoint_finds_what_a_bundle_leaves_out(
+    ahead: tuple[Made, int, datetime], tmp_path: Path
+) -> None:
+    """No bundle shows which sizes a log signed: without those that tell, a record that is dated ahead passes, until a stranger puts one back."""
+    path, (made, finished, seen) = tmp_path / "bundle", ahead
+
+    def change(size: int, note: str) -> str:
+        late = made.now if size == len(made.entries) else seen
+        return cosigned(note, at=late if size >= finished else then(made, size, CLOSES), by=NAMES)
+
+    recosign(path, change)
+    assert checks(path, made)["time"].status == "FAILED"
+    telling = [file for file in (path / "checkpoints").iterdir() if finished <= int(file.name) < len(made.entries)]
+    saved = (path / "checkpoints" / str(finished)).read_text("utf-8")
+    for file in telling:
+        file.unlink()
+    found = checks(path, made)
+    assert {found[name].status for name in ("time", "earlier checkpoints", "split view")} == {"ok"}
+    (path / "checkpoints" / str(finished)).write_text(saved, "utf-8")
+    found = checks(path, made)
+    assert (found["time"].status, found["earlier checkpoints"].status) == ("FAILED", "ok")
 
 
 # ---- receipts ------------------------------------------------------------------------------------------------------
