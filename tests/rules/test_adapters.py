@@ -85,7 +85,7 @@ with_its_warnings = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointin
 
 
 @with_its_warnings
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gpt_neox", "mamba"])
+@pytest.mark.parametrize("architecture", sorted(n for n, k in architectures.ARCHITECTURES.items() if not k.encodes))
 def test_the_forward_pass_is_pefts_and_merged_is_unmerged(tiny: Any, tmp_path: Path, architecture: str) -> None:
     import torch
 

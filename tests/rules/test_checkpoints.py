@@ -1,6 +1,7 @@
 """A preparation that is interrupted goes on to the same bytes, from whichever step, and never from what is no checkpoint of its own."""
 
 import json
+import resource
 import shutil
 import signal
 import subprocess
@@ -284,3 +285,32 @@ def test_a_disk_without_room_for_a_checkpoint_ends_nothing(
     (tmp_path / WRITTEN).write_text("", "utf-8")
     assert prepare(job, tmp_path).status == "done"
     assert "no checkpoint: " in capfd.readouterr().err
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_checkpoint_ends_nothing_and_leaves_a_whole_one(
+    tiny: Any, undisturbed: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the ninth on there is room for what is prepared, and none for the moments that a checkpoint has beside it."""
+    from acclimate_runners import checkpoints
+
+    outcome = undisturbed[3]
+    job, before = job_in(tiny, tmp_path, seconds=0.0), resource.getrlimit(resource.RLIMIT_FSIZE)
+    room, whole = 2 * (tmp_path / "model" / "model.safetensors").stat().st_size, tmp_path / WRITTEN / "whole"
+    plain, written = checkpoints.write_tensors, list[tuple[str, int] | None]()
+
+    def filling(*given: Any, **more: Any) -> None:
+        written.append(half(whole) if whole.exists() else None)
+        if len(written) == 9:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        plain(*given, **more)
+
+    monkeypatch.setattr(checkpoints, "_SHARE", 0)
+    monkeypatch.setattr(checkpoints, "write_tensors", filling)
+    try:
+        assert comparable(prepare(job, tmp_path)) == comparable(outcome)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert capfd.readouterr().err.count("no checkpoint: ") == 24 - 8
+    # The one before stays until the fit is over; what then says which parts are done has no tensors, and finds room.
+    assert written[8:12] == [("words, rate 0.01", 2)] * 4 and written[12] is None
+    assert {path.name for path in (tmp_path / WRITTEN).iterdir()} == {"whole"} and half(whole) is None

@@ -12,15 +12,27 @@ from acclimate_competitions import recipe as recipes
 from acclimate_runners import architectures, layouts, packing
 
 PROMPTS = [[1, 3, 4], [1, 5, 6, 7, 3, 4], [1, 3]]
+WINDOWED = ("mistral", "gemma2", "gemma3_text")
 ANSWERS = [[[9], [10, 11, 11], [3, 4]], [[9, 9], [10], [4, 5, 6]], [[9], [10], [11]]]
 
 
-def loaded(tiny: Any, folder: Path, architecture: str) -> Any:
+def variants(tiny: Any, length: int) -> list[tuple[str, dict[str, Any]]]:
+    """All architectures for sequences of so many tokens; those with windows also with one that is shorter than some, and than all.
+
+    Up to 128 tokens take the plain attention, more another one.
+    """
+    found: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in tiny.configs]
+    found += [(name, {"sliding_window": window}) for name in WINDOWED for window in (4, 8)]
+    named = {name: architectures.ARCHITECTURES[name].positions for name in tiny.configs}
+    return [(name, changes | ({each[0]: length} if (each := named[name]) else {})) for name, changes in found]
+
+
+def loaded(tiny: Any, folder: Path, architecture: str, *, max_length: int = 16, **changes: Any) -> Any:
     from acclimate_runners import computing, network
 
     computing.be_deterministic(1)
-    model = tiny.model(folder / architecture, architecture)
-    return network.load({path.name: path for path in model.iterdir()}, tiny.limits, max_length=16)
+    model = tiny.model(folder / architecture, architecture, **changes)
+    return network.load({path.name: path for path in model.iterdir()}, tiny.limits, max_length=max_length)
 
 
 def attending(tiny: Any) -> list[str]:
@@ -43,16 +55,22 @@ def test_who_sees_whom() -> None:
     assert made.real.tolist() == [[True, True, False], [True, True, True]]
 
 
-def test_a_prompt_read_once_has_the_numbers_of_each_answer_apart(tiny: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_length", [16, 200])
+def test_a_prompt_read_once_has_the_numbers_of_each_answer_apart(tiny: Any, tmp_path: Path, max_length: int) -> None:
     from acclimate_runners import network
 
     pairs = [(p, a) for p, row in zip(PROMPTS, ANSWERS, strict=True) for a in row]
     packed = packing.pack([p for p, _ in pairs], [a for _, a in pairs], max_length=16)
-    for architecture in attending(tiny):
-        model = loaded(tiny, tmp_path, architecture)
-        apart = network.answer_loglikelihoods(model, packed)
-        shared = network.shared_loglikelihoods(model, layouts.answered(PROMPTS, ANSWERS))
-        np.testing.assert_allclose(shared, apart, atol=1e-5, err_msg=architecture)
+    laid = set()
+    for number, (architecture, changes) in enumerate(variants(tiny, max_length)):
+        model = loaded(tiny, tmp_path / str(number), architecture, max_length=max_length, **changes)
+        if model.can_lay(int(packed.lengths.max())):
+            apart = network.answer_loglikelihoods(model, packed)
+            shared = network.shared_loglikelihoods(model, layouts.answered(PROMPTS, ANSWERS))
+            np.testing.assert_allclose(shared, apart, atol=1e-5, err_msg=f"{architecture} {changes}")
+            laid.add((architecture, changes.get("sliding_window")))
+    # Where a window is shorter than a sequence they are read apart.
+    assert laid == {(name, None) for name in attending(tiny)} | {(name, 8) for name in WINDOWED}
 
 
 def test_what_has_a_state_instead_of_attention_reads_each_answer_apart(tiny: Any, tmp_path: Path) -> None:
@@ -112,22 +130,23 @@ def test_side_by_side_is_dense_and_keeps_each_label() -> None:
     assert int((made.groups > 0).sum()) == int(rows.lengths.sum())
 
 
-def test_packed_losses_are_the_unpacked_ones(tiny: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_length", [16, 200])
+def test_packed_losses_are_the_unpacked_ones(tiny: Any, tmp_path: Path, max_length: int) -> None:
+    """Rows of any length, of which some windows are shorter than all, some than the longest."""
     from acclimate_runners import preparation
 
-    still = {"gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}
-    recipe = tiny.recipe(epochs=1)
-    for architecture in tiny.configs:
-        losses = []
+    recipe = tiny.recipe(epochs=1, max_length=max_length)
+    for number, (architecture, changes) in enumerate(variants(tiny, max_length)):
+        folder = tmp_path / str(number)
+        job = tiny.job(folder, tiny.model(folder / "model", architecture, **changes), "check", recipe=recipe)
+        model, tokenizer = preparation.open_model(job, folder)
+        data = preparation.pack_splits(job, folder, job.tasks[1], model, tokenizer)
+        start, losses = model.copy_weights(), []
         for packed in (False, True):
-            folder = tmp_path / f"{architecture}-{packed}"
-            job = tiny.job(folder, tiny.model(folder / "model", architecture, **still.get(architecture, {})), "check")
-            model, tokenizer = preparation.open_model(job, folder)
-            # Of any length.
-            data = preparation.pack_splits(job, folder, job.tasks[1], model, tokenizer)
+            model.set_weights(start)
             wanted = dataclasses.replace(recipe, packing=packed)
             losses.append(preparation.fit(model, data, wanted, lr=3e-3, seed=11).losses)
-        np.testing.assert_allclose(losses[0], losses[1], atol=1e-5, err_msg=architecture)
+        np.testing.assert_allclose(losses[0], losses[1], atol=1e-5, err_msg=f"{architecture} {changes}")
 
 
 def test_a_recipe_without_packing_has_the_digest_it_always_had(tiny: Any) -> None:

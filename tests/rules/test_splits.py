@@ -96,6 +96,7 @@ CASES = [
     ("digit/holdout.parquet", lambda c: c.update(target=[1, 2, 3, 4]), "column 'target' is int64, it must be string"),
     ("digit/holdout.parquet", put("input", 1, None), "column 'input' has 1 nulls"),
     ("digit/holdout.parquet", lambda c: [c[name].clear() for name in c], "digit/holdout.parquet: the holdout split is empty"),
+    ("digit/validation.parquet", lambda c: [c[name].clear() for name in c], "digit/validation.parquet: the validation split is empty"),
     ("digit/holdout.parquet", put("target", 2, "d11"), "1 targets that are not among the choices, first 'd11' of 'digit-10'"),
     ("digit/holdout.parquet", put("target", 2, "odd"), "1 targets that are not among the choices, first 'odd'"),
     ("digit/holdout.parquet", put("example", 0, "digit-1"), "1 example ids that stand in digit/preparation too, first 'digit-1'"),
