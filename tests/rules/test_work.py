@@ -1,6 +1,7 @@
 """From a round to work and back: what is left to do, and what the evaluator says of what was done."""
 
 import contextlib
+import json
 import math
 import time
 from dataclasses import replace
@@ -89,6 +90,24 @@ def test_entries_of_the_same_files_have_stages_of_their_own(tmp_path):
     assert len({a.job.model.digest for a in found}) == 1
     keys = [stage.key for assignment in found for stage in assignment.stages]
     assert len(set(keys)) == len(keys) and len({a.attempt for a in found}) == len(found) == 6
+
+
+def test_an_entrys_jobs_are_the_same_whoever_else_entered_and_in_whatever_order(tmp_path):
+    def planned(*entrants):
+        story = told.until(Phase.OPEN)
+        for name in entrants:
+            story.register(name).submit(name, 1)
+        story.close()
+        found = outstanding(stored(tmp_path / "prepare" / "-".join(entrants), story), with_files(story.state))
+        story.prepare_all().finish("PreparationFinished").release(1).release(2).open_holdout()
+        found += outstanding(stored(tmp_path / "evaluate" / "-".join(entrants), story), story.state)
+        assert len(found) == 2 * len(entrants)
+        # Of the prepared models the story makes digests up, by the place of the submission.
+        return {(a.entrant, a.job.kind): json.loads(jobs.to_json(a.job)) | {"prepared": None} for a in found}
+
+    alone, among = planned("ada"), planned("cal", "bea", "ada")
+    assert len(alone) == 2 and among == among | alone
+    assert among == planned("ada", "cal", "bea")
 
 
 def test_whoever_makes_an_entry_again_makes_the_dispatchers_jobs(tmp_path):
