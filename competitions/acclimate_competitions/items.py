@@ -5,7 +5,6 @@ the mean over sets. A cluster's name, and so an example's where it has no other 
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,7 +14,7 @@ import numpy as np
 
 from acclimate_competitions import confidence
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.scores import Bools, Floats, Ints
+from acclimate_competitions.scores import Bools, Floats, Ints, mean_over_seeds
 
 
 @dataclass(frozen=True)
@@ -122,13 +121,13 @@ class Items:
 
     def means(self) -> list[list[float | None]]:
         """[sets][m]: each entrant's score in each set, exactly summed, None where it has none."""
-        return [[_float(_mean(rows)) for rows in value] for value in self.values]
+        return [[_float(mean_over_seeds(rows)) for rows in value] for value in self.values]
 
     def scores(self) -> list[float | None]:
         """[m]: the mean over sets of an entrant's scores, None where it lacks one."""
         found = []
         for place in range(len(self.entrants)):
-            means = [_mean(value[place]) for value in self.values]
+            means = [mean_over_seeds(value[place]) for value in self.values]
             whole = [mean for mean in means if mean is not None]
             found.append(_float(sum(whole, Fraction(0)) / len(whole)) if whole and len(whole) == len(means) else None)
         return found
@@ -198,16 +197,6 @@ def _first_repeated(key: Ints) -> int | None:
     again: Bools = np.zeros(len(key), dtype=bool)
     again[order[1:]] = key[order[1:]] == key[order[:-1]]
     return int(np.argmax(again)) if again.any() else None
-
-
-def _mean(rows: Floats) -> Fraction | None:
-    """Exact mean over seeds of the means of what is known."""
-    means = []
-    for row in rows:
-        known = row[~np.isnan(row)].tolist()
-        if known:
-            means.append(Fraction(math.fsum(known)) / len(known))
-    return sum(means, Fraction(0)) / len(means) if means else None
 
 
 def _float(value: Any) -> float | None:

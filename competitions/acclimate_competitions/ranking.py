@@ -32,10 +32,10 @@ import numpy as np
 import pyarrow as pa
 
 from acclimate_competitions import confidence, digests, metrics, task_ranks
-from acclimate_competitions.confidence import Bools, Floats
+from acclimate_competitions.confidence import Bools
 from acclimate_competitions.definition import Policy, Task
 from acclimate_competitions.errors import Refusal
-from acclimate_competitions.scores import Scores, read
+from acclimate_competitions.scores import Scores, mean_over_seeds, read
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class _Part:
         scored = ~np.isnan(grid.values)
         whole: Bools = np.asarray(scored.all(axis=(1, 2)))
         values, left_out = grid.counted(missing=missing, worst=worst)
-        means = [_mean(rows) for rows in values]
+        means = [mean_over_seeds(rows) for rows in values]
         if worst is None:  # what must count as the worst, and can't, leaves no score
             lost = np.asarray((np.isnan(values) & ~left_out).any(axis=(1, 2))).tolist()
             means = [None if gone else mean for mean, gone in zip(means, lost, strict=True)]
@@ -262,16 +262,6 @@ class _Part:
             scored.any(axis=2).sum(axis=1).tolist(),
             confidence.task_error(values, grid.clusters, count=len(book.clusters), pool=whole & pool),
         )
-
-
-def _mean(rows: Floats) -> Fraction | None:
-    """Exact mean over seeds of the means of known values; a seed without any is left out; None without any."""
-    means = []
-    for row in rows:
-        known = row[~np.isnan(row)].tolist()
-        if known:
-            means.append(Fraction(math.fsum(known)) / len(known))
-    return sum(means, Fraction(0)) / len(means) if means else None
 
 
 class _Standing:

@@ -4,8 +4,10 @@ The order of rows, chunks, and dictionaries of the table leaves no trace: entran
 are sorted. An absent row and a null score are the same here: NaN, unscored.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -203,6 +205,20 @@ class _Rows:
         high = np.inf if metric.high is None else metric.high
         beyond = (self.values < low) | (self.values > high) | np.isinf(self.values)
         self.refuse(rows & beyond, f"outside the range of {metric.name}")
+
+
+def mean_over_seeds(rows: Floats) -> Fraction | None:
+    """Exact mean over seeds of the means of their known values; a seed without any is left out; None where no seed has one.
+
+    Args:
+        rows: [seeds, examples], NaN where unscored.
+    """
+    means = []
+    for row in rows:
+        known = row[~np.isnan(row)].tolist()
+        if known:
+            means.append(Fraction(math.fsum(known)) / len(known))
+    return sum(means, Fraction(0)) / len(means) if means else None
 
 
 def _own_faults(reasons: pa.DictionaryArray) -> Bools:
