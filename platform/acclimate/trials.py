@@ -434,6 +434,14 @@ def _prepared(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _config(told: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """A submission's config.json, for a model that was prepared of it for a task."""
+    # Transformers makes weights what a dtype says, and those that were prepared are float32.
+    told = {name: "float32" if name in ("dtype", "torch_dtype") else value for name, value in told.items()}
+    # A classifier's head was made for the task's labels.
+    return told if architectures.labels(told) is None else architectures.with_labels(told, task.choices)
+
+
 def _place(
     shop: RerunFolder, model: ModelFiles, summary: Mapping[str, Any], out: Path, *, competition: Competition
 ) -> None:
@@ -455,9 +463,8 @@ def _place(
                 shop.blobs.get(digest, made / each["folder"] / file)
             config = made / each["folder"] / "config.json"
             told = json.loads(config.read_bytes())
-            if architectures.labels(told) is not None:
-                # A classifier's head was made for the task's labels.
-                config.write_text(json.dumps(architectures.with_labels(told, task.choices)), "utf-8")
+            if (fitting := _config(told, task)) != told:
+                config.write_text(json.dumps(fitting), "utf-8")
     text = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
     files.write(made / tried_examples.SUMMARY, text.encode(), mode=0o644)
     try:

@@ -362,6 +362,21 @@ def test_what_is_odd_but_fair_is_checked_and_prepared(own: Path, model: Path, tm
     assert found["tasks"]["tint"]["unscored"] == 0
 
 
+def test_what_was_prepared_is_read_as_the_float32_that_it_is(own: Path, model: Path, tmp_path: Path) -> None:
+    """A config's dtype is what transformers makes of weights, whatever the file has; it was that of what was submitted."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    half(model)
+    config(model, dtype="float16", torch_dtype="float16")
+    made = acclimate.prepare(model, own, out=tmp_path / "out", task="tint", lr=0.01, seed=5, max_steps=2)
+    folder = tmp_path / "out" / made["tasks"]["tint"]["seeds"]["5"]["folder"]
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert loaded.dtype == torch.float32
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        assert np.array_equal(loaded.get_parameter(name).detach().numpy(), tensor), name
+
+
 @pytest.mark.parametrize(("change", "part"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
 def test_what_is_not_is_refused_by_check_and_by_prepare(
     own: Path, model: Path, tmp_path: Path, change: Spoil, part: str
