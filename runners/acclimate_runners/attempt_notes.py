@@ -2,6 +2,8 @@
 
 - attempts/<attempt>/<fence>/manifest.json: {job, outcome, log}. Written once all files of the outcome are blobs; any later try, on any
   machine, takes it as its own outcome.
+- attempts/<attempt>/<fence>/said.json: {log}. Written by a try that failed: where its child's output lies, for the round's organizer; no
+  other try reads it.
 - attempts/<attempt>/<fence>/checkpoint.json: {job, files, step, total, seconds}. Written while a preparation goes on (checkpoints.py); the
   next try goes on from the farthest. `files` are names in a job's folder -> blobs.
 
@@ -90,6 +92,14 @@ class AttemptNotes:
         document = {"job": self._blobs.put(folder / "job.json"), "outcome": asdict(outcome), "log": log}
         self._blobs.put_note(self._all + self._fence + "/manifest.json", json.dumps(document, sort_keys=True).encode())
         self.drop_checkpoints()
+
+    def write_said(self, log: str) -> None:
+        """Write where the output of a try's child lies that came to nothing.
+
+        Raises:
+            Refusal: blobs_unreachable, no_space.
+        """
+        self._blobs.put_note(self._all + self._fence + "/said.json", json.dumps({"log": log}).encode())
 
     # ---- checkpoints
 

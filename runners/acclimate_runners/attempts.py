@@ -185,8 +185,11 @@ class Attempt:
     def _failed(self, folder: Path, ended: Ended) -> Status:
         reason, code = ended.reason or "ended without a manifest", ended.code or "job_failed"
         status = Status("failed", reason=reason, code=code)
+        # What can't be kept now is not worth failing for otherwise.
         with contextlib.suppress(Refusal):
             status = replace(status, log=self._blobs.put(folder / "child.log"))
+            if (folder / "child.log").stat().st_size:
+                self._notes.write_said(status.log)
         return self._said(status)
 
     def _stored(self, folder: Path, outcome: Outcome) -> Status:

@@ -9,9 +9,9 @@ import time
 import kept
 import pytest
 from databases import refused, run
-from sqlalchemy import delete, insert, text
+from sqlalchemy import delete, insert, select, text, update
 
-from acclimate import garbage, log
+from acclimate import garbage, log, outputs
 from acclimate.checkpoints import Copies
 from acclimate.store import attempts, log_checkpoints, log_entries, rounds, submissions, uploads
 from acclimate_competitions import digests
@@ -35,8 +35,8 @@ def collect(found, *, older_than=-2.0, dry=False):
     )
 
 
-def note(found, text, *, attempt="0a1b", fence=1):
-    name = f"attempts/{attempt}/{fence}/manifest.json"
+def note(found, text, *, attempt="0a1b", fence=1, file="manifest.json"):
+    name = f"attempts/{attempt}/{fence}/{file}"
     found.store.blobs.put_note(name, text.encode())
     return name
 
@@ -134,6 +134,27 @@ def test_notes_of_attempts_stay_until_these_are_over(tmp_path, rows, stays):
     collect(whole, older_than=3600.0)
     assert (whole.store.blobs.note(name) is not None) == stays == whole.store.blobs.has(digest)
     whole.store.close()
+
+
+def test_what_a_failed_try_said_goes_with_its_attempt(whole):
+    blobs, said = whole.store.blobs, b"Traceback\n"
+    digest = blobs.put_bytes(said)
+    name = note(whole, json.dumps({"log": digest}), file="said.json")
+    attempt(whole, "failed", fence=1)
+    attempt(whole, "running", fence=2, ended=None)
+    collect(whole)
+    (told,) = told_of(whole)
+    assert (told["fence"], told["text"]) == (1, said.decode()) and blobs.has(digest)
+    with whole.store.transaction() as tx:
+        tx.execute(update(attempts).where(attempts.c.fence == 2).values(state="committed", ended=OLD))
+    collect(whole)
+    assert (blobs.note(name), blobs.has(digest), told_of(whole)) == (None, False, [])
+
+
+def told_of(found):
+    with found.store.snapshot() as tx:
+        rows = tx.execute(select(attempts).where(attempts.c.attempt == "sha256:0a1b").order_by(attempts.c.fence)).all()
+    return outputs.of_tries(found.store.blobs, rows)
 
 
 def test_an_upload_at_the_same_time_is_not_lost(tmp_path, database_url):

@@ -47,6 +47,7 @@ LISTS: dict[str, tuple[Callable[[Client], object], dict[str, Any]]] = {
     "rounds": (lambda c: c.rounds(), answers.SUMMARY),
     "records": (lambda c: c.records(ROUND), answers.LOGGED),
     "stages": (lambda c: c.stages(ROUND), answers.STAGE),
+    "outputs": (lambda c: c.outputs(ROUND, "key"), answers.OUTPUT),
     "audits": (lambda c: c.audits(ROUND), answers.JOB),
     "versions": (lambda c: c.versions(ROUND), answers.VERSION),
 }

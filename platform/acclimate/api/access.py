@@ -78,6 +78,9 @@ ACCESS: dict[tuple[str, str], Access] = {
     ("GET", "/v1/rounds/{round_id}/records"): _all(),
     ("GET", "/v1/rounds/{round_id}/stages"): _all("whose a stage is: hidden until the close, except from its entrant"),
     ("GET", "/v1/rounds/{round_id}/stages/{key}"): _all("as the list of stages"),
+    ("GET", "/v1/rounds/{round_id}/stages/{key}/outputs"): _only(
+        "organizer", note="of the round's own organizer, from the close on; signed by its key", blobs=True
+    ),
     ("GET", "/v1/rounds/{round_id}/forecast"): _all(
         "before the close only the round's organizer reads how long entries take"
     ),

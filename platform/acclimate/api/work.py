@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Request, Response
 
+from acclimate import outputs
 from acclimate.api import bodies
-from acclimate.api.access import Guarded
+from acclimate.api.access import Guarded, require_proof
 from acclimate.api.answers import AnyCaller, Caller, Here, RoundId, answers
 from acclimate.service import attempts
 
@@ -39,6 +40,15 @@ _EVENT = {
     "machine": None,
 }
 
+_OUTPUT = {
+    "fence": 1,
+    "ended": "2027-04-01T12:04:00.000000Z",
+    "code": "job_failed",
+    "text": "KeyError: 'tint'\n",
+    "left_out": 0,
+    "problem": "",
+}
+
 
 @router.get(
     "/v1/rounds/{round_id}/stages",
@@ -58,6 +68,27 @@ def stages(round_id: RoundId, here: Here, account: AnyCaller) -> list[dict[str, 
 def why(round_id: RoundId, key: Annotated[str, Path(max_length=71)], here: Here, account: AnyCaller) -> dict[str, Any]:
     """By its key or any unique beginning of it; the history is the oldest first."""
     return attempts.why(here.store, account, round_id, key)
+
+
+@router.get(
+    "/v1/rounds/{round_id}/stages/{key}/outputs",
+    summary="What the children of failed tries said",
+    tags=["organizer"],
+    responses=answers([_OUTPUT]),
+)
+def said(
+    round_id: RoundId,
+    key: Annotated[str, Path(max_length=71)],
+    request: Request,
+    response: Response,
+    here: Here,
+    account: Caller,
+) -> list[dict[str, Any]]:
+    """The end of each, at most 16 KiB, of the newest 20 tries, the oldest first. From the close on, for the round's organizer alone: it may hold words of a model or of the holdout. The header `Acclimate-Proof` signs the request."""
+    tries = attempts.failed_tries(here.store, account, round_id, key)
+    require_proof(request, account)
+    response.headers["Cache-Control"] = "no-store"
+    return outputs.of_tries(here.store.blobs, tries)
 
 
 @router.post(

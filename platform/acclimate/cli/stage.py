@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="A round's work, stage by stage.")
 ENDED = ("committed", "cancelled")
 SHORT = 12
+_NOTHING_SAID = "no failed try at it said anything that is still kept: acclimate stage why tells what became of each"
 
 All = Annotated[bool, typer.Option("--all", help="Also what is done.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A stage's key, or any unique beginning of it.")]
@@ -51,6 +52,21 @@ def why(round_id: RoundId, key: Key, server: Server = None, keys: ReaderKeys = N
     with reader(keys, server) as client:
         found = client.stage(round_id, key)
     emit(found, as_json=as_json, text=list(_story(found)))
+
+
+@app.command()
+def output(round_id: RoundId, key: Key, keys: KeysFolder, as_json: AsJson = False) -> None:
+    """Print what the process of each failed try at a stage said at its end; for the round's organizer, from the close on.
+
+    It may hold words of a model or of the holdout: mind whom you show it. At most the last 16 KiB of each of the newest 20 tries, for as long as
+    the server keeps them.
+
+    Example: acclimate stage output digits-2027-1 3f2a --keys organizer/
+    """
+    client, _ = connect(keys)
+    with client:
+        found = client.outputs(round_id, key)
+    emit(found, as_json=as_json, text=[line for one in found for line in _said(one)] or [_NOTHING_SAID])
 
 
 @app.command()
@@ -191,8 +207,22 @@ def _story(found: dict[str, Any]) -> Iterator[str]:
     if stage["state"] == "blocked":
         told = "it waits for the organizer: put right what blocks it, then `acclimate stage retry`"
         yield told if stage.get("code") in retries.NEVER_GIVEN_UP else f"{told}; what nothing helps: `give-up`"
+        yield "what its process said, for the organizer: `acclimate stage output`"
     for event in found["history"]:
         words = "; ".join(str(event[name]) for name in ("machine", "code", "reason") if event.get(name))
         yield f"  {event['at'][:19]}Z  try {event['fence']}  {event['event']}{': ' + words if words else ''}"
     if not found["history"]:
         yield "  nothing has been tried yet"
+
+
+def _said(output: dict[str, Any]) -> Iterator[str]:
+    """The output of a failed try, indented, after a line that says of which."""
+    code = f", which ended with {output['code']}" if output.get("code") else ""
+    yield f"what try {output['fence']} said{code}:"
+    if output.get("text") is None:
+        yield f"  (lost: {output['problem']})"
+        return
+    if output["left_out"]:
+        yield f"  ({output['left_out']} bytes before this are left out)"
+    for line in output["text"].splitlines():
+        yield f"  | {line}"

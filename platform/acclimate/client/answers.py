@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from acclimate_competitions import digests, records
+from acclimate_competitions.records import Record
+
 
 @dataclass(frozen=True)
 class Maybe:
@@ -70,6 +73,7 @@ ROUND = {
 }
 STAGE = {"kind": str, "state": str, "progress": Maybe(NUMBER)}
 STORY = {"stage": {**STAGE, "key": str}, "history": [{"at": str, "event": str, "fence": int}]}
+OUTPUT = {"fence": int, "text": Maybe(str), "left_out": int, "problem": str}
 RETRIED = {"round": str, "stages": [str]}
 FORECAST = {"round": str, "entries": int, "preparations": [NUMBER], "evaluations": [NUMBER]}
 _ENVELOPES = [{"index": int}]
@@ -104,3 +108,12 @@ def fits(value: Any, form: Any) -> bool:
                 fits(value[name], inner) if name in value else isinstance(inner, Maybe) for name, inner in form.items()
             )
     return isinstance(value, form) and (not isinstance(value, bool) or form in (bool, object))
+
+
+def record(value: Any) -> Record:
+    """A record of the log, by its text or as JSON: whatever the server wrapped it in, the entry's bytes are its canonical form.
+
+    Raises:
+        Refusal: record_invalid.
+    """
+    return records.parse(value.encode() if isinstance(value, str) else digests.canonical(value))

@@ -161,7 +161,7 @@ class Client:
         page = f"?start={start}" + (f"&limit={limit}" if limit is not None else "")
         answer = self._json("GET", f"{round_path(round_id)}/records{page}")
         try:
-            return [(item["index"], _record(item["record"])) for item in self._list(answer, answers.LOGGED)]
+            return [(item["index"], answers.record(item["record"])) for item in self._list(answer, answers.LOGGED)]
         except Refusal as refusal:
             raise refusal.of(f"a record of {round_id} that {self.url} shows", hint=_NO_LOG) from refusal
 
@@ -177,11 +177,14 @@ class Client:
         """{stage, history} of a stage by its key or a unique beginning of it."""
         return self._object("GET", stage_path(round_id, key), form=answers.STORY)
 
+    def outputs(self, round_id: str, key: str) -> list[dict[str, Any]]:
+        """[{fence, ended, code, text, left_out, problem}] of the failed tries at a stage, for the round's organizer."""
+        return self._list(self._json("GET", f"{stage_path(round_id, key)}/outputs", signed=True), answers.OUTPUT)
+
     def retry(self, round_id: str, keys: Sequence[str]) -> dict[str, Any]:
         """{round, stages} of the blocked stages that will be tried again: those named, or all."""
-        return self._object(
-            "POST", f"{round_path(round_id)}/retries", body={"stages": list(keys)}, form=answers.RETRIED
-        )
+        body = {"stages": list(keys)}
+        return self._object("POST", f"{round_path(round_id)}/retries", body=body, form=answers.RETRIED)
 
     def give_up(self, round_id: str, keys: Sequence[str], *, reason: str) -> dict[str, Any]:
         """{round, stages} of the blocked stages that will be recorded as failed: those named, and what is blocked with them."""
@@ -195,9 +198,8 @@ class Client:
 
     def rehearse(self, round_id: str, fields: Json, *, envelopes: Json) -> dict[str, Any]:
         """Hand in the dummy seal."""
-        return self._object(
-            "POST", f"{round_path(round_id)}/rehearsal", body={"fields": fields, "envelopes": envelopes}
-        )
+        body = {"fields": fields, "envelopes": envelopes}
+        return self._object("POST", f"{round_path(round_id)}/rehearsal", body=body)
 
     def envelopes(self, round_id: str) -> dict[str, Any]:
         """{real: {seal, envelopes}, rehearsal: {seal, envelopes}}."""
@@ -493,8 +495,3 @@ class Client:
                 raise refusal
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-
-
-def _record(value: Json) -> Record:
-    # Whatever JSON the server wrapped it in, the entry's bytes are its canonical form.
-    return records.parse(value.encode() if isinstance(value, str) else digests.canonical(value))

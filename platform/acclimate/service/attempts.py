@@ -95,13 +95,8 @@ def why(store: Store, account: Account | None, given: str, key: str) -> dict[str
     Raises:
         Refusal: round_unknown; not_found, for a key that no stage or more than one begins with.
     """
-    listed = stage_list(store, account, given)
-    beginning = key if key.startswith("sha256:") else f"sha256:{key}"
-    found = [stage for stage in listed if stage["key"].startswith(beginning)]
-    if len(found) != 1:
-        sentence = f"{len(found) or 'no'} stages of the round begin with {beginning!r}"
-        raise Refusal("not_found", sentence, hint="acclimate stage list shows their keys")
-    (stage,) = found
+    listed = {stage["key"]: stage for stage in stage_list(store, account, given)}
+    stage = listed[_the_one(listed, key)]
     with store.snapshot() as tx:
         is_owner = finding.is_owner(tx, finding.row(tx, given).id, account)
         mine = _attempts_of(tx, finding.row(tx, given).id, stage["key"])
@@ -120,6 +115,43 @@ def why(store: Store, account: Account | None, given: str, key: str) -> dict[str
         for row in rows
     ]
     return {"stage": stage, "history": history}
+
+
+def _the_one(keys: Iterable[str], given: str) -> str:
+    """The key of a stage, by any beginning of it that no other has."""
+    beginning = given if given.startswith("sha256:") else f"sha256:{given}"
+    found = [key for key in keys if key.startswith(beginning)]
+    if len(found) != 1:
+        sentence = f"{len(found) or 'no'} stages of the round begin with {beginning!r}"
+        raise Refusal("not_found", sentence, hint="acclimate stage list shows their keys")
+    return found[0]
+
+
+def failed_tries(store: Store, account: Account, given: str, key: str) -> list[Any]:
+    """The tries at a stage, as rows of `attempts`, for whoever may read what their children said: that may hold words of a model or of the holdout.
+
+    Args:
+        store: the store.
+        account: the round's organizer, who made the holdout, and from the close on knows the entries.
+        given: the round.
+        key: of the stage, or any beginning of it that is unique in the round.
+
+    Returns:
+        The oldest first.
+
+    Raises:
+        Refusal: round_unknown, not_found, role_missing; phase_wrong, before the close.
+    """
+    with store.snapshot() as tx:
+        state = finding.find(tx, given)
+        finding.require_owner(tx, state.id, account)
+        if finding.hides_models(state):
+            sentence = f"what was said of the entries of round {state.id} may tell of their models, which its organizer does not see before the close"
+            raise Refusal("phase_wrong", sentence, hint="acclimate stage why tells by which code a try failed")
+        keys = tx.execute(select(stages.c.key).where(stages.c.round == state.id)).scalars()
+        mine = _attempts_of(tx, state.id, _the_one(keys, key))
+        query = select(attempts).where(attempts.c.attempt.in_(mine)).order_by(attempts.c.claimed, attempts.c.fence)
+        return list(tx.execute(query).all())
 
 
 def _reason_of(event: Any, *, is_owner: bool) -> str:
