@@ -6,16 +6,13 @@ bits per byte of all texts together and Spearman's correlation are none, and of 
 Missing. An example whose prediction is None, or holds a NaN, is unscored: left out and counted, whatever the metric. A target that is missing is refused.
 
 Sources: Naeini, Cooper & Hauskrecht, Obtaining Well Calibrated Probabilities Using Bayesian Binning; Brier, Verification of Forecasts Expressed in Terms
-of Probability; Rajpurkar et al., SQuAD (token F1); Efron, The Jackknife. Macro-F1 and MCC are scikit-learn's, Spearman's correlation scipy's.
+of Probability; Rajpurkar et al., SQuAD (token F1); Efron, The Jackknife; Gorodkin, Comparing two K-category assignments by a K-category correlation
+coefficient (MCC). Macro-F1 and MCC are to the last bit scikit-learn's, which takes a second to import; Spearman's correlation is scipy's.
 """
 
-import contextlib
 import math
-import threading
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -112,7 +109,7 @@ def score(
         clusters: n; each example is its own where there are none.
 
     Raises:
-        Refusal: scores_invalid, for what can't be scored; extra_missing, where scikit-learn or scipy is.
+        Refusal: scores_invalid, for what can't be scored; extra_missing, where scipy is.
     """
     if metric not in MEASURES:
         raise Refusal("scores_invalid", f"unknown metric {metric!r}", hint=f"known are {', '.join(MEASURES)}")
@@ -298,17 +295,22 @@ def _jackknife_of_counts(
     groups = min(GROUPS, count)
     if groups < 2:
         return None
-    said, right = (labels.astype(str) for labels in given)
-    names, codes = np.unique(np.concatenate([said, right]), return_inverse=True)
-    said, right, group = codes[: len(said)], codes[len(said) :], place % groups
+    each = _counts(given, place % groups, groups)
+    return _of_groups(by_counts(*(part.sum(axis=0) - part for part in each)).tolist())
 
-    def without(labels: Any, of: Any) -> Floats:
-        """How often each label is there without each group: (groups, labels)."""
-        each = np.bincount(of * len(names) + labels, minlength=groups * len(names)).reshape(groups, len(names))
-        return np.asarray(each.sum(axis=0) - each, dtype=np.float64)
 
-    hit = said == right
-    return _of_groups(by_counts(without(said, group), without(right, group), without(said[hit], group[hit])).tolist())
+def _counts(pair: tuple[Any, Any], group: Any, groups: int) -> tuple[Floats, Floats, Floats]:
+    """How often each label, in their order, is given, right, and both in each group: three of [groups, labels]."""
+    given, right = (labels.astype(str) for labels in pair)
+    names, codes = np.unique(np.concatenate([given, right]), return_inverse=True)
+    given, right = codes[: len(given)], codes[len(given) :]
+
+    def count(labels: Any, of: Any) -> Floats:
+        found = np.bincount(of * len(names) + labels, minlength=groups * len(names))
+        return found.reshape(groups, len(names)).astype(np.float64)
+
+    hit = given == right
+    return count(given, group), count(right, group), count(given[hit], group[hit])
 
 
 def _of_groups(values: Sequence[float]) -> float:
@@ -385,30 +387,11 @@ def _spearman(given: Floats, right: Floats) -> float | None:
     return float(stats.spearmanr(given, right).statistic)
 
 
-def load_ahead() -> None:
-    """Begin to import scikit-learn, which takes a second, in a thread: for who will have classified examples, and waits for something else till then."""
-
-    def load() -> None:
-        # Where it is not installed, or is broken, that is told where it is used.
-        with contextlib.suppress(Exception):
-            import_module("sklearn.metrics")
-
-    threading.Thread(target=load, daemon=True).start()
-
-
-def _of_sklearn(name: str, **options: Any) -> Callable[[Any, Any], float | None]:
+def _of_counts(by_counts: Callable[[Floats, Floats, Floats], Floats]) -> Callable[[Any, Any], float | None]:
     def whole(given: Any, right: Any) -> float | None:
         if not len(given):
             return None
-        try:
-            from sklearn import metrics
-        except ModuleNotFoundError as error:
-            hint = installing("analysis")
-            raise Refusal("extra_missing", "this needs scikit-learn, which is not installed", hint=hint) from error
-        with warnings.catch_warnings():
-            # It tells of a single label, for which it has a value all the same.
-            warnings.simplefilter("ignore", UserWarning)
-            return float(getattr(metrics, name)(right.astype(str), given.astype(str), **options))
+        return float(by_counts(*_counts((given, right), np.zeros(len(given), dtype=np.int64), 1))[0])
 
     return whole
 
@@ -423,8 +406,8 @@ _BY_EXAMPLE: dict[str, Callable[[Any, Any], Floats]] = {
 }
 _BY_COUNTS = {"macro_f1": _macro_f1_of_counts, "mcc": _mcc_of_counts}
 _WHOLE: dict[str, Callable[[Any, Any], float | None]] = {
-    "macro_f1": _of_sklearn("f1_score", average="macro", zero_division=0.0),
-    "mcc": _of_sklearn("matthews_corrcoef"),
+    "macro_f1": _of_counts(_macro_f1_of_counts),
+    "mcc": _of_counts(_mcc_of_counts),
     "ece": _ece,
     "bits_per_byte": _bits,
     "rmse": _rmse,

@@ -83,8 +83,6 @@ def evaluate(
         inputs = {name: shop.blobs.put_bytes(_without_targets(table)) for name, table in rows.items()}
         stages = [(name, None, "direct") for name in given.tasks]
         job = round_jobs.evaluate(given, submitted, stages, inputs=inputs, prepared={}, entrant=_NAME)
-        if any(given.competition.task(name).choices for name in given.tasks):
-            measures.load_ahead()
         outcome = _done(shop, job)
         found: dict[str, Any] = {}
         shown: list[dict[str, Any]] = []
@@ -311,7 +309,7 @@ class _Folder:
 def _measured(
     task: Task, rows: "pa.Table", predictions: "pa.Table", *, cluster: str | None
 ) -> dict[str, dict[str, Any]]:
-    """Every metric of an analyst that fits the task's kind: {name: {value, se, n}}, with a reason where there is no value."""
+    """Every metric of an analyst that fits the task's kind: {name: {value, se, n}}."""
     if not task.choices:
         return {}
     given = dict(
@@ -322,14 +320,8 @@ def _measured(
     clusters = rows.column(cluster).to_pylist() if cluster else None
     found: dict[str, dict[str, Any]] = {}
     for name in measures.OF_CHOICE:
-        try:
-            own = measures.of_choice(name, values, targets, choices=task.choices, clusters=clusters)
-        except Refusal as refusal:
-            if refusal.code != "extra_missing":
-                raise
-            found[name] = {"value": None, "se": None, "n": 0, "reason": f"{refusal.sentence}; {refusal.hint}"}
-        else:
-            found[name] = {"value": own.value, "se": own.se, "n": own.n}
+        own = measures.of_choice(name, values, targets, choices=task.choices, clusters=clusters)
+        found[name] = {"value": own.value, "se": own.se, "n": own.n}
     return found
 
 

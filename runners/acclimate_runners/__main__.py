@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from acclimate_competitions.errors import Refusal
-from acclimate_runners import isolation, jobs
+from acclimate_runners import importing, isolation, jobs
 from acclimate_runners.jobs import CheckJob, EvaluateJob, Job, Outcome, PrepareJob
 
 _WORDS = 3
@@ -103,21 +103,17 @@ def main(arguments: Sequence[str]) -> int:
 
 def _carry_out(job: Job, folder: Path, progress: Callable[[int, int, str], None], network: str) -> Outcome:
     # Imported here, as they import torch: the child is confined by then.
-    from acclimate_runners import ranks
+    importing.transformers()
+    with importing.quickly():
+        from acclimate_runners import checking, evaluation, preparation, ranks
 
     with ranks.joined(job, folder) as own:
         match job:
             case CheckJob():
-                from acclimate_runners import models
-
-                outcome = models.check(job, own, progress)
+                outcome = checking.check(job, own, progress)
             case PrepareJob():
-                from acclimate_runners import preparation
-
                 outcome = preparation.prepare(job, own, progress, kept_from=network)
             case EvaluateJob():
-                from acclimate_runners import evaluation
-
                 outcome = evaluation.evaluate(job, own, progress)
         memory = _peak()
         results = {**outcome.results, "memory": None if memory is None else int(ranks.added(memory))}
@@ -189,4 +185,5 @@ def _end(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    importing.lean()
     _end(main(sys.argv[1:]))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acclimate_runners import architectures, tensors
+from acclimate_runners import architectures, importing, tensors
 
 # Up to this length the plain attention is the faster one on a CPU; the choice depends on the recipe alone, so it is the same for all.
 EAGER_UP_TO = 128
@@ -64,8 +64,9 @@ def classes(kind: str) -> tuple[Any, Any]:
     for name in _KERNELS:
         # None has an import fail.
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
-    found = import_module(f"transformers.models.{_MODULES.get(kind, kind)}")
-    return getattr(found, _CONFIGS[kind]), getattr(found, architectures.ARCHITECTURES[kind].model_class)
+    with importing.quickly():
+        found = import_module(f"transformers.models.{_MODULES.get(kind, kind)}")
+        return getattr(found, _CONFIGS[kind]), getattr(found, architectures.ARCHITECTURES[kind].model_class)
 
 
 def _classifier(kind: str) -> Any:

@@ -45,13 +45,13 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import acclimate_competitions
-from acclimate_runners import isolation
+from acclimate_runners import importing, isolation
 
 LINGER = 60.0
 """Seconds without a child after which a server ends."""
 _PATIENCE = 60.0
 _LOOK = 0.1
-_MODULES = "acclimate_runners.__main__ jinja2 pyarrow.dataset safetensors.torch tokenizers torch.profiler"
+_MODULES = "acclimate_runners.__main__ acclimate_runners.evaluation acclimate_runners.checking jinja2 pyarrow safetensors.torch tokenizers torch.profiler"
 _log = logging.getLogger(__name__)
 
 
@@ -390,14 +390,12 @@ def main(kind: str, descriptor: int, parent: int, linger: float) -> None:
     elif os.fork():
         # An actor's child would end with the actor.
         os._exit(0)
-    from acclimate_runners import architectures, building, evaluation
-
-    for name in (evaluation.__name__, *_MODULES.split()):
-        import_module(name)
-    for kind in architectures.ARCHITECTURES:
-        building.classes(kind)
+    importing.lean()
+    importing.transformers()
+    with importing.quickly():
+        for name in _MODULES.split():
+            import_module(name)
     # What is there now stays: the collector need not write to pages that the children share.
-    gc.collect()
     gc.freeze()
     _Server(socket.socket(fileno=descriptor), linger).serve()
 

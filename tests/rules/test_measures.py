@@ -1,6 +1,7 @@
 """An analyst's metrics: scikit-learn's and scipy's values, published examples, invariances."""
 
 import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,20 @@ def test_the_jackknife_of_counts_is_that_of_the_metric_itself(
     one = measures._jackknife(measures._WHOLE[metric], pair, of, groups)
     other = measures._jackknife_of_counts(measures._BY_COUNTS[metric], pair, of, groups)
     assert other == (None if one is None else pytest.approx(one, rel=1e-9, abs=1e-12))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data(), st.integers(1, 60), st.integers(1, 40))
+def test_macro_f1_and_mcc_are_scikit_learns_to_the_last_bit(data: st.DataObject, n: int, labels: int) -> None:
+    # More than eight labels are added up in another order than one after the other.
+    names = [f"{number * 7 % 41} é" for number in range(labels)]
+    said, right = (data.draw(st.lists(st.sampled_from(names), min_size=n, max_size=n)) for _ in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        f1 = reference.f1_score(right, said, average="macro", zero_division=0.0)
+        mcc = reference.matthews_corrcoef(right, said)
+    assert measures.score("macro_f1", said, right).value == f1
+    assert measures.score("mcc", said, right).value == mcc
 
 
 def test_counts_that_take_too_much_memory_are_not_made(monkeypatch):

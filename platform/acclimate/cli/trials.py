@@ -129,20 +129,16 @@ def evaluate(
 
 def _evaluated(found: Mapping[str, Any]) -> list[str]:
     rows = []
-    reasons: dict[str, None] = {}
     for name, part in found["tasks"].items():
         own = part["metric"]
         rows.append([name, own, _number(part[own]), _number(part["se"]), part["n"], part["unscored"]])
         for metric, one in part["metrics"].items():
-            if "reason" in one:
-                reasons[one["reason"]] = None
-            elif metric != own:
+            if metric != own:
                 unscored = part["n"] + part["unscored"] - one["n"]
                 rows.append(["", metric, _number(one["value"]), _number(one["se"]), one["n"], unscored])
-    lines = table(
+    return table(
         ("task", "metric", found["split"], "se", "n", "unscored"), rows, right=(found["split"], "se", "n", "unscored")
     )
-    return [*lines, *(f"not computed: {reason}" for reason in reasons)]
 
 
 def _prepared(found: Mapping[str, Any]) -> Iterator[str]:
