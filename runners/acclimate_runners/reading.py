@@ -173,7 +173,7 @@ def refusal(problems: list[str]) -> Refusal:
         "model_invalid",
         f"the model has {count}: {problems[0]}" + (" …" if len(problems) > 1 else ""),
         hint="a model is a folder with exactly config.json, model.safetensors (or its index and shards) and tokenizer.json, as "
-        "save_pretrained(…, safe_serialization=True) writes them",
+        "save_pretrained(…, safe_serialization=True) writes them; a model of images has no tokenizer.json",
         problems=problems[:_SHOWN] + ([f"… and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []),
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import tiny
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from acclimate_competitions import definition, digests, tables
 from acclimate_competitions.definition import Competition
@@ -122,6 +122,20 @@ def image_classifier(folder: Path, *, seed: int, labels: tuple[str, ...]) -> Pat
     draw = np.random.default_rng(seed)
     weights = {name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in tiny.shapes(config).items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def in_shards(folder: Path) -> Path:
+    """Put a folder's weights into two shards and their index, as a library saves large models."""
+    whole = folder / "model.safetensors"
+    weights, where = load_file(whole), {}
+    for number in range(2):
+        name = f"model-{number + 1:05}-of-00002.safetensors"
+        part = {key: weights[key] for key in sorted(weights)[number::2]}
+        save_file(part, folder / name, metadata={"format": "pt"})
+        where |= dict.fromkeys(part, name)
+    (folder / f"{whole.name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}), "utf-8")
+    whole.unlink()
     return folder
 
 

@@ -38,7 +38,13 @@ def test_an_image_classifier_is_checked_prepared_and_evaluated_at_home(built: Pa
     assert len(json.loads((prepared / "config.json").read_text("utf-8"))["id2label"]) == 3
     again = acclimate.prepare(model, built, out=tmp_path / "again", task="tint", lr=2e-2, seed=11)
     assert again["tasks"]["tint"]["seeds"]["11"]["prepared"] == made["tasks"]["tint"]["seeds"]["11"]["prepared"]
-    for folder in (model, prepared):
+    # In shards it is the same model.
+    shutil.copytree(model, tmp_path / "parts")
+    found = acclimate.prepare(
+        adapted.in_shards(tmp_path / "parts"), built, out=tmp_path / "more", task="tint", lr=2e-2, seed=11
+    )
+    assert found["tasks"]["tint"]["seeds"]["11"]["prepared"] == made["tasks"]["tint"]["seeds"]["11"]["prepared"]
+    for folder in (model, prepared, tmp_path / "parts"):
         assert acclimate.evaluate(folder, built, task="tint")["tasks"]["tint"]["n"] == 8
 
 
@@ -86,6 +92,7 @@ class Seeing(Players):
         for seed, path in enumerate(sorted(models.iterdir())):
             shutil.rmtree(path)
             adapted.image_classifier(path, seed=seed, labels=tiny.TASKS["tint"])
+        adapted.in_shards(models / "ada")
         return self
 
 

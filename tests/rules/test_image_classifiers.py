@@ -14,7 +14,7 @@ from acclimate_competitions import splits, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Lora, Selection
 from acclimate_competitions.tasks import Task, from_values
-from acclimate_runners import adapter_files, architectures, image_classifiers, jobs, models, packing, reading
+from acclimate_runners import adapter_files, architectures, image_classifiers, jobs, models, packing, reading, shards
 
 TASK = Task("hue", "classify", "{{ input }}", ("dark", "light"), "accuracy", 0.5, image="8x8x3")
 
@@ -113,6 +113,28 @@ def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path, variant: 
     files = reading.of_folder(saved)
     assert sorted(files) == ["config.json", "model.safetensors"]
     assert adapter_files.kind_of(files) == "hf-image-classifier"
+
+
+@pytest.mark.parametrize("architecture", IMAGES)
+def test_shards_that_the_library_saves_are_read_to_the_numbers_of_one_file(
+    tiny: Any, tmp_path: Path, architecture: str
+) -> None:
+    """As large models are saved; a ResNet's counters stand in shards, too."""
+    from transformers import AutoModelForImageClassification
+
+    from acclimate_runners import checking, network
+
+    folder, saved = image_model(tiny, tmp_path / "model", architecture), tmp_path / "saved"
+    AutoModelForImageClassification.from_pretrained(folder).save_pretrained(saved, max_shard_size="2KB")
+    files = reading.of_folder(saved)
+    assert len(shards.weights_of(files)) > 2 and set(files) == {path.name for path in saved.iterdir()}
+    assert adapter_files.kind_of(files) == "hf-image-classifier"
+    one = network.load(reading.of_folder(folder), tiny.limits, max_length=193)
+    several = network.load(files, tiny.limits, max_length=193)
+    assert several.facts.parameters == one.facts.parameters and list(several.weights) == list(one.weights)
+    assert all(several.weights[name].equal(tensor) for name, tensor in one.weights.items())
+    job = image_job(tiny, tmp_path / "job", saved, "check")
+    assert len(checking.check(job, tmp_path / "job", lambda *words: None).results["losses"]) == 3
 
 
 def test_imagenets_own_labels_are_read_and_its_two_cranes_told_apart_by_the_task(tiny: Any, tmp_path: Path) -> None:
