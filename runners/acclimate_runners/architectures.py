@@ -7,6 +7,7 @@ them equal.
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from acclimate_runners import encoders, image_classifiers, tensors
@@ -128,11 +129,16 @@ def _kin(
     positions: int,
     *fields: Mapping[str, Check],
     tied: bool = False,
+    says_keys: bool = False,
 ) -> Architecture:
-    """An architecture whose files name their tensors as Llama's do; the fields of each further mapping are allowed, too."""
+    """An architecture whose files name their tensors as Llama's do; the fields of each further mapping are allowed, too.
+
+    says_keys: whether num_key_value_heads has a number as its default in transformers' class, so that a config must say it.
+    """
     more = {name: rule for mapping in fields for name, rule in mapping.items()}
     # What can't be left out has another default in each of them.
     own = [name for name in ("head_dim", "num_key_value_heads") if name in more and more[name](None)]
+    own += ["num_key_value_heads"] if says_keys else []
     return Architecture(
         model_class=model_class,
         fields={**_DECODER, **more},
@@ -180,11 +186,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     "falcon_mamba": _stateful("FalconMambaForCausalLM", {"mixer_rms_eps": EPSILON}),
     "llama": _kin("LlamaForCausalLM", tensors.llama, 2048, _NORM, _BIAS, _HEAD, {"mlp_bias": SWITCH}),
     "mistral": _kin(
-        "MistralForCausalLM", tensors.llama, 131072, _NORM, _HEAD, {"sliding_window": whole(1, 2**22, optional=True)}
+        "MistralForCausalLM",
+        tensors.llama,
+        131072,
+        _NORM,
+        _HEAD,
+        {"sliding_window": whole(1, 2**22, optional=True)},
+        says_keys=True,
     ),
-    "qwen2": _kin("Qwen2ForCausalLM", tensors.qwen2, 32768, _NORM, _QWEN),
-    "qwen3": _kin("Qwen3ForCausalLM", tensors.qwen3, 32768, _NORM, _BIAS, _OWN_HEAD, _QWEN),
-    "gemma": _kin("GemmaForCausalLM", tensors.llama, 8192, _NORM, _BIAS, _OWN_HEAD, _CAUSAL, tied=True),
+    "qwen2": _kin("Qwen2ForCausalLM", tensors.qwen2, 32768, _NORM, _QWEN, says_keys=True),
+    "qwen3": _kin("Qwen3ForCausalLM", tensors.qwen3, 32768, _NORM, _BIAS, _OWN_HEAD, _QWEN, says_keys=True),
+    "gemma": _kin("GemmaForCausalLM", tensors.llama, 8192, _NORM, _BIAS, _OWN_HEAD, _CAUSAL, tied=True, says_keys=True),
     "gemma2": _kin(
         "Gemma2ForCausalLM",
         tensors.gemma2,
@@ -369,8 +381,16 @@ def _divisions(config: Mapping[str, Any], kind: Architecture, names: tuple[str, 
             found.append("new_decoder_architecture is true, parallel_attn false: no model is of both")
         if not newer and config.get("num_ln_in_parallel_attn") == 2:
             found.append("num_ln_in_parallel_attn is 2, new_decoder_architecture false: no model is of both")
+        if not newer and not config.get("multi_query", True) and config.get("num_kv_heads") not in (None, heads):
+            found.append(f"num_kv_heads is {config['num_kv_heads']}, without multi_query there are {heads}")
     if "rope_parameters" in kind.fields and not found and (config.get("head_dim") or width // heads) % 2:
         found.append("the width of a head is odd, which rotary positions can't have")
+    if not {"partial_rotary_factor", "rotary_pct"} & set(kind.fields):
+        found += [
+            f"{field} has a partial_rotary_factor, which {config['model_type']} can't have"
+            for field in ("rope_parameters", "rope_scaling")
+            if _is_partial(config.get(field))
+        ]
     if "partial_rotary_factor" in kind.fields and not found:
         places = [config, *(config.get(field) or {} for field in ("rope_parameters", "rope_scaling"))]
         given = [place["partial_rotary_factor"] for place in places if "partial_rotary_factor" in place]
@@ -378,6 +398,12 @@ def _divisions(config: Mapping[str, Any], kind: Architecture, names: tuple[str, 
         if any(int(width // heads * share) % 2 for share in given or [0.5]):
             found.append("the part of a head's width that partial_rotary_factor gives is odd")
     return found
+
+
+def _is_partial(ropes: Any) -> bool:
+    """Whether parameters of rotary positions, or those of a kind of attention among them, are of a part of a head."""
+    each = (ropes, *(inner for inner in (ropes or {}).values() if isinstance(inner, dict)))
+    return any((rope or {}).get("partial_rotary_factor", 1) != 1 for rope in each)
 
 
 def _labelled(config: Mapping[str, Any]) -> list[str]:
@@ -455,7 +481,8 @@ def shapes(config: Mapping[str, Any]) -> Shapes:
 def effective(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a checked config that make the model: what transformers' config class is called with."""
     kind = ARCHITECTURES[config["model_type"]]
-    kept = {field: _as_read(kind, field, value) for field, value in config.items() if field in kind.fields}
+    # Copies, as transformers' classes write into what they are given.
+    kept = {field: _as_read(kind, field, deepcopy(value)) for field, value in config.items() if field in kind.fields}
     if "num_key_value_heads" in kept and kept["num_key_value_heads"] is None:
         # Some classes take null for as many as there are heads, others refuse it.
         kept["num_key_value_heads"] = config["num_attention_heads"]

@@ -145,7 +145,7 @@ def two_ropes(value: Any) -> str | None:
         return None
     if not isinstance(value, dict) or set(value) - {"full_attention", "sliding_attention"}:
         return "an object of rope parameters for full_attention and sliding_attention, or null"
-    wrong = [rope(item) for item in value.values()]
+    wrong = ["without null" if item is None else rope(item) for item in value.values()]
     return next((each for each in wrong if each), None)
 
 

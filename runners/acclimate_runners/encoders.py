@@ -255,13 +255,6 @@ def _modern(config: Mapping[str, Any]) -> Shapes:
     return found
 
 
-def _modern_conflicts(config: Mapping[str, Any]) -> list[str]:
-    """Rotary positions of a part of a head, which this architecture's class has not."""
-    ropes = (config.get("rope_parameters") or {}).values()
-    partial = any("partial_rotary_factor" in (rope or {}) for rope in ropes)
-    return ["rope_parameters has a partial_rotary_factor, which modernbert can't have"] if partial else []
-
-
 def _kin(
     model_class: str, stem: str, shapes: Callable[[Mapping[str, Any]], Shapes], *, scoring: tuple[str, ...], **more: Any
 ) -> Architecture:
@@ -322,7 +315,6 @@ ENCODERS: dict[str, Architecture] = {
         embedding="model.embeddings.tok_embeddings.weight",
         positions=("max_position_embeddings", 8192),
         scoring=("head.", "classifier."),
-        conflicts=_modern_conflicts,
     ),
 }
 """Model type -> what is known of it."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import building_models
 import pyrage
 import rounds_made
 import submitting
@@ -352,11 +353,12 @@ def packed() -> bytes:
 
 @dataclass(frozen=True)
 class Target:
-    """A function to fuzz, inputs to begin with, and words that inputs may hold."""
+    """A function to fuzz, inputs to begin with, words that inputs may hold, and how many inputs a short run has."""
 
     run: Callable[[bytes], None]
     seeds: Callable[[], list[bytes]]
     words: tuple[str, ...] = ()
+    runs: int = 1000
 
 
 JSON_WORDS = tuple(
@@ -405,6 +407,7 @@ TARGETS: dict[str, Target] = {
     ),
     "archives": Target(unpacked, lambda: [packed()]),
     "models": Target(submitting.model, submitting.models, submitting.WORDS),
+    "configs": Target(building_models.built, building_models.seeds, runs=200),
     "adapters": Target(submitting.adapter, submitting.adapters, submitting.WORDS),
     "requests": Target(witnessing.asked, witnessing.requests, witnessing.WORDS),
     "answers": Target(witnessing.answered, witnessing.answers, witnessing.WORDS),

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import small_configs
 from edits import Bytes, edited
 
 from acclimate_competitions.errors import Refusal
@@ -51,6 +52,10 @@ CONFIGS: tuple[dict[str, Any], ...] = (
         "layer_types": ["full_attention"],
         "rope_parameters": {"full_attention": {"rope_theta": 1000.0, "rope_type": "default"}},
     },
+    *(
+        {**small_configs.ENCODERS[name], "id2label": {"0": "a", "1": "b"}}
+        for name in ("vit", "convnext", "convnextv2", "resnet")
+    ),
     {"model_type": "mamba", "vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 1, "state_size": 2},
     {**_LLAMA, "model_type": "gemma2", "head_dim": 2, "hidden_activation": "gelu_pytorch_tanh"},
 )
@@ -171,7 +176,8 @@ def _true(held: bool, of: object) -> None:
 @cache
 def _model(number: int) -> dict[str, Any]:
     config = CONFIGS[number]
-    return {"config": config, "tokenizer": TOKENIZER, **_tensors(dict(architectures.shapes(config)))}
+    reads = {} if architectures.ARCHITECTURES[config["model_type"]].sees else {"tokenizer": TOKENIZER}
+    return {"config": config, **reads, **_tensors(dict(architectures.shapes(config)))}
 
 
 @cache

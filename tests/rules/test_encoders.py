@@ -169,6 +169,7 @@ def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path, architect
         ("modernbert", {"norm_bias": True}, "tensor 'model.embeddings.norm.bias' is missing"),
         ("modernbert", {"num_attention_heads": 16}, "the width of a head is odd, which rotary positions can't have"),
         ("modernbert", {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}}, "has a partial_rotary_factor, which modernbert can't have"),
+        ("modernbert", {"rope_parameters": {"full_attention": None}}, "rope_parameters is {'full_attention': None}, expected without null"),
         ("modernbert", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers is 0, expected a whole number from 1 to 1024"),
         ("distilbert", {"sinusoidal_pos_embds": True}, "sinusoidal_pos_embds is True, expected one of False"),
     ],

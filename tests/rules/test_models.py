@@ -163,6 +163,18 @@ def test_a_phi_that_rotates_an_odd_part_of_a_head_is_refused(tiny: Any, tmp_path
         ("gemma3_text", {"attn_logit_softcapping": 5.0}, "one of None"),
         ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, "for full_attention and sliding_attention"),
         ("gemma3_text", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "with rope_type one of"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}},
+            "rope_parameters has a partial_rotary_factor, which gemma3_text can't have",
+        ),
+        ("gemma3_text", {"rope_parameters": {"full_attention": None}}, "expected without null"),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "linear", "factor": 2, "partial_rotary_factor": 0.5}},
+            "rope_scaling has a partial_rotary_factor, which llama can't have",
+        ),
+        ("falcon", {"multi_query": False, "num_kv_heads": 2}, "num_kv_heads is 2, without multi_query there are 4"),
         ("falcon", {"alibi": True}, "alibi is True, expected one of False"),
         ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "no model is of both"),
         ("falcon", {"num_ln_in_parallel_attn": 2}, "no model is of both"),
@@ -182,6 +194,32 @@ def test_configs_of_other_architectures_that_are_refused(
     folder = tiny.model(tmp_path / "model", architecture)
     edit(folder, **changes)
     assert part in refused(folder, tiny)
+
+
+@pytest.mark.parametrize("architecture", sorted(architectures.ARCHITECTURES))
+def test_what_a_config_leaves_out_is_the_librarys_default(tiny: Any, architecture: str) -> None:
+    """The tensors that are expected without a field are those of the model that is built without it; or it is asked for."""
+    from acclimate_runners import building
+
+    kind, built = architectures.ARCHITECTURES[architecture], 0
+    whole = {**tiny.every_config[architecture], **({"id2label": {"0": "a", "1": "b"}} if kind.encodes else {})}
+    for field in kind.fields:
+        config = {name: value for name, value in whole.items() if name != field}
+        if field in whole and not architectures.problems(config, (architecture,)):
+            model = building.build(config, max_length=16)
+            found = {name: tuple(p.shape) for name, p in building.by_file_name(model, architecture).items()}
+            assert found == architectures.shapes(config), field
+            built += 1
+    assert built or set(kind.fields) & set(whole) <= set(kind.required)
+
+
+def test_what_the_library_writes_into_a_config_stays_there(tiny: Any) -> None:
+    from acclimate_runners import building
+
+    config = {**tiny.every_config["phi"], "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
+    kept = json.loads(json.dumps(config))
+    building.build(config, max_length=16)
+    assert config == kept
 
 
 @pytest.mark.parametrize("architecture", ["gemma", "gemma2", "gemma3_text", "olmo2", "phi"])
