@@ -161,6 +161,12 @@ def label_names(value: Any) -> str | None:
     return None if fine else f'an object of 2 to {MOST_LABELS} labels by number, from "0" on'
 
 
+def shown(value: Any) -> str:
+    """A value as a problem's sentence quotes it: cut where it is long."""
+    quoted = repr(value)
+    return quoted if len(quoted) <= 60 else quoted[:57] + "…"
+
+
 def _anything(value: Any) -> str | None:
     """What is checked elsewhere."""
     return None
