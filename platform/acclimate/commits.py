@@ -76,7 +76,10 @@ def outlasted(store: Store, state: Round, held: Held, status: Status, *, tries: 
     size = (
         f" with micro-batch {held.assignment.micro_batch}" if status.code in SHORT and held.assignment.halvings else ""
     )
-    return _refused(store, state, status, reason=f"{status.reason}, at each of {tries} tries{size}")
+    # The runner's sentence alone: behind it stands the last line that the child said, which may hold words of the holdout (outputs.py), and
+    # everybody reads this for good.
+    sentence = status.reason.partition(": ")[0]
+    return _refused(store, state, status, reason=f"{sentence}, at each of {tries} tries{size}")
 
 
 def given_up(store: Store, state: Round, *, tries: Sequence[Any], reason: str) -> Status:

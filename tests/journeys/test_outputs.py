@@ -12,7 +12,7 @@ import live as staging
 import pytest
 from commands import Run, acclimate, done, refused
 from crashing import blocked
-from dispatching import Troubled, dispatcher, folder_of, give_shares, rows, send, states, step_until, troubled
+from dispatching import Troubled, dispatcher, folder_of, give_shares, rows, send, state_of, states, step_until, troubled
 from live import Live, Staged
 
 from acclimate import outputs, retries
@@ -157,6 +157,22 @@ def test_only_the_newest_tries_are_told_and_what_came_to_an_outcome_is_nobodys(t
     assert list(told) == [number for number in range(1, count - 1) if number != 9]
     assert len(told) == outputs.MOST and told.pop(7) == f"{count}\n"
     assert all(text == f"{fence}\n" for fence, text in told.items())
+
+
+@pytest.mark.parametrize("code", ["out_of_memory", "limit_exceeded"])
+def test_a_refusal_that_everybody_reads_has_no_word_of_the_child(server: Live, tmp_path: Path, code: str) -> None:
+    """Its last line stands in the try's reason, behind the sentence of its runner."""
+    own = "needed more memory than the 0.25 GiB allowed"
+    staged = staging.open_round(server, tmp_path)
+    _, submission = send(staged, "ada", seed=1)
+    with troubled(server, [Status("failed", reason=f"{own}: {QUOTED}: 7", code=code)] * 12) as running:
+        step_until(running, lambda: state_of(server, submission)[0] == "refused")
+    (row,) = rows(server, "check")
+    reason = state_of(server, submission)[1]
+    assert reason.startswith(f"{own}, at each of 3 tries") and row.reason == reason
+    with server.store.snapshot() as tx:
+        logged = b"".join(tx.entries(0, tx.size()))
+    assert reason.encode() in logged and QUOTED.encode() not in logged
 
 
 def test_what_was_said_of_the_holdout_is_in_no_bundle_and_no_public_answer(server: Live, tmp_path: Path) -> None:
