@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Lora
-from acclimate_runners import architectures, tensors
-from acclimate_runners.holding import Held
+from acclimate_runners import architectures, efforts, tensors
 from acclimate_runners.network import Network
 
 
@@ -68,9 +67,15 @@ def learned(model: Network, lora: Lora | None, *, seed: int) -> Iterator[dict[st
             model.weights[name].add_(model.held.own(name, product if _is_plain(layer) else product.T))
 
 
-def count(made: dict[str, Tensor], lora: Lora | None, held: Held) -> int:
-    """How many numbers are learned beside the model's own weights, by all processes that hold them."""
-    return sum(math.prod(held.shape(name, tensor)) for name, tensor in made.items()) if lora else 0
+def products(made: dict[str, Tensor], lora: Lora | None, model: Network) -> int:
+    """Multiplications of one token or image with what is learned beside the model's own weights, by all processes that hold it."""
+    if lora is None:
+        return 0
+    times = efforts.times(model.facts.config, model.image)
+    return sum(
+        math.prod(model.held.shape(name, tensor)) * times(name.removesuffix(".A").removesuffix(".B"))
+        for name, tensor in made.items()
+    )
 
 
 def _drawn(layers: dict[str, Any], rank: int, *, seed: int) -> dict[str, Tensor]:

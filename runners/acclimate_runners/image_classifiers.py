@@ -1,6 +1,7 @@
 """Image classifiers: ViT, ConvNeXt, ResNet. Fields and tensors, as architectures.py has them of decoders; shapes are those of transformers' classes, a test holds them equal."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from acclimate_runners import config_rules as rules
@@ -181,6 +182,66 @@ def _resnet(config: Mapping[str, Any]) -> Shapes:
     return found
 
 
+_NORMS = ("layernorm", "grn", "normalization", "layernorm_before", "layernorm_after", "downsampling_layer.0")
+Pixels = tuple[int, int, int]
+
+
+def _is_multiplied(name: str) -> bool:
+    """Whether a name is that of a layer's or a convolution's weight, rather than of a norm's, a bias or a position's embedding."""
+    return name.endswith(".weight") and not name.removesuffix(".weight").endswith(_NORMS)
+
+
+def _stage(name: str) -> int:
+    return int(name.partition(".stages.")[2].partition(".")[0])
+
+
+def _vit_times(config: Mapping[str, Any], image: Pixels) -> Callable[[str], int]:
+    patches = (config["image_size"] // config["patch_size"]) ** 2
+
+    def times(name: str) -> int:
+        if not _is_multiplied(name):
+            return 0
+        # A token stands before the patches, which the head reads.
+        return 1 if name.startswith("classifier") else patches + (".layer." in name)
+
+    return times
+
+
+def _convnext_times(config: Mapping[str, Any], image: Pixels) -> Callable[[str], int]:
+    sides = [side // config["patch_size"] for side in image[:2]]
+    places = [math.prod(side >> stage for side in sides) for stage in range(len(config["depths"]))]
+
+    def times(name: str) -> int:
+        if not _is_multiplied(name):
+            return 0
+        return places[_stage(name)] if ".stages." in name else places[0] if ".embeddings." in name else 1
+
+    return times
+
+
+def _resnet_times(config: Mapping[str, Any], image: Pixels) -> Callable[[str], int]:
+    def halved(sides: Sequence[int]) -> list[int]:
+        return [-(-side // 2) for side in sides]
+
+    stem = halved(image[:2])
+    before, places = halved(stem), list[tuple[int, int]]()
+    for stage in range(len(config["depths"])):
+        after = halved(before) if stage or config.get("downsample_in_first_stage", False) else before
+        # The first convolution of a bottleneck is at the places before, where its second takes every other one.
+        early = before if _is_narrow(config) and not config.get("downsample_in_bottleneck", False) else after
+        places.append((math.prod(early), math.prod(after)))
+        before = after
+
+    def times(name: str) -> int:
+        if not _is_multiplied(name):
+            return 0
+        if ".stages." not in name:
+            return math.prod(stem) if ".embedder." in name else 1
+        return places[_stage(name)][0 if ".layers.0.layer.0." in name else 1]
+
+    return times
+
+
 def _in_stages(
     model_class: str, shapes: Callable[[Mapping[str, Any]], Shapes], fields: Mapping[str, Check], **more: Any
 ) -> Architecture:
@@ -189,6 +250,7 @@ def _in_stages(
         "score": "classifier.weight",
         "score_bias": "classifier.bias",
         "conflicts": _convnext_conflicts,
+        "times": _convnext_times,
     }
     return Architecture(
         model_class=model_class,
@@ -244,6 +306,7 @@ IMAGES: dict[str, Architecture] = {
         encodes=True,
         sees=True,
         conflicts=_vit_conflicts,
+        times=_vit_times,
     ),
     "convnext": _in_stages(
         "ConvNextForImageClassification",
@@ -271,6 +334,7 @@ IMAGES: dict[str, Architecture] = {
         score_bias="classifier.1.bias",
         least=lambda config: 1,
         conflicts=_resnet_conflicts,
+        times=_resnet_times,
     ),
 }
 """Model type -> what is known of it."""

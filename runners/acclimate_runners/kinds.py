@@ -31,6 +31,7 @@ class Architecture:
         width: of what the last layer of a classifier's head reads; None where it is that of heads or of the embedding.
         least: of a model that reads images of any size, how many pixels a side has at least; None where `image_size` says the size.
         conflicts: what is wrong with fields that are each for itself fine, of a config without another problem.
+        times: how often each number of a weight is multiplied for a token, or for an image of a height, width and channels, by the weight's name; None where it is once.
         first: the position of a text's first token, before which there are others that no text uses.
     """
 
@@ -49,6 +50,7 @@ class Architecture:
     scoring: tuple[str, ...] = ("score.",)
     encodes: bool = False
     first: int = 0
+    times: Callable[[Mapping[str, Any], tuple[int, int, int]], Callable[[str], int]] | None = None
     sees: bool = False
     width: Callable[[Mapping[str, Any]], int] | None = None
     least: Callable[[Mapping[str, Any]], int] | None = None

@@ -22,7 +22,7 @@ from acclimate_competitions import tables
 from acclimate_competitions.definition import Task
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Recipe, Schedule
-from acclimate_runners import adapters, classifying, computing, jobs, layouts, network, packing, ranks
+from acclimate_runners import adapters, classifying, computing, efforts, jobs, layouts, network, packing, ranks
 from acclimate_runners.checkpoints import Checkpoints, Fitting, Standing
 from acclimate_runners.jobs import CheckJob, EvaluateJob, Outcome, PrepareJob, TaskData
 from acclimate_runners.network import Network
@@ -44,7 +44,7 @@ class Fit:
         diverged: public reason; "" where it did not.
         tokens: read by the model, padding left out.
         seconds: of wall clock; in no digest.
-        beside: numbers that were learned beside the model's own weights; 0 where it was these.
+        beside: products of a token or image with what was learned beside the model's own weights; 0 where it was these.
     """
 
     losses: tuple[float, ...]
@@ -84,7 +84,7 @@ def fit(
     rows, _ = data
     total = packing.steps(len(rows), epochs=recipe.epochs, global_batch=recipe.global_batch)
     with adapters.learned(model, recipe.lora, seed=seed) as named:
-        constants, beside = recipe.optimizer, adapters.count(named, recipe.lora, model.held)
+        constants, beside = recipe.optimizer, adapters.products(named, recipe.lora, model)
         optimizer = torch.optim.AdamW(
             list(named.values()),
             lr=lr,
@@ -262,14 +262,12 @@ def best(candidates: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def cost(done: Fit, model: Network) -> dict[str, float]:
-    """What a fit took; FLOPs by the usual estimate of 6 for each parameter and token, 4 where the parameter stands still."""
-    parameters = model.facts.parameters
-    each = 4 * parameters + 6 * done.beside if done.beside else 6 * parameters
+    """What a fit took; FLOPs as efforts counts them."""
     return {
         "tokens": done.tokens,
         "steps": len(done.losses),
         "seconds": round(done.seconds, 3),
-        "flops": each * done.tokens,
+        "flops": efforts.flops(model.facts.config, tokens=done.tokens, image=model.image, beside=done.beside),
     }
 
 

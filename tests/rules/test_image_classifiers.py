@@ -14,7 +14,17 @@ from acclimate_competitions import splits, tables
 from acclimate_competitions.errors import Refusal
 from acclimate_competitions.recipe import Lora, Selection
 from acclimate_competitions.tasks import Task, from_values
-from acclimate_runners import adapter_files, architectures, image_classifiers, jobs, models, packing, reading, shards
+from acclimate_runners import (
+    adapter_files,
+    architectures,
+    image_classifiers,
+    jobs,
+    models,
+    packing,
+    reading,
+    shards,
+    tensors,
+)
 
 TASK = Task("hue", "classify", "{{ input }}", ("dark", "light"), "accuracy", 0.5, image="8x8x3")
 
@@ -356,6 +366,29 @@ def test_it_is_checked_prepared_and_evaluated_to_the_same_bytes(
         np.testing.assert_allclose(np.exp(logs).sum(axis=1), 1, atol=1e-6)
     # What is light is told from what is dark after a few steps.
     assert [TASK.choices[place] for place in logs.argmax(axis=1)] == truths
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_preparation_of_images_counts_by_the_image(tiny: Any, tmp_path: Path, method: str) -> None:
+    """For each weight, patch and image 6 operations; 4 where adapters are learned, and 6 for these."""
+    from acclimate_runners import efforts, preparation
+
+    targets = ("attention", "mlp")
+    how = {"method": "lora", "lora": Lora(2, 4.0, targets)} if method == "lora" else {}
+    recipe = tiny.recipe(epochs=1, lr_grid=(1e-2,), max_length=193, **how)
+    model = image_model(tiny, tmp_path / "model", "vit")
+    job = image_job(tiny, tmp_path / "job", model, "prepare", stages=(("hue", 11),), recipe=recipe)
+    outcome = preparation.prepare(job, tmp_path / "job", lambda *words: None)
+    (selection,) = outcome.results["selections"]
+    cost = selection["cost"]
+    config, image = json.loads((model / "config.json").read_text("utf-8")), (8, 8, 3)
+    each = 6 * efforts.products(config, image)
+    if method == "lora":
+        shapes = architectures.shapes(config)
+        # Adapters of rank 2 on 5 tokens, 4 patches and one before them; and the head.
+        beside = 5 * 2 * sum(sum(shapes[name]) for name in tensors.linear(shapes, targets)) + 2 * 16
+        each = 4 * efforts.products(config, image) + 6 * beside
+    assert cost["tokens"] == 42 * 8 * 8 * 3 and cost["flops"] == 42 * each
 
 
 @pytest.mark.parametrize("architecture", IMAGES)
