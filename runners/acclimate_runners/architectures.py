@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from acclimate_runners import config_conflicts, encoders, image_classifiers, tensors
+from acclimate_runners import config_conflicts, encoders, image_classifiers, state_models, tensors
 from acclimate_runners.config_rules import (
     ACTIVATION,
     CLASSIFYING,
@@ -27,12 +27,11 @@ from acclimate_runners.config_rules import (
     Check,
     attentions,
     full_attention,
+    notes,
     one_of,
-    rank,
     real,
     rope,
     shown,
-    text,
     two_ropes,
     whole,
 )
@@ -84,42 +83,6 @@ _LATER_GEMMA: dict[str, Check] = {
     "layer_types": attentions,
     "final_logit_softcapping": real(0.1, 1e6, optional=True),
 }
-# No attention and no positions: a token sees those before it through a state of fixed size.
-_MAMBA: dict[str, Check] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "state_size": whole(1, 2**12),
-    "num_hidden_layers": LAYERS,
-    "expand": whole(1, 16),
-    "conv_kernel": whole(1, 64),
-    "time_step_rank": rank,
-    "hidden_act": ACTIVATION,
-    "layer_norm_epsilon": EPSILON,
-    "use_bias": SWITCH,
-    "use_conv_bias": SWITCH,
-    "residual_in_fp32": SWITCH,
-    "tie_word_embeddings": SWITCH,
-}
-# How the weights were once drawn, how others would compute, and what the files from before transformers had say again.
-_MAMBA_TOLD: dict[str, Check] = {
-    "time_step_scale": real(1e-6, 1e6),
-    "time_step_min": real(0, 1e6),
-    "time_step_max": real(0, 1e6),
-    "time_step_floor": real(0, 1e6),
-    "time_step_init_scheme": text,
-    "rescale_prenorm_residual": SWITCH,
-    "use_mambapy": SWITCH,
-    "use_falcon_mambapy": SWITCH,
-    "use_associative_scan": SWITCH,
-    "fused_add_norm": SWITCH,
-    "rms_norm": one_of(True),
-    "ssm_cfg": one_of({}),
-    "pad_vocab_size_multiple": whole(1, 2**16),
-    "intermediate_size": INNER,
-    "d_inner": INNER,
-    "d_model": WIDTH,
-    "n_layer": LAYERS,
-}
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
@@ -130,10 +93,12 @@ def _kin(
     *fields: Mapping[str, Check],
     tied: bool = False,
     says_keys: bool = False,
+    told: Mapping[str, Check] | None = None,
 ) -> Architecture:
     """An architecture whose files name their tensors as Llama's do; the fields of each further mapping are allowed, too.
 
     says_keys: whether num_key_value_heads has a number as its default in transformers' class, so that a config must say it.
+    told: fields of published files that say nothing more.
     """
     more = {name: rule for mapping in fields for name, rule in mapping.items()}
     # What can't be left out has another default in each of them.
@@ -149,42 +114,21 @@ def _kin(
         tied=tied,
         positions=("max_position_embeddings", positions),
         heads=("hidden_size", "num_attention_heads"),
-    )
-
-
-def _copies(config: Mapping[str, Any]) -> list[str]:
-    """Fields that say again what others do, in files of the kin of Mamba."""
-    inner = config.get("expand", 2) * config["hidden_size"]
-    same = {"intermediate_size": inner, "d_inner": inner, "d_model": config["hidden_size"]}
-    same |= {"n_layer": config["num_hidden_layers"]}
-    return [
-        f"{name} is {config[name]}, the other fields make it {value}"
-        for name, value in same.items()
-        if config.get(name, value) != value
-    ]
-
-
-def _stateful(model_class: str, *fields: Mapping[str, Check]) -> Architecture:
-    """An architecture of Mamba's kin; the fields of each further mapping are allowed, too."""
-    return Architecture(
-        model_class=model_class,
-        fields={**_MAMBA, **{name: rule for mapping in fields for name, rule in mapping.items()}},
-        required=("vocab_size", "hidden_size", "num_hidden_layers", "state_size"),
-        shapes=tensors.mamba,
-        head="lm_head.weight",
-        embedding="backbone.embeddings.weight",
-        tied=True,
-        positions=None,
-        heads=None,
-        told=_MAMBA_TOLD,
-        conflicts=_copies,
+        told=told or {},
     )
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "mamba": _stateful("MambaForCausalLM"),
-    "falcon_mamba": _stateful("FalconMambaForCausalLM", {"mixer_rms_eps": EPSILON}),
-    "llama": _kin("LlamaForCausalLM", tensors.llama, 2048, _NORM, _BIAS, _HEAD, {"mlp_bias": SWITCH}),
+    "llama": _kin(
+        "LlamaForCausalLM",
+        tensors.llama,
+        2048,
+        _NORM,
+        _BIAS,
+        _HEAD,
+        {"mlp_bias": SWITCH},
+        told={"is_llama_config": one_of(True), "rope_interleaved": one_of(False)},
+    ),
     "mistral": _kin(
         "MistralForCausalLM",
         tensors.llama,
@@ -194,9 +138,29 @@ ARCHITECTURES: dict[str, Architecture] = {
         {"sliding_window": whole(1, 2**22, optional=True)},
         says_keys=True,
     ),
-    "qwen2": _kin("Qwen2ForCausalLM", tensors.qwen2, 32768, _NORM, _QWEN, says_keys=True),
+    "qwen2": _kin(
+        "Qwen2ForCausalLM",
+        tensors.qwen2,
+        32768,
+        _NORM,
+        _QWEN,
+        says_keys=True,
+        told={"use_mrope": one_of(False)},
+    ),
     "qwen3": _kin("Qwen3ForCausalLM", tensors.qwen3, 32768, _NORM, _BIAS, _OWN_HEAD, _QWEN, says_keys=True),
-    "gemma": _kin("GemmaForCausalLM", tensors.llama, 8192, _NORM, _BIAS, _OWN_HEAD, _CAUSAL, tied=True, says_keys=True),
+    "gemma": _kin(
+        "GemmaForCausalLM",
+        tensors.llama,
+        8192,
+        _NORM,
+        _BIAS,
+        _OWN_HEAD,
+        _CAUSAL,
+        tied=True,
+        says_keys=True,
+        # Transformers reads hidden_act, and "gelu" there as what this says.
+        told={"hidden_activation": one_of(None, "gelu_pytorch_tanh")},
+    ),
     "gemma2": _kin(
         "Gemma2ForCausalLM",
         tensors.gemma2,
@@ -261,6 +225,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "tie_word_embeddings": SWITCH,
         },
         required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+        told={"apply_residual_connection_post_layernorm": one_of(False)},
         shapes=tensors.falcon,
         head="lm_head.weight",
         embedding="transformer.word_embeddings.weight",
@@ -288,6 +253,8 @@ ARCHITECTURES: dict[str, Architecture] = {
             "tie_word_embeddings": SWITCH,
         },
         required=("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"),
+        # Of what else the model might be for.
+        told={"_num_labels": whole(0, 4096), "id2label": notes, "label2id": notes},
         shapes=tensors.gpt2,
         head="lm_head.weight",
         embedding="transformer.wte.weight",
@@ -317,6 +284,8 @@ ARCHITECTURES: dict[str, Architecture] = {
             "hidden_dropout": SHARE,
         },
         required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        # Other names of the first files for what is off anyway.
+        told={"attention_probs_dropout_prob": SHARE, "hidden_dropout_prob": SHARE},
         shapes=tensors.gpt_neox,
         head="embed_out.weight",
         embedding="gpt_neox.embed_in.weight",
@@ -324,6 +293,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         positions=("max_position_embeddings", 2048),
         heads=("hidden_size", "num_attention_heads"),
     ),
+    **state_models.STATEFUL,
     **encoders.ENCODERS,
     **image_classifiers.IMAGES,
 }

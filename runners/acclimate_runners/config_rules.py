@@ -112,8 +112,14 @@ def several(rule: Check, *, most: int) -> Check:
     return check
 
 
+def notes(value: Any) -> str | None:
+    """What some program wrote for itself."""
+    return None if value is None or isinstance(value, dict) else "an object, or null"
+
+
 ROPE: dict[str, Check] = {
     "rope_type": one_of(*ROPE_TYPES),
+    "type": one_of(*ROPE_TYPES),
     "rope_theta": real(1, 1e9),
     "factor": real(1, 1024),
     "low_freq_factor": real(0.01, 1024),
@@ -134,8 +140,13 @@ def rope(value: Any) -> str | None:
             return "without " + repr(name)[:60]
         if wrong := ROPE[name](item):
             return f"with {name} {wrong}"
-    needed = {"linear": {"factor"}, "llama3": set(ROPE) - {"rope_theta", "partial_rotary_factor"}}
-    lacking = needed.get(value.get("rope_type", "default"), set()) - set(value)
+    # Transformers before 4.45 called it so.
+    older = value.get("type", "default")
+    kind = str(value.get("rope_type", older))
+    if "type" in value and older != kind:
+        return f"with one rope_type, not {kind} and {older}"
+    optional = {"rope_theta", "partial_rotary_factor", "rope_type", "type"}
+    lacking = {"linear": {"factor"}, "llama3": set(ROPE) - optional}.get(kind, set()) - set(value)
     return "with " + ", ".join(sorted(lacking)) if lacking else None
 
 
@@ -213,6 +224,12 @@ DESCRIPTIVE: dict[str, Check] = {
     "summary_first_dropout": real(0, 1),
     "n_ctx": POSITIONS,
     "cache_implementation": text,
+    # Of programs that made or prepared the file for themselves.
+    "_attn_implementation_autoset": SWITCH,
+    "task_specific_params": notes,
+    "transformers.js_config": notes,
+    "unsloth_fixed": SWITCH,
+    "unsloth_version": text,
 }
 
 # Fields of sequence classifiers alone; the first three are held against each other.

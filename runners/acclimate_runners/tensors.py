@@ -275,7 +275,8 @@ def gpt_neox(config: Mapping[str, Any]) -> Shapes:
 def mamba(config: Mapping[str, Any]) -> Shapes:
     """Mamba's, and Falcon Mamba's, whose further norms have no weights."""
     width, state = config["hidden_size"], config["state_size"]
-    inner, given = config.get("expand", 2) * width, config.get("time_step_rank", "auto")
+    inner = config.get("intermediate_size", config.get("expand", 2) * width)
+    given = config.get("time_step_rank", "auto")
     rank, kernel = -(-width // 16) if given == "auto" else given, config.get("conv_kernel", 4)
     shapes: Shapes = {
         "backbone.embeddings.weight": (config["vocab_size"], width),

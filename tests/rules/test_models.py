@@ -22,6 +22,20 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}),
     ("llama", {"num_key_value_heads": None, "head_dim": 6}),
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 5000.0}),
+    (
+        "llama",
+        {
+            "rope_theta": 500.0,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8,
+            },
+        },
+    ),
     ("gpt2", {}),
     ("gpt2", {"n_inner": None, "tie_word_embeddings": False}),
     ("gpt_neox", {}),
@@ -67,6 +81,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         {"d_inner": 32, "n_layer": 2, "ssm_cfg": {}, "use_mambapy": True, "conv_kernel": 2, "time_step_rank": "auto"},
     ),
     ("falcon_mamba", {}),
+    ("falcon_mamba", {"expand": 16, "intermediate_size": 24}),
     ("falcon_mamba", {"mixer_rms_eps": 0.01, "use_falcon_mambapy": True, "tie_word_embeddings": False}),
 ]
 
