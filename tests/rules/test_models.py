@@ -460,6 +460,22 @@ def test_what_would_take_far_more_memory_than_its_file_is_not_read(model: Path, 
     assert "tokenizer.json" not in refused(model, tiny, max_bytes=1 << 30)
 
 
+def test_the_largest_public_tokenizers_are_read_as_the_library_saves_them(model: Path, tiny: Any) -> None:
+    """Gemma 2's: 256,000 tokens and 580,604 merges, each of four lines since tokenizers 0.20."""
+    tokens, merges = 256_000, 580_604
+    words = [f"\u2581{number:x}" for number in range(tokens)]
+    vocabulary = ",\n".join(f'      "{word}": {number}' for number, word in enumerate(words))
+    pairs = ",\n".join(
+        f'      [\n        "\u2581{number % 4096:x}",\n        "{number // 4096:x}"\n      ]'
+        for number in range(merges)
+    )
+    text = '{\n  "added_tokens": [],\n  "model": {\n    "type": "BPE",\n    "vocab": {\n%s\n    },\n    "merges": [\n%s\n    ]\n  }\n}'
+    (model / "tokenizer.json").write_text(text % (vocabulary, pairs), "utf-8")
+    assert (model / "tokenizer.json").stat().st_size > 32 << 20
+    found = refused(model, tiny, max_bytes=1 << 30).splitlines()
+    assert found == [f"tokenizer.json: token {tokens - 1} is outside the model's vocabulary of {len(tiny.words)}"]
+
+
 def test_headers_longer_than_their_file_are_refused(model: Path, tiny: Any) -> None:
     write_header(model / "model.safetensors", b"{}", length=2**63)
     assert f"a header of {2**63} bytes in a file of 10" in refused(model, tiny)
