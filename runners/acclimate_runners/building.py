@@ -32,6 +32,9 @@ _CONFIGS = {
     "falcon_mamba": "FalconMambaConfig",
     "bert": "BertConfig",
     "roberta": "RobertaConfig",
+    "xlm-roberta": "XLMRobertaConfig",
+    "electra": "ElectraConfig",
+    "albert": "AlbertConfig",
     "distilbert": "DistilBertConfig",
     "deberta-v2": "DebertaV2Config",
     "modernbert": "ModernBertConfig",
@@ -42,7 +45,7 @@ _CONFIGS = {
 }
 """Names of transformers' configuration classes, each in the module of its model type, or in that of _MODULES."""
 
-_MODULES = {"gemma3_text": "gemma3", "deberta-v2": "deberta_v2"}
+_MODULES = {"gemma3_text": "gemma3", "deberta-v2": "deberta_v2", "xlm-roberta": "xlm_roberta"}
 _VIT_NAMES = {
     "vit.layers.": "vit.encoder.layer.",
     "attention.q_proj.": "attention.attention.query.",

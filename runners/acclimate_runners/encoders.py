@@ -4,13 +4,14 @@ Each token sees all others, and what the model makes of the first one is what th
 puts there. Shapes are those of transformers' classes; a test holds them equal.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from acclimate_runners import config_rules as rules
 from acclimate_runners import tensors
 from acclimate_runners.config_rules import Check
-from acclimate_runners.kinds import Architecture
+from acclimate_runners.kinds import RELU, Architecture
 from acclimate_runners.tensors import Shapes
 
 _BERT: dict[str, Check] = {
@@ -18,6 +19,13 @@ _BERT: dict[str, Check] = {
     "vocab_size": rules.VOCABULARY,
     "max_position_embeddings": rules.POSITIONS,
     "type_vocab_size": rules.whole(1, 1024),
+}
+# The embeddings have a width of their own.
+_NARROW: dict[str, Check] = {**_BERT, "embedding_size": rules.WIDTH}
+_ALBERT: dict[str, Check] = {
+    **_NARROW,
+    "num_hidden_groups": rules.whole(1, 1024),
+    "inner_group_num": rules.whole(1, 1024),
 }
 _DISTILBERT: dict[str, Check] = {
     "vocab_size": rules.VOCABULARY,
@@ -45,6 +53,14 @@ _TOLD: dict[str, Check] = {
         for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head")
     },
     "pooler_type": rules.text,
+}
+_ELECTRA_TOLD: dict[str, Check] = {"summary_activation": rules.text, "summary_last_dropout": rules.real(0, 1)}
+_ALBERT_TOLD: dict[str, Check] = {
+    "classifier_dropout_prob": rules.real(0, 1),
+    "down_scale_factor": rules.one_of(1),
+    "gap_size": rules.one_of(0),
+    "net_structure_type": rules.one_of(0),
+    "num_memory_blocks": rules.one_of(0),
 }
 # Versions 2 and 3, which differ in their fields alone.
 _DEBERTA: dict[str, Check] = {
@@ -111,15 +127,21 @@ _MODERN_TOLD: dict[str, Check] = {
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
-def _bert_like(config: Mapping[str, Any], stem: str, *, positions: int, pooled: str) -> Shapes:
+def _embeddings(config: Mapping[str, Any], stem: str, width: int) -> Shapes:
+    """BERT's embeddings of words, positions and kinds of text, of a width."""
+    at = f"{stem}.embeddings"
+    return {
+        f"{at}.word_embeddings.weight": (config["vocab_size"], width),
+        f"{at}.position_embeddings.weight": (config.get("max_position_embeddings", 512), width),
+        f"{at}.token_type_embeddings.weight": (config.get("type_vocab_size", 2), width),
+        **tensors.norm(f"{at}.LayerNorm", width),
+    }
+
+
+def _bert_like(config: Mapping[str, Any], stem: str, *, pooled: str) -> Shapes:
     """BERT's tensors under a stem; pooled: the layer through which the head reads the first token."""
     width = config["hidden_size"]
-    found: Shapes = {
-        f"{stem}.embeddings.word_embeddings.weight": (config["vocab_size"], width),
-        f"{stem}.embeddings.position_embeddings.weight": (config.get("max_position_embeddings", positions), width),
-        f"{stem}.embeddings.token_type_embeddings.weight": (config.get("type_vocab_size", 2), width),
-        **tensors.norm(f"{stem}.embeddings.LayerNorm", width),
-    }
+    found = _embeddings(config, stem, config.get("embedding_size", width))
     return found | _layers(config, stem, ("query", "key", "value")) | tensors.dense(pooled, width, width)
 
 
@@ -141,12 +163,54 @@ def _layers(config: Mapping[str, Any], stem: str, projections: Sequence[str]) ->
 
 def _bert(config: Mapping[str, Any]) -> Shapes:
     """BERT's."""
-    return _bert_like(config, "bert", positions=512, pooled="bert.pooler.dense")
+    return _bert_like(config, "bert", pooled="bert.pooler.dense")
 
 
 def _roberta(config: Mapping[str, Any]) -> Shapes:
-    """RoBERTa's."""
-    return _bert_like(config, "roberta", positions=512, pooled="classifier.dense")
+    """RoBERTa's, and XLM-RoBERTa's."""
+    return _bert_like(config, "roberta", pooled="classifier.dense")
+
+
+def _electra(config: Mapping[str, Any]) -> Shapes:
+    """ELECTRA's discriminator's: embeddings of another width are made as wide as the layers."""
+    found, own, width = (
+        _bert_like(config, "electra", pooled="classifier.dense"),
+        config["embedding_size"],
+        config["hidden_size"],
+    )
+    return found | (tensors.dense("electra.embeddings_project", width, own) if own != width else {})
+
+
+def _albert(config: Mapping[str, Any]) -> Shapes:
+    """ALBERT's, whose layers are passed several times each, by groups of them."""
+    own, width, inner = config["embedding_size"], config["hidden_size"], config["intermediate_size"]
+    found = _embeddings(config, "albert", own)
+    found |= tensors.dense("albert.encoder.embedding_hidden_mapping_in", width, own)
+    for group in range(config.get("num_hidden_groups", 1)):
+        for layer in range(config.get("inner_group_num", 1)):
+            at = f"{_GROUPS}{group}.albert_layers.{layer}"
+            for name in ("query", "key", "value", "dense"):
+                found |= tensors.dense(f"{at}.attention.{name}", width, width)
+            found |= tensors.norm(f"{at}.attention.LayerNorm", width)
+            found |= tensors.dense(f"{at}.ffn", inner, width) | tensors.dense(f"{at}.ffn_output", width, inner)
+            found |= tensors.norm(f"{at}.full_layer_layer_norm", width)
+    return found | tensors.dense("albert.pooler", width, width)
+
+
+_GROUPS = "albert.encoder.albert_layer_groups."
+
+
+def _albert_conflicts(config: Mapping[str, Any]) -> list[str]:
+    """More groups than layers, of which some would never be passed."""
+    groups, layers = config.get("num_hidden_groups", 1), config["num_hidden_layers"]
+    return [f"num_hidden_groups is {groups}, num_hidden_layers {layers}"] if groups > layers else []
+
+
+def _albert_times(config: Mapping[str, Any], image: tuple[int, int, int]) -> Callable[[str], int]:
+    """How often each group is passed, by the rule of transformers' class."""
+    groups, layers = config.get("num_hidden_groups", 1), config["num_hidden_layers"]
+    passed = Counter(int(layer / (layers / groups)) for layer in range(layers))
+    return lambda name: passed[int(name[len(_GROUPS) :].partition(".")[0])] if name.startswith(_GROUPS) else 1
 
 
 def _distilbert(config: Mapping[str, Any]) -> Shapes:
@@ -256,7 +320,12 @@ def _modern(config: Mapping[str, Any]) -> Shapes:
 
 
 def _kin(
-    model_class: str, stem: str, shapes: Callable[[Mapping[str, Any]], Shapes], *, scoring: tuple[str, ...], **more: Any
+    model_class: str,
+    stem: str,
+    shapes: Callable[[Mapping[str, Any]], Shapes],
+    *,
+    answering: tuple[str, ...],
+    **more: Any,
 ) -> Architecture:
     """An encoder whose fields are named as BERT's are; more: what else there is to know of it."""
     known: dict[str, Any] = {
@@ -270,22 +339,54 @@ def _kin(
         "embedding": f"{stem}.embeddings.word_embeddings.weight",
     }
     return Architecture(
-        model_class=model_class, shapes=shapes, scoring=scoring, head="", tied=True, encodes=True, **{**known, **more}
+        model_class=model_class,
+        shapes=shapes,
+        answering=answering,
+        head="",
+        tied=True,
+        encodes=True,
+        **{**known, **more},
     )
 
 
+# Positions are counted from behind the padding token's number, and the head takes all tokens' numbers, of which it reads the first.
+_ROBERTA: dict[str, Any] = {
+    "answering": ("classifier",),
+    "of_tokens": True,
+    "told": {**_TOLD, "pad_token_id": rules.one_of(1)},
+    "score": "classifier.out_proj.weight",
+    "score_bias": "classifier.out_proj.bias",
+    "first": 2,
+}
+
 ENCODERS: dict[str, Architecture] = {
-    "bert": _kin("BertForSequenceClassification", "bert", _bert, scoring=("bert.pooler.", "classifier.")),
-    "roberta": _kin(
-        "RobertaForSequenceClassification",
-        "roberta",
-        _roberta,
-        scoring=("classifier.",),
-        # Positions are counted from behind the padding token's number.
-        told={**_TOLD, "pad_token_id": rules.one_of(1)},
+    "bert": _kin(
+        "BertForSequenceClassification", "bert", _bert, answering=("bert.pooler", "classifier"), of_tokens=True
+    ),
+    "roberta": _kin("RobertaForSequenceClassification", "roberta", _roberta, **_ROBERTA),
+    "xlm-roberta": _kin("XLMRobertaForSequenceClassification", "roberta", _roberta, **_ROBERTA),
+    "electra": _kin(
+        "ElectraForSequenceClassification",
+        "electra",
+        _electra,
+        fields=_NARROW,
+        required=(*_SIZES, "embedding_size"),
+        told={**_TOLD, **_ELECTRA_TOLD},
+        answering=("classifier",),
+        of_tokens=True,
         score="classifier.out_proj.weight",
         score_bias="classifier.out_proj.bias",
-        first=2,
+    ),
+    "albert": _kin(
+        "AlbertForSequenceClassification",
+        "albert",
+        _albert,
+        fields=_ALBERT,
+        required=(*_SIZES, "embedding_size"),
+        told={**_TOLD, **_ALBERT_TOLD},
+        answering=("albert.pooler", "albert.pooler_activation", "classifier"),
+        conflicts=_albert_conflicts,
+        times=_albert_times,
     ),
     "distilbert": _kin(
         "DistilBertForSequenceClassification",
@@ -295,7 +396,7 @@ ENCODERS: dict[str, Architecture] = {
         required=("vocab_size", "dim", "hidden_dim", "n_layers", "n_heads"),
         heads=("dim", "n_heads"),
         told={**_TOLD, "qa_dropout": rules.SHARE, "seq_classif_dropout": rules.SHARE},
-        scoring=("pre_classifier.", "classifier."),
+        answering=("pre_classifier", RELU, "classifier"),
     ),
     "deberta-v2": _kin(
         "DebertaV2ForSequenceClassification",
@@ -303,7 +404,8 @@ ENCODERS: dict[str, Architecture] = {
         _deberta,
         fields=_DEBERTA,
         told={**_TOLD, **_DEBERTA_TOLD},
-        scoring=("pooler.", "classifier."),
+        answering=("pooler", "classifier"),
+        of_tokens=True,
         conflicts=_deberta_conflicts,
     ),
     "modernbert": _kin(
@@ -314,7 +416,7 @@ ENCODERS: dict[str, Architecture] = {
         told={**_TOLD, **_MODERN_TOLD},
         embedding="model.embeddings.tok_embeddings.weight",
         positions=("max_position_embeddings", 8192),
-        scoring=("head.", "classifier."),
+        answering=("head", "classifier"),
     ),
 }
 """Model type -> what is known of it."""

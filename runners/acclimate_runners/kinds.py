@@ -7,6 +7,8 @@ from typing import Any
 from acclimate_runners.config_rules import Check
 from acclimate_runners.tensors import Shapes
 
+RELU = "relu"
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -25,7 +27,8 @@ class Architecture:
         told: further fields that say nothing about the computation, with their rules.
         score: the last layer of a sequence classifier's head, [labels, width], in files and in transformers.
         score_bias: its bias; None where it has none.
-        scoring: what the names of all weights begin with that stand between the last layer and a classifier's answer.
+        answering: the layers that make a classifier's scores of what the model makes of a row, one after the other; RELU is none with weights.
+        of_tokens: whether the first of these is given all tokens, of which it takes the first.
         encodes: whether each token sees all others, and a classifier reads the first one; there are no language models of the kind then.
         sees: whether it reads an image, and has no tokenizer.
         width: of what the last layer of a classifier's head reads; None where it is that of heads or of the embedding.
@@ -47,7 +50,8 @@ class Architecture:
     told: Mapping[str, Check] = field(default_factory=dict)
     score: str = "score.weight"
     score_bias: str | None = None
-    scoring: tuple[str, ...] = ("score.",)
+    answering: tuple[str, ...] = ("score",)
+    of_tokens: bool = False
     encodes: bool = False
     first: int = 0
     times: Callable[[Mapping[str, Any], tuple[int, int, int]], Callable[[str], int]] | None = None
@@ -55,6 +59,11 @@ class Architecture:
     width: Callable[[Mapping[str, Any]], int] | None = None
     least: Callable[[Mapping[str, Any]], int] | None = None
     conflicts: Callable[[Mapping[str, Any]], list[str]] = lambda config: []
+
+    @property
+    def scoring(self) -> tuple[str, ...]:
+        """What the names of all weights begin with that stand between the last layer and a classifier's answer."""
+        return tuple(f"{name}." for name in self.answering)
 
     @property
     def attends(self) -> bool:

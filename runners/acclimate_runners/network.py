@@ -27,7 +27,6 @@ from acclimate_runners import (
     architectures,
     checkpoints,
     computing,
-    image_classifiers,
     merging,
     packing,
     reading,
@@ -36,6 +35,7 @@ from acclimate_runners import (
 )
 from acclimate_runners.building import build, by_file_name
 from acclimate_runners.holding import Held, Whole
+from acclimate_runners.kinds import RELU, Architecture
 from acclimate_runners.layouts import Answers, Laid
 from acclimate_runners.packing import Packed
 from acclimate_runners.reading import ModelFacts, Rules
@@ -43,7 +43,7 @@ from acclimate_runners.reading import ModelFacts, Rules
 LOGITS = 1 << 22
 """How many logits are held at once where nothing is learned; in the code's digest, as it can change the last bits of a number."""
 
-_LAYERS = ("ConvNextLayer", "ConvNextV2Layer", "ResNetBasicLayer", "ResNetBottleNeckLayer")
+_LAYERS = ("AlbertLayer", "ConvNextLayer", "ConvNextV2Layer", "ResNetBasicLayer", "ResNetBottleNeckLayer")
 """Classes of layers that the library itself can't compute again."""
 
 
@@ -218,7 +218,7 @@ class Network:
     def head(self, hidden: Tensor) -> Tensor:
         """Next-token logits [positions, vocabulary] of what `hidden` gives, float32; a classifier's of its labels [positions, labels]."""
         if self.labels is not None:
-            return _scores(self.model, self.facts.architecture, hidden).float()
+            return _scores(self.model, architectures.ARCHITECTURES[self.facts.architecture], hidden).float()
         result: Tensor = self.model.get_output_embeddings()(hidden).float()
         if (bound := getattr(self.model.config, "final_logit_softcapping", None)) is not None:
             result = torch.tanh(result / bound) * bound
@@ -248,23 +248,11 @@ class Network:
                 tensor.copy_(weights[name])
 
 
-def _scores(model: Any, architecture: str, hidden: Tensor) -> Tensor:
+def _scores(model: Any, kind: Architecture, hidden: Tensor) -> Tensor:
     """A classifier's numbers [rows, labels], as transformers' own forward has them; dropout is off."""
-    scores: Tensor
-    if architecture == "bert":
-        scores = model.classifier(model.bert.pooler(hidden[:, None]))
-    elif architecture in image_classifiers.IMAGES:
-        scores = model.classifier(hidden)
-    elif architecture == "roberta":
-        scores = model.classifier(hidden[:, None])
-    elif architecture == "deberta-v2":
-        scores = model.classifier(model.pooler(hidden[:, None]))
-    elif architecture == "modernbert":
-        scores = model.classifier(model.head(hidden))
-    elif architecture == "distilbert":
-        scores = model.classifier(functional.relu(model.pre_classifier(hidden)))
-    else:
-        scores = model.score(hidden)
+    scores = hidden[:, None] if kind.of_tokens else hidden
+    for name in kind.answering:
+        scores = functional.relu(scores) if name == RELU else model.get_submodule(name)(scores)
     return scores
 
 

@@ -10,7 +10,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 PARTS = {
     "attention": ("attention", "attn", "self_attention", "self_attn", "mixer"),
-    "mlp": ("mlp", "intermediate", "output", "ffn", "pwconv1", "pwconv2"),
+    "mlp": ("mlp", "intermediate", "output", "ffn", "ffn_output", "pwconv1", "pwconv2"),
 }
 """A layer's parts, as a recipe names them -> their names in files, of all architectures; Mamba's mixer is in attention's place."""
 

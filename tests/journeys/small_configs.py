@@ -91,6 +91,26 @@ ENCODERS: dict[str, dict[str, Any]] = {
         **_ENCODER,
         "max_position_embeddings": 18,
     },
+    "xlm-roberta": {
+        "model_type": "xlm-roberta",
+        "architectures": ["XLMRobertaForSequenceClassification"],
+        **_ENCODER,
+        "max_position_embeddings": 18,
+        "type_vocab_size": 1,
+    },
+    "electra": {
+        "model_type": "electra",
+        "architectures": ["ElectraForSequenceClassification"],
+        **_ENCODER,
+        "embedding_size": 6,
+    },
+    "albert": {
+        "model_type": "albert",
+        "architectures": ["AlbertForSequenceClassification"],
+        **_ENCODER,
+        "embedding_size": 6,
+        "num_hidden_layers": 3,
+    },
     "distilbert": {
         "model_type": "distilbert",
         "architectures": ["DistilBertForSequenceClassification"],

@@ -81,9 +81,21 @@ def test_of_a_large_image_they_are_those_that_are_published() -> None:
         assert found == pytest.approx(most, abs=0.02)
 
 
-@pytest.mark.parametrize("architecture", [name for name in (*CONFIGS, *ENCODERS) if name not in IMAGES])
+@pytest.mark.parametrize("architecture", [name for name in (*CONFIGS, *ENCODERS) if name not in (*IMAGES, "albert")])
 def test_of_a_token_they_are_six_for_each_parameter(architecture: str) -> None:
     encodes = architectures.ARCHITECTURES[architecture].encodes
     config = config_of(architecture) if encodes else CONFIGS[architecture]
     parameters = sum(math.prod(shape) for shape in architectures.shapes(config).values())
     assert efforts.flops(config, tokens=7, image=None, beside=0) == 6 * 7 * parameters
+
+
+def test_layers_that_are_passed_several_times_count_as_often() -> None:
+    """An ALBERT's of two groups: three passes of the first, two of the second."""
+    config = config_of("albert", num_hidden_layers=5, num_hidden_groups=2)
+    shapes = architectures.shapes(config)
+    passes = {0: 3, 1: 2}
+    expected = sum(
+        math.prod(shape) * next((times for group, times in passes.items() if f"layer_groups.{group}." in name), 1)
+        for name, shape in shapes.items()
+    )
+    assert efforts.products(config, None) == expected > sum(map(math.prod, shapes.values()))

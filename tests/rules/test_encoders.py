@@ -44,6 +44,15 @@ def refused(tiny: Any, folder: Path) -> str:
 # What of an architecture's fields changes its tensors or numbers.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ENCODERS},
+    "electra of one width": (
+        "electra",
+        {"embedding_size": 16, "summary_activation": "gelu", "summary_last_dropout": 0.1},
+    ),
+    "albert of groups": (
+        "albert",
+        {"num_hidden_groups": 2, "inner_group_num": 2, "num_hidden_layers": 5, "classifier_dropout_prob": 0.1},
+    ),
+    "albert of one width": ("albert", {"embedding_size": 16, "hidden_act": "gelu_new", "gap_size": 0}),
     "modernbert of the first token": (
         "modernbert",
         {
@@ -146,6 +155,16 @@ def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path, architect
         ("bert", {"num_attention_heads": 3}, "hidden_size 16 is not a multiple of num_attention_heads 3"),
         ("bert", {"id2label": {"0": "a", "1": "b", "2": "c"}}, "tensor 'classifier.bias' has shape [2], config.json asks for [3]"),
         ("roberta", {"pad_token_id": 0}, "pad_token_id is 0, expected one of 1"),
+        ("xlm-roberta", {"pad_token_id": 0}, "pad_token_id is 0, expected one of 1"),
+        ("xlm-roberta", {"architectures": ["RobertaForSequenceClassification"]}, "expected ['XLMRobertaForSequenceClassification']"),
+        ("electra", {"embedding_size": 8}, "tensor 'electra.embeddings_project.weight' has shape [16, 6], config.json asks for [16, 8]"),
+        ("electra", {"embedding_size": None}, "embedding_size is missing"),
+        ("electra", {"embedding_size": 16}, "tensor 'electra.embeddings_project.bias' is not part of the model that config.json describes"),
+        ("electra", {"architectures": ["ElectraForPreTraining"]}, "expected ['ElectraForSequenceClassification']"),
+        ("albert", {"num_hidden_groups": 4}, "num_hidden_groups is 4, num_hidden_layers 3"),
+        ("albert", {"inner_group_num": 2}, "tensor 'albert.encoder.albert_layer_groups.0.albert_layers.1.attention.query.weight' is missing"),
+        ("albert", {"num_hidden_groups": 0}, "num_hidden_groups is 0, expected a whole number from 1 to 1024"),
+        ("albert", {"gap_size": 1}, "gap_size is 1, expected one of 0"),
         ("deberta-v2", {"position_buckets": 2**40}, "position_buckets is 1099511627776, expected a whole number from -1 to 4096"),
         ("deberta-v2", {"position_buckets": -2}, "position_buckets is -2, expected a whole number from -1 to 4096"),
         ("deberta-v2", {"position_buckets": 30}, "position_buckets is 30, which distances up to 16 can't be put into"),
@@ -375,14 +394,15 @@ def test_what_adapters_of_a_recipe_stand_on(tiny: Any) -> None:
         kind = encoders.ENCODERS[name]
         shapes = kind.shapes({**CONFIG, "model_type": name})
         found[name] = [
-            {layer.split(".0.")[1].removesuffix(".weight") for layer in tensors.linear(shapes, (part,))}
+            {layer.rpartition(".0.")[2].removesuffix(".weight") for layer in tensors.linear(shapes, (part,))}
             for part in ("attention", "mlp")
         ]
     theirs = [
         {"attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"},
         {"intermediate.dense", "output.dense"},
     ]
-    assert found["bert"] == found["roberta"] == theirs
+    assert found["bert"] == found["roberta"] == found["xlm-roberta"] == found["electra"] == theirs
+    assert found["albert"] == [{f"attention.{n}" for n in ("query", "key", "value", "dense")}, {"ffn", "ffn_output"}]
     own = {
         "attention.self.query_proj",
         "attention.self.key_proj",
@@ -396,5 +416,5 @@ def test_what_adapters_of_a_recipe_stand_on(tiny: Any) -> None:
 
 CONFIG = {
     "vocab_size": 8, "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 1, "max_position_embeddings": 8,
-    "type_vocab_size": 2, "dim": 4, "hidden_dim": 6, "n_layers": 1,
+    "type_vocab_size": 2, "embedding_size": 4, "dim": 4, "hidden_dim": 6, "n_layers": 1,
 }  # fmt: skip
