@@ -7,6 +7,7 @@ at its left. A model reads a sequence without its last token, padded on the righ
 looks to the right of an answer.
 """
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,22 +53,36 @@ class Packed:
         return len(self.lengths)
 
 
-def load_tokenizer(path: Path) -> Any:
+def load_tokenizer(path: Path, *, vocabulary: int | None = None) -> Any:
     """The tokenizer of a tokenizer.json: a tokenizers.Tokenizer that neither pads nor truncates.
+
+    Args:
+        path: of the file.
+        vocabulary: how many tokens the model has; tokens that the file adds beyond these are left out, so that what spells one is read as any text.
 
     Raises:
         Refusal: model_invalid.
     """
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_str(path.read_text("utf-8"))
-    # The library raises bare Exception for anything it can't parse.
-    except Exception as error:
-        raise Refusal("model_invalid", f"tokenizer.json: {str(error)[:200]}", hint="save it again") from error
+    text = path.read_text("utf-8")
+    tokenizer = _parsed(text)
+    added = tokenizer.get_added_tokens_decoder() if vocabulary is not None else {}
+    if beyond := {token.content for number, token in added.items() if number >= (vocabulary or 0)}:
+        value = json.loads(text)
+        value["added_tokens"] = [token for token in value["added_tokens"] if token["content"] not in beyond]
+        tokenizer = _parsed(json.dumps(value))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def _parsed(text: str) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(text)
+    # The library raises bare Exception for anything it can't parse.
+    except Exception as error:
+        raise Refusal("model_invalid", f"tokenizer.json: {str(error)[:200]}", hint="save it again") from error
 
 
 def tokens(tokenizer: Any, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:

@@ -450,7 +450,9 @@ def open_model(job: CheckJob | PrepareJob | EvaluateJob, folder: Path) -> tuple[
     # Weights in bfloat16 that a layer has multiplied with would be kept for the backward pass, of all layers.
     if not isinstance(job, EvaluateJob) and (job.recompute or (in_shards and job.recipe.dtype == "bfloat16")):
         model.recompute()
-    return model, None if model.sees else packing.load_tokenizer((base or files)["tokenizer.json"])
+    if model.sees:
+        return model, None
+    return model, packing.load_tokenizer((base or files)["tokenizer.json"], vocabulary=model.vocabulary)
 
 
 def pack_splits(

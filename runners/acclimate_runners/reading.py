@@ -281,15 +281,14 @@ def _tokenizer(path: Path, config: Mapping[str, Any] | None, fixed: str | None, 
     else:
         problems.append("tokenizer.json: it has no model.vocab")
         return
-    numbers += (
+    # Those beyond the vocabulary are left out when it is loaded: packing.load_tokenizer.
+    more = (
         [token.get("id") if isinstance(token, dict) else None for token in added] if isinstance(added, list) else [None]
     )
-    if not numbers or not all(type(number) is int and 0 <= number < 2**40 for number in numbers):
+    if not numbers + more or not all(type(number) is int and 0 <= number < 2**40 for number in numbers + more):
         problems.append("tokenizer.json: a token's number is missing, negative, not whole or beyond all bounds")
-    elif config is not None and max(numbers) >= config["vocab_size"]:
-        problems.append(
-            f"tokenizer.json: token {max(numbers)} is outside the model's vocabulary of {config['vocab_size']}"
-        )
+    elif config is not None and (last := max(numbers, default=0)) >= config["vocab_size"]:
+        problems.append(f"tokenizer.json: token {last} is outside the model's vocabulary of {config['vocab_size']}")
     problems += [f"tokenizer.json: {found}" for found in _too_long(value, vocabulary, added)]
 
 
