@@ -9,7 +9,7 @@ looks to the right of an answer.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -63,22 +63,25 @@ def load_tokenizer(path: Path, *, vocabulary: int | None = None) -> Any:
     Raises:
         Refusal: model_invalid.
     """
-    text = path.read_text("utf-8")
-    tokenizer = _parsed(text)
+    tokenizer = _parsed(path, beyond=())
     added = tokenizer.get_added_tokens_decoder() if vocabulary is not None else {}
-    if beyond := {token.content for number, token in added.items() if number >= (vocabulary or 0)}:
-        value = json.loads(text)
-        value["added_tokens"] = [token for token in value["added_tokens"] if token["content"] not in beyond]
-        tokenizer = _parsed(json.dumps(value))
+    if beyond := [token.content for number, token in added.items() if number >= (vocabulary or 0)]:
+        tokenizer = _parsed(path, beyond=beyond)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
 
 
-def _parsed(text: str) -> Any:
+def _parsed(path: Path, *, beyond: Collection[str]) -> Any:
+    """The tokenizer of a file, without some of the tokens that it adds."""
     from tokenizers import Tokenizer
 
     try:
+        text = path.read_text("utf-8")
+        if beyond:
+            value = json.loads(text)
+            value["added_tokens"] = [token for token in value["added_tokens"] if token["content"] not in beyond]
+            text = json.dumps(value)
         return Tokenizer.from_str(text)
     # The library raises bare Exception for anything it can't parse.
     except Exception as error:
