@@ -32,6 +32,7 @@ ARCHITECTURES = (
     "olmo",
     "olmo2",
     "phi",
+    "phi3",
     "gemma2",
     "gemma3_text",
     "falcon",

@@ -29,6 +29,7 @@ from acclimate_runners.config_rules import (
     full_attention,
     notes,
     one_of,
+    plain_rope,
     real,
     rope,
     shown,
@@ -198,6 +199,20 @@ ARCHITECTURES: dict[str, Architecture] = {
             "partial_rotary_factor": real(0.01, 1),
             "tie_word_embeddings": one_of(False),
         },
+    ),
+    "phi3": _kin(
+        "Phi3ForCausalLM",
+        tensors.phi3,
+        4096,
+        _NORM,
+        {
+            "rope_parameters": plain_rope,
+            "rope_scaling": plain_rope,
+            "sliding_window": whole(1, 2**22, optional=True),
+            "resid_pdrop": SHARE,
+            "embd_pdrop": SHARE,
+        },
+        told={"attention_bias": one_of(False), "original_max_position_embeddings": POSITIONS},
     ),
     "falcon": Architecture(
         model_class="FalconForCausalLM",

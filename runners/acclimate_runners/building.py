@@ -25,6 +25,7 @@ _CONFIGS = {
     "olmo": "OlmoConfig",
     "olmo2": "Olmo2Config",
     "phi": "PhiConfig",
+    "phi3": "Phi3Config",
     "gemma2": "Gemma2Config",
     "gemma3_text": "Gemma3TextConfig",
     "falcon": "FalconConfig",

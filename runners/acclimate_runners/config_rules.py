@@ -150,6 +150,15 @@ def rope(value: Any) -> str | None:
     return "with " + ", ".join(sorted(lacking)) if lacking else None
 
 
+def plain_rope(value: Any) -> str | None:
+    """Parameters of rotary positions that are neither stretched nor of a part of a head."""
+    if wrong := rope(value):
+        return wrong
+    given = value or {}
+    plain = {given.get(name, "default") for name in ("rope_type", "type")} == {"default"}
+    return None if plain and given.get("partial_rotary_factor", 1) == 1 else "without stretched or partial positions"
+
+
 def two_ropes(value: Any) -> str | None:
     """Parameters of rotary positions, by kind of attention."""
     if value is None:

@@ -58,6 +58,7 @@ _KIN: dict[str, dict[str, Any]] = {
     "olmo": {"clip_qkv": None, "tie_word_embeddings": False},
     "olmo2": {"tie_word_embeddings": False},
     "phi": {"tie_word_embeddings": False, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new"},
+    "phi3": {"tie_word_embeddings": False, "sliding_window": 200, "pad_token_id": None},
 }
 CONFIGS["falcon"] = {
     "model_type": "falcon",

@@ -17,6 +17,7 @@ TARGETS: dict[str, list[str]] = {
     "llama": ["q_proj", "v_proj", "down_proj"],
     "gpt2": ["c_attn", "mlp.c_proj"],
     "gpt_neox": ["query_key_value", "gpt_neox.layers.0.mlp.dense_4h_to_h"],
+    "phi3": ["qkv_proj", "gate_up_proj"],
     "mamba": ["in_proj", "x_proj"],
 }
 INNER = {"llama": "model.layers.0.self_attn.q_proj"}

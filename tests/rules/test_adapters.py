@@ -24,6 +24,7 @@ NAMED: dict[str, dict[str, list[str]]] = {
     "gpt_neox": {"attention": ["dense", "query_key_value"], "mlp": ["dense_4h_to_h", "dense_h_to_4h"]},
     "falcon": {"attention": ["dense", "query_key_value"], "mlp": ["dense_4h_to_h", "dense_h_to_4h"]},
     "phi": {"attention": ["dense", "k_proj", "q_proj", "v_proj"], "mlp": ["fc1", "fc2"]},
+    "phi3": {"attention": ["o_proj", "qkv_proj"], "mlp": ["down_proj", "gate_up_proj"]},
     "mamba": {"attention": ["in_proj", "x_proj"], "mlp": []},
     "falcon_mamba": {"attention": ["in_proj", "x_proj"], "mlp": []},
 }

@@ -100,6 +100,7 @@ _WINDOWS = {
     "mistral": {"sliding_window": 5},
     "gemma2": {"sliding_window": 5},
     "gemma3_text": {"sliding_window": 5},
+    "phi3": {"sliding_window": 5},
 }
 
 
@@ -117,6 +118,7 @@ _WINDOWS = {
         "gemma3_text",
         "olmo2",
         "phi",
+        "phi3",
         "falcon",
         "mamba",
         "falcon_mamba",

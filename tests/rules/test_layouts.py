@@ -12,7 +12,7 @@ from acclimate_competitions import recipe as recipes
 from acclimate_runners import architectures, layouts, packing
 
 PROMPTS = [[1, 3, 4], [1, 5, 6, 7, 3, 4], [1, 3]]
-WINDOWED = ("mistral", "gemma2", "gemma3_text")
+WINDOWED = ("mistral", "gemma2", "gemma3_text", "phi3")
 ANSWERS = [[[9], [10, 11, 11], [3, 4]], [[9, 9], [10], [4, 5, 6]], [[9], [10], [11]]]
 
 

@@ -70,6 +70,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("olmo2", {"attention_bias": True, "pad_token_id": 3}),
     ("phi", {}),
     ("phi", {"num_key_value_heads": None, "resid_pdrop": 0.1}),
+    ("phi3", {}),
+    ("phi3", {"num_key_value_heads": None, "sliding_window": 3, "tie_word_embeddings": True, "embd_pdrop": 0.1}),
     ("mamba", {}),
     (
         "mamba",
@@ -194,6 +196,10 @@ def test_a_phi_that_rotates_an_odd_part_of_a_head_is_refused(tiny: Any, tmp_path
         ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "no model is of both"),
         ("falcon", {"num_ln_in_parallel_attn": 2}, "no model is of both"),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 3}, "is not a multiple of num_kv_heads 3"),
+        ("phi3", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "without stretched or partial positions"),
+        ("phi3", {"rope_scaling": {"rope_type": "longrope"}}, "with rope_type one of"),
+        ("phi3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "without stretched or partial positions"),
+        ("phi3", {"partial_rotary_factor": 0.5}, "'partial_rotary_factor' is not an allowed field of phi3"),
         ("mamba", {"time_step_rank": "wide"}, 'expected "auto", or a whole number'),
         ("mamba", {"intermediate_size": 40}, "intermediate_size is 40, the other fields make it 32"),
         ("mamba", {"n_layer": 3}, "n_layer is 3, the other fields make it 2"),
@@ -237,7 +243,7 @@ def test_what_the_library_writes_into_a_config_stays_there(tiny: Any) -> None:
     assert config == kept
 
 
-@pytest.mark.parametrize("architecture", ["gemma", "gemma2", "gemma3_text", "olmo2", "phi"])
+@pytest.mark.parametrize("architecture", ["gemma", "gemma2", "gemma3_text", "olmo2", "phi", "phi3"])
 def test_a_padding_tokens_embedding_is_learned_as_any_other(tiny: Any, tmp_path: Path, architecture: str) -> None:
     from acclimate_runners import network
 

@@ -27,8 +27,8 @@ WEIGHTS_NEAR = 2e-4
 LORA = {"method": "lora", "lora": Lora(2, 4.0, ("attention", "mlp"))}
 HALF = {"dtype": "bfloat16"}
 ALL = (
-    "llama", "gpt2", "gpt_neox", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "phi", "falcon", "mamba",
-    "falcon_mamba", "bert", "roberta", "xlm-roberta", "electra", "albert", "distilbert", "deberta-v2", "modernbert",
+    "llama", "gpt2", "gpt_neox", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "phi", "phi3", "falcon",
+    "mamba", "falcon_mamba", "bert", "roberta", "xlm-roberta", "electra", "albert", "distilbert", "deberta-v2", "modernbert",
 )  # fmt: skip
 
 
