@@ -81,6 +81,22 @@ def allowed(path: Path, *, times: int = _TIMES) -> int:
     return max(LEAST, times * path.stat().st_size)
 
 
+MOST_NUMBERS = LEAST // 16
+"""Numbers that a table of predictions may hold: so many are read, however the file is packed. A number takes 8 bytes in a page, and 8 more for its place."""
+
+
+def predicted(rows: int, choices: int, ids: int) -> int:
+    """How many numbers' room a table of predictions takes to a reader, as MOST_NUMBERS counts it.
+
+    Args:
+        rows: of the split that is asked.
+        choices: numbers of a row.
+        ids: bytes of all examples' names.
+    """
+    # Names stand there once, in a page and decoded; and each row has a place in each of the seven columns.
+    return rows * choices + ids // 8 + 7 * rows
+
+
 def check(size: int, most: int) -> None:
     """Give up on rows that take more than `most` bytes.
 

@@ -93,7 +93,8 @@ def check(
             held[task.name][split] = {"rows": table.num_rows, "digest": digests.of_file(path)}
             if split == "holdout":
                 table = _note_blobs(table, f"{task.name}/{path.name}", seen)
-            if _check_columns(table, f"{task.name}/{path.name}", task, competition, seen):
+            fine = _check_columns(table, f"{task.name}/{path.name}", task, competition, seen)
+            if fine and not _asks_too_much(table, split, task, seen):
                 _check_rows(table, split, task, competition.ranking.cluster, seen)
     known = {task.name for task in competition.tasks}
     for found in sorted((folder / "splits").glob("*")):
@@ -359,6 +360,19 @@ def _remedy(kind: pa.DataType) -> str:
     if inner not in (pa.string(), pa.large_string(), pa.string_view()):
         return ""
     return " (in pandas frame.to_parquet(path, schema=pyarrow.schema([(name, pyarrow.string()) for name in frame.columns]), index=False))"
+
+
+def _asks_too_much(table: pa.Table, split: str, task: Task, seen: _Seen) -> bool:
+    """Whether a model's answers to a split that is asked would be a table that nobody could be sure to read."""
+    numbers, rows = max(1, len(task.choices)), table.num_rows
+    needed = bounds.predicted(rows, numbers, table.column("example").nbytes)
+    if split == "preparation" or needed <= bounds.MOST_NUMBERS:
+        return False
+    seen.problems.append(
+        f"{task.name}/{split}.parquet: {rows} rows of {numbers} answers each, with the names of their examples, are predictions of {needed} numbers, "
+        f"at most {bounds.MOST_NUMBERS} are read: take fewer rows, or several tasks"
+    )
+    return True
 
 
 def _check_rows(table: pa.Table, split: str, task: Task, cluster: str | None, seen: _Seen) -> None:

@@ -84,11 +84,11 @@ class Answers:
     """What a model gave for each row; a column of which a task's kind has none is None.
 
     Attributes:
-        loglikelihoods: one number a choice, or one of a whole text; None where one is no number.
+        loglikelihoods: one number a choice, or one of a whole text; null where one is no number.
         texts: what it wrote; None where its numbers are none.
     """
 
-    loglikelihoods: list[list[float] | None] | None = None
+    loglikelihoods: pa.Array | None = None
     texts: list[str | None] | None = None
 
 
@@ -136,7 +136,8 @@ class Texts:
         for row, value in zip(self._of, each.tolist(), strict=True):
             parts[row].append(value)
         # math.fsum refuses infinities of both signs.
-        return Answers([[math.fsum(part)] if all(map(math.isfinite, part)) else None for part in parts])
+        sums = [math.fsum(part) if all(map(math.isfinite, part)) else math.nan for part in parts]
+        return Answers(_lists(np.array(sums, dtype=np.float64)[:, None]))
 
 
 class Questions:
@@ -183,7 +184,7 @@ class Questions:
         if self._of_labels:
             # Given that it is one of them.
             found -= np.logaddexp.reduce(found, axis=1, keepdims=True)
-        return Answers([row if all(map(math.isfinite, row)) else None for row in found.tolist()])
+        return Answers(_lists(found))
 
 
 class Labels:
@@ -197,13 +198,13 @@ class Labels:
         self._order = sorted(range(len(rows)), key=lambda row: prompts[row])
         packed = packing.pack([prompts[row] for row in self._order], [[0]] * len(rows), max_length=max_length)
         self._packed = readable(packed, model, task)
-        self._numbers = np.tile(np.arange(len(task.choices)), (len(rows), 1))
+        self._numbers = np.broadcast_to(np.arange(len(task.choices)), (len(rows), len(task.choices)))
 
     def answers(self, model: Network) -> Answers:
         """For each row one number a label, in the order of the choices; None where one of them is no number."""
         found = np.zeros((len(self._order), self._numbers.shape[1]))
         found[self._order] = network.last_logprobs(model, self._packed, self._numbers).numpy()
-        return Answers([row if all(map(math.isfinite, row)) else None for row in found.tolist()])
+        return Answers(_lists(found))
 
 
 _KINDS: dict[str, Callable[..., Asked]] = {
@@ -235,14 +236,23 @@ def _of(
     return [prompts[row] for row in rows], [answers[row] for row in rows]
 
 
+def _lists(found: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]") -> pa.Array:
+    """A list of numbers for each row of [rows, numbers], null where one is none; as they lie, since a number that Python holds takes four times the room."""
+    fine = np.isfinite(found).all(axis=1)
+    kept = found if fine.all() else found[fine]
+    ends = np.concatenate([[0], np.cumsum(fine * found.shape[1])]).astype(np.int32)
+    kind = tables.PREDICTIONS.field("loglikelihoods").type
+    return pa.ListArray.from_arrays(ends, kept.ravel(), type=kind, mask=pa.array(~fine))
+
+
 def _table(key: tuple[str, str, str, int | None], examples: list[str], answers: Answers) -> pa.Table:
     count = len(examples)
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, Any] = {
         name: [value] * count for name, value in zip(("entrant", "protocol", "task", "seed"), key, strict=True)
     }
     columns |= {
         "example": examples,
-        "loglikelihoods": answers.loglikelihoods or [None] * count,
+        "loglikelihoods": [None] * count if answers.loglikelihoods is None else answers.loglikelihoods,
         "text": answers.texts or [None] * count,
     }
     return pa.table(columns, schema=tables.PREDICTIONS)

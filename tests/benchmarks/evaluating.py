@@ -131,7 +131,7 @@ def measure(folder: Path, *, tries: int = TRIES) -> list[tuple[str, float]]:
 
         def ours(model: Any = model, tokenizer: Any = tokenizer) -> Any:
             asked = evaluation.Questions(tokenizer, task, rows, model=model, max_length=LONGEST)
-            return asked.answers(model).loglikelihoods
+            return asked.answers(model).loglikelihoods.to_pylist()
 
         def loop(model: Any = model, tokenizer: Any = tokenizer) -> Any:
             prompts, answers = packing.asked(tokenizer, task, rows)

@@ -57,7 +57,7 @@ def test_what_is_written_is_what_the_harness_writes(model: Path, theirs: dict[st
 
 def test_whole_texts_have_the_log_likelihoods_of_the_harness(model: Path, theirs: dict[str, Any]) -> None:
     # What a model reads lacks the last token.
-    found = asked(model, harness.READING, harness.texts(), max_length=harness.LENGTH + 1).loglikelihoods
+    found = asked(model, harness.READING, harness.texts(), max_length=harness.LENGTH + 1).loglikelihoods.to_pylist()
     expected = theirs[model.name]["rolling"]
     # The harness adds float32 numbers, of which those around 1,000 lie 6e-5 apart.
     np.testing.assert_allclose([value for (value,) in found], expected, atol=1e-4, rtol=1e-7)
@@ -144,9 +144,15 @@ def test_neither_the_rows_order_nor_the_batches_change_a_text(
     turned = rows[::-1]
     assert asked(folder, WRITE, turned, max_length=16).texts == [found[row["example"]] for row in turned]
     read = dict(
-        zip([row["example"] for row in rows], asked(folder, READ, rows, max_length=6).loglikelihoods, strict=True)
+        zip(
+            [row["example"] for row in rows],
+            asked(folder, READ, rows, max_length=6).loglikelihoods.to_pylist(),
+            strict=True,
+        )
     )
-    assert asked(folder, READ, turned, max_length=6).loglikelihoods == [read[row["example"]] for row in turned]
+    assert asked(folder, READ, turned, max_length=6).loglikelihoods.to_pylist() == [
+        read[row["example"]] for row in turned
+    ]
     for budget in (15, 40, 200):
         monkeypatch.setattr(packing.batches, "__kwdefaults__", {"budget": budget})
         assert asked(folder, WRITE, rows, max_length=16).texts == list(found.values()), budget
@@ -225,7 +231,8 @@ def test_a_model_whose_numbers_are_none_writes_nothing(tiny: Any, tmp_path: Path
     scored = metrics.score_generate(WRITE, targets=["a"] * 12, texts=found)
     assert {reason for score, reason in scored if score is None} == {metrics.NO_TEXT}
     assert all(
-        value is None or math.isfinite(value[0]) for value in asked(folder, READ, rows, max_length=16).loglikelihoods
+        value is None or math.isfinite(value[0])
+        for value in asked(folder, READ, rows, max_length=16).loglikelihoods.to_pylist()
     )
 
 

@@ -116,7 +116,9 @@ def test_the_order_of_the_rows_changes_no_bit(tiny: Any, tmp_path: Path, monkeyp
     for task in tiny.tasks:
         rows = tables.read(tiny.data / "splits" / task.name / "holdout.parquet").to_pylist()
         numbers = [
-            evaluation.Questions(tokenizer, task, given, model=model, max_length=16).answers(model).loglikelihoods
+            evaluation.Questions(tokenizer, task, given, model=model, max_length=16)
+            .answers(model)
+            .loglikelihoods.to_pylist()
             for given in (rows, rows[::-1])
         ]
         assert numbers[0] == numbers[1][::-1]

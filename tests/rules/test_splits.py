@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import subprocess
@@ -6,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from acclimate_competitions import definition, splits, tables
+from acclimate_competitions import bounds, definition, splits, tables
 from acclimate_competitions.definition import Competition
 from acclimate_competitions.errors import Refusal
 
@@ -278,3 +280,46 @@ def test_a_columns_long_name_is_cut_in_a_problem(competition: Competition) -> No
     schema = pa.schema([*schema_of(0), ("cluster", pa.string()), ("x" * 100_000, pa.string())])
     (found,) = splits.column_problems(schema, "digit/practice.parquet", competition.tasks[0], competition)
     assert len(found) < 400 and "xxx…' is used by neither" in found
+
+
+def test_a_split_whose_predictions_nobody_could_read_is_refused(folder: Path, competition: Competition) -> None:
+    """200,000 rows of 200 labels; of the preparation, which is not asked, there may be more."""
+    task = competition.task("digit")
+    wide = dataclasses.replace(task, choices=(*task.choices, *(f"label {number}" for number in range(190))))
+    competition = dataclasses.replace(
+        competition, tasks=tuple(wide if each is task else each for each in competition.tasks)
+    )
+    splits.check(folder, competition)
+    many = {name: [f"{name} {row}" for row in range(200_000)] for name in ("example", "input", "cluster")}
+    write(folder / "splits/digit/holdout.parquet", {**many, "target": ["d1"] * 200_000})
+    (said,) = problems(folder, competition)
+    assert said.startswith(f"digit/holdout.parquet: 200000 rows of {len(wide.choices)} answers each")
+    assert said.endswith("at most 33554432 are read: take fewer rows, or several tasks")
+
+
+def test_as_many_predictions_as_are_allowed_are_read_however_they_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a sixty-fourth of the bounds: numbers that are first all different, then all the same, which stand in plain pages of next to no bytes."""
+    monkeypatch.setattr(bounds, "LEAST", bounds.LEAST // 64)
+    most = bounds.MOST_NUMBERS // 64
+    for rows, fits in ((most // 108, True), (2 * most // 100, False)):
+        numbers = np.full(rows * 100, -1.5)
+        numbers[:150_000] = np.arange(150_000)
+        ids = [f"e{row}" for row in range(rows)]
+        assert (bounds.predicted(rows, 100, sum(map(len, ids))) <= most) == fits
+        columns = {
+            "entrant": ["fox"] * rows,
+            "protocol": ["direct"] * rows,
+            "task": ["t"] * rows,
+            "seed": [None] * rows,
+        }
+        columns |= {"example": ids, "loglikelihoods": numbers.reshape(rows, 100).tolist(), "text": [None] * rows}
+        path = tmp_path / f"{rows}.parquet"
+        tables.write(pa.table(columns, schema=tables.PREDICTIONS), path)
+        assert path.stat().st_size * 16 < bounds.LEAST or not fits
+        if fits:
+            assert tables.read(path, tables.PREDICTIONS).num_rows == rows
+        else:
+            with pytest.raises((Refusal, pa.ArrowInvalid)):
+                tables.read(path, tables.PREDICTIONS)
