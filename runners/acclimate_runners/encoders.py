@@ -197,13 +197,21 @@ def _albert(config: Mapping[str, Any]) -> Shapes:
     return found | tensors.dense("albert.pooler", width, width)
 
 
+_PASSES = 1024
 _GROUPS = "albert.encoder.albert_layer_groups."
 
 
 def _albert_conflicts(config: Mapping[str, Any]) -> list[str]:
-    """More groups than layers, of which some would never be passed."""
-    groups, layers = config.get("num_hidden_groups", 1), config["num_hidden_layers"]
-    return [f"num_hidden_groups is {groups}, num_hidden_layers {layers}"] if groups > layers else []
+    """More groups than layers, of which some would never be passed; and more passes than others may have layers."""
+    groups, layers, within = (
+        config.get("num_hidden_groups", 1),
+        config["num_hidden_layers"],
+        config.get("inner_group_num", 1),
+    )
+    found = [f"num_hidden_groups is {groups}, num_hidden_layers {layers}"] if groups > layers else []
+    if layers * within > _PASSES:
+        found.append(f"num_hidden_layers {layers} times inner_group_num {within} is more than {_PASSES}")
+    return found
 
 
 def _albert_times(config: Mapping[str, Any], image: tuple[int, int, int]) -> Callable[[str], int]:

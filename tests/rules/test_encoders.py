@@ -163,6 +163,7 @@ def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path, architect
         ("electra", {"architectures": ["ElectraForPreTraining"]}, "expected ['ElectraForSequenceClassification']"),
         ("albert", {"num_hidden_groups": 4}, "num_hidden_groups is 4, num_hidden_layers 3"),
         ("albert", {"inner_group_num": 2}, "tensor 'albert.encoder.albert_layer_groups.0.albert_layers.1.attention.query.weight' is missing"),
+        ("albert", {"num_hidden_layers": 1024, "inner_group_num": 2}, "num_hidden_layers 1024 times inner_group_num 2 is more than 1024"),
         ("albert", {"num_hidden_groups": 0}, "num_hidden_groups is 0, expected a whole number from 1 to 1024"),
         ("albert", {"gap_size": 1}, "gap_size is 1, expected one of 0"),
         ("deberta-v2", {"position_buckets": 2**40}, "position_buckets is 1099511627776, expected a whole number from -1 to 4096"),
