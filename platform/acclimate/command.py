@@ -30,6 +30,8 @@ _PLAIN = {
     "●": "*",
 }
 """What stands for characters of ours where the terminal's encoding has none of them."""
+_TRIALS = ("check", "prepare", "evaluate")
+"""Commands that are tried over and over, and are given no values of pandas."""
 UNWRITTEN = 4
 """Exit code where standard output takes no more: what the command found is not said by it."""
 
@@ -47,6 +49,10 @@ def carry_out() -> None:
             stream.reconfigure(errors="acclimate")
     if sys.stdout is not None:
         sys.stdout = cast(TextIO, _Output(sys.stdout))
+    if sys.argv[1:2] and sys.argv[1] in _TRIALS:
+        from acclimate_runners import importing
+
+        importing.without_pandas()
     from acclimate.cli.main import run
 
     run()

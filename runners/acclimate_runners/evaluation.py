@@ -158,7 +158,8 @@ class Questions:
         ordered = sorted(range(len(rows)), key=lambda row: (prompts[row], answers[row]))
         fits = [row for row in ordered if not single and _shares(prompts[row], answers[row], model, max_length)]
         self._shared = [
-            (part, layouts.answered(*_of(prompts, answers, part))) for part in _parts(fits, prompts, answers)
+            (part, layouts.answered(*_of(prompts, answers, part)))
+            for part in _parts(fits, prompts, answers, budget=model.batch_tokens)
         ]
         self._alone = [row for row in ordered if row not in set(fits)]
         own_prompts, own = _of(prompts, answers, self._alone)
@@ -225,9 +226,11 @@ def _shares(prompt: list[int], answers: list[list[int]], model: Network, max_len
     return bool(prompt) and short and model.can_lay(longest - 1)
 
 
-def _parts(rows: list[int], prompts: list[list[int]], answers: list[list[list[int]]]) -> list[list[int]]:
+def _parts(
+    rows: list[int], prompts: list[list[int]], answers: list[list[list[int]]], *, budget: int
+) -> list[list[int]]:
     lengths = np.array([layouts.read_tokens(prompts[row], answers[row]) for row in rows], dtype=np.int64)
-    return [[rows[place] for place in part.tolist()] for part in packing.batches(lengths)]
+    return [[rows[place] for place in part.tolist()] for part in packing.batches(lengths, budget=budget)]
 
 
 def _of(

@@ -15,8 +15,8 @@ from types import ModuleType
 
 import pyarrow as pa
 
-_OPTIONAL = ("PIL", "accelerate", "boto3", "datasets", "peft", "scipy", "sklearn", "torchvision")
-"""Packages that transformers imports where a machine has them: for its Trainer, for losses and images that no job has, for clouds."""
+_OPTIONAL = ("PIL", "accelerate", "boto3", "datasets", "peft", "scipy", "sklearn", "tabulate", "torchvision")
+"""Packages that torch and transformers import where a machine has them: for the Trainer, for losses and images that no job has, for clouds and prints."""
 _TABLES = "pandas"
 """What pyarrow looks for, once, when it is first given values."""
 _MODELS = "transformers.models"
@@ -27,6 +27,11 @@ def lean() -> None:
     for name in _OPTIONAL:
         # None has an import fail, and a search find nothing.
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    without_pandas()
+
+
+def without_pandas() -> None:
+    """Have pyarrow take values without importing pandas; for programs that are given no values of pandas. Arrow's tables still become pandas'."""
     if _TABLES not in sys.modules:
         sys.meta_path.insert(0, absent := _Absent())
         try:

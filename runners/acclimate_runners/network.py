@@ -76,6 +76,11 @@ class Network:
         return next(iter(self.weights.values())).device
 
     @property
+    def batch_tokens(self) -> int:
+        """How many tokens it reads at once where nothing is learned."""
+        return packing.CACHED_TOKENS if self.device.type == "cpu" else packing.BATCH_TOKENS
+
+    @property
     def positions(self) -> int:
         """How many tokens a sequence may have."""
         return architectures.positions(self.facts.config)
@@ -398,7 +403,7 @@ def answer_loglikelihoods(network: Network, packed: Packed) -> Tensor:
     """Sum of the log-probabilities of each sequence's answer tokens [rows], natural log, float64 sums of float32 terms."""
     network.model.eval()
     result = torch.zeros(len(packed), dtype=torch.float64)
-    for rows in packing.batches(packed.lengths):
+    for rows in packing.batches(packed.lengths, budget=network.batch_tokens):
         longest = int(packed.lengths[rows].max())
         inputs = torch.from_numpy(packed.inputs[rows, :longest])
         labels = torch.from_numpy(packed.labels[rows, :longest])
@@ -426,7 +431,7 @@ def last_logprobs(network: Network, packed: Packed, choices: packing.Integers) -
     """Log-probabilities of the next tokens `choices`, [rows, choices] as the result, after each sequence, in one pass for all of them."""
     network.model.eval()
     result = torch.zeros(choices.shape, dtype=torch.float64)
-    for rows in packing.batches(packed.lengths):
+    for rows in packing.batches(packed.lengths, budget=network.batch_tokens):
         longest = int(packed.lengths[rows].max())
         inputs = torch.from_numpy(packed.inputs[rows, :longest])
         at = torch.arange(len(rows)) * longest + torch.from_numpy(packed.lengths[rows]) - 1

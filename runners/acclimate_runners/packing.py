@@ -30,6 +30,8 @@ NOT_SCORED = -100
 
 BATCH_TOKENS = 8192
 """Tokens of one batch where nothing is learned; part of the code's digest, as it can change the last bits of a number."""
+CACHED_TOKENS = 2048
+"""Those that a processor reads at once: what a layer makes of so many is still in its cache when the next operation asks for it."""
 
 Integers = npt.NDArray[np.int64]
 

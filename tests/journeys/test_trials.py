@@ -227,6 +227,15 @@ def test_an_evaluation_at_home_is_the_rounds(at_home: Path, tmp_path: Path) -> N
     assert theirs == [row["loglikelihoods"] for row in rows if row["task"] == "tint"]
 
 
+def test_an_evaluation_from_the_command_line_begins_without_pandas(at_home: Path) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "acclimate", "evaluate", str(at_home / "model")]
+    command += ["--competition", str(at_home / "competition"), "--task", "tint", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["tasks"]["tint"]["n"] == 8
+    imported = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "pyarrow.parquet" in imported and "pandas.core" not in imported
+
+
 def test_evaluations_at_home_are_compared_as_they_are(at_home: Path, tmp_path: Path) -> None:
     """Each file as `--examples` writes it is read by `--items`; the clusters count, and the joined numbers are those of one table."""
     competition, files = at_home / "competition", [tmp_path / f"{name}.parquet" for name in ("amber", "blue", "part")]

@@ -101,8 +101,8 @@ def test_the_forward_pass_is_pefts_and_merged_is_unmerged(tiny: Any, tmp_path: P
             assert set(made) == set(pairs) and {name: t.shape for name, t in made.items()} == {
                 name: t.shape for name, t in pairs.items()
             }
-            # Nothing is added yet.
-            assert ours_logits(model, rows, chosen).equal(plain)
+            # Nothing is added yet; what a sum lays elsewhere, some processors read in another order.
+            torch.testing.assert_close(ours_logits(model, rows, chosen), plain, atol=1e-6, rtol=0)
             draw = torch.Generator().manual_seed(3)
             for name, tensor in made.items():
                 tensor.add_(torch.randn(tensor.shape, generator=draw) / 10)

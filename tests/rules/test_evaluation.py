@@ -90,7 +90,7 @@ def test_small_batches_give_the_same(tiny: Any, tmp_path: Path, monkeypatch: pyt
     stages = tuple((task.name, None, "direct") for task in tiny.tasks)
     tables_of = []
     for budget in (8192, 15):
-        monkeypatch.setattr(packing.batches, "__kwdefaults__", {"budget": budget})
+        monkeypatch.setattr(packing, "CACHED_TOKENS", budget)
         folder = tmp_path / str(budget)
         outcome = evaluated(tiny, folder, model, stages)
         tables_of.append(

@@ -29,7 +29,7 @@ for name, config in json.load(sys.stdin).items():
     made = [hidden, *model.state_dict().values(), *(p.grad for p in model.parameters() if p.grad is not None)]
     said = b"".join(each.detach().numpy().tobytes() for each in made)
     found[name] = [type(model).__name__, len(made), sha256(said).hexdigest()]
-hidden = ("PIL", "accelerate", "boto3", "datasets", "pandas", "peft", "scipy", "sklearn", "torchvision")
+hidden = ("PIL", "accelerate", "boto3", "datasets", "pandas", "peft", "scipy", "sklearn", "tabulate", "torchvision")
 print(json.dumps([found, [name for name in hidden if sys.modules.get(name)], gc.isenabled()]))
 """
 

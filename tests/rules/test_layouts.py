@@ -110,7 +110,7 @@ def test_the_order_of_the_rows_changes_no_bit(tiny: Any, tmp_path: Path, monkeyp
     from acclimate_competitions import tables
     from acclimate_runners import evaluation
 
-    monkeypatch.setattr(packing.batches, "__kwdefaults__", {"budget": 60})
+    monkeypatch.setattr(packing, "CACHED_TOKENS", 60)
     model = loaded(tiny, tmp_path, "llama")
     tokenizer = packing.load_tokenizer(tiny.tokenizer)
     for task in tiny.tasks:
