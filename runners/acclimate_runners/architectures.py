@@ -223,6 +223,8 @@ ARCHITECTURES: dict[str, Architecture] = {
             "num_hidden_layers": LAYERS,
             "num_attention_heads": HEADS,
             "num_kv_heads": whole(1, 2**12, optional=True),
+            # What transformers' class finds from the others and saves with them since 5.25.
+            "num_key_value_heads": whole(1, 2**12),
             "num_ln_in_parallel_attn": whole(1, 2, optional=True),
             "activation": ACTIVATION,
             "layer_norm_epsilon": EPSILON,

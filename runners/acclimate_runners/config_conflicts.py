@@ -28,6 +28,10 @@ def divisions(config: Mapping[str, Any], kind: Architecture, names: tuple[str, s
             found.append("num_ln_in_parallel_attn is 2, new_decoder_architecture false: no model is of both")
         if not newer and not config.get("multi_query", True) and config.get("num_kv_heads") not in (None, heads):
             found.append(f"num_kv_heads is {config['num_kv_heads']}, without multi_query there are {heads}")
+        one = not newer and config.get("multi_query", True)
+        keys = 1 if one else config.get("num_kv_heads") or heads
+        if config.get("num_key_value_heads", keys) != keys:
+            found.append(f"num_key_value_heads is {config['num_key_value_heads']}, the other fields make it {keys}")
     if "rope_parameters" in kind.fields and not found and (config.get("head_dim") or width // heads) % 2:
         found.append("the width of a head is odd, which rotary positions can't have")
     if not {"partial_rotary_factor", "rotary_pct"} & set(kind.fields):

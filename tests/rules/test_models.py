@@ -192,6 +192,12 @@ def test_a_phi_that_rotates_an_odd_part_of_a_head_is_refused(tiny: Any, tmp_path
             "rope_scaling has a partial_rotary_factor, which llama can't have",
         ),
         ("falcon", {"multi_query": False, "num_kv_heads": 2}, "num_kv_heads is 2, without multi_query there are 4"),
+        ("falcon", {"num_key_value_heads": 4}, "num_key_value_heads is 4, the other fields make it 1"),
+        (
+            "falcon",
+            {"multi_query": False, "num_key_value_heads": 1},
+            "num_key_value_heads is 1, the other fields make it 4",
+        ),
         ("falcon", {"alibi": True}, "alibi is True, expected one of False"),
         ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "no model is of both"),
         ("falcon", {"num_ln_in_parallel_attn": 2}, "no model is of both"),
