@@ -437,7 +437,7 @@ def test_on_a_full_disk_nothing_is_cosigned_and_afterwards_it_goes_on(tmp_path: 
     try:
         answer = limited.post(small.grow(3).request(5))
         assert answer.status_code == 503 and "operator" in answer.text and str(tmp_path) not in answer.text
-        assert {"event": "memory failed", "code": "no_space"}.items() <= {**lines(limited)[-2]}.items()
+        assert ("memory failed", "no_space") in [(line["event"], line.get("code")) for line in lines(limited)]
         # It still answers what it knows.
         assert limited.post(small.request(0)).text == "5\n"
     finally:
