@@ -5,6 +5,8 @@ import errno
 import json
 import os
 import secrets
+import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,27 @@ def require_replaceable(path: Path, begins: bytes) -> None:
     # An empty file has nothing to lose.
     if found and found.lower() != begins:
         raise _taken(path, "exists already and is something else")
+
+
+def require_place(path: Path, *, folder: bool) -> None:
+    """Refuse a place that could not be made before anything is asked of a server; nothing is left there.
+
+    Args:
+        path: where a file or a folder is to be.
+        folder: it is to be a folder, so that no file may be there; what may be written over, `require_replaceable` knows.
+
+    Raises:
+        Refusal: no_space, file_unreadable.
+    """
+    with told(path):
+        try:
+            is_folder = stat.S_ISDIR(path.stat().st_mode)
+        except FileNotFoundError:
+            above = next(each for each in path.absolute().parents if each.is_dir())
+            tempfile.TemporaryFile(dir=above).close()
+            return
+        if folder and not is_folder:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
 def _taken(path: Path, why: str) -> Refusal:

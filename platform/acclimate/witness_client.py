@@ -220,14 +220,14 @@ def shown(texts: Sequence[str], origin: str, *, within: float = 5.0) -> dict[str
     return {f"{each.verifier.name} at {each.url}": note for each, note in zip(endpoints, came, strict=True) if note}
 
 
-def latest(endpoint: Endpoint, origin: str, *, client: httpx.Client, within: float = _PATIENCE) -> str:
+def latest(endpoint: Endpoint, origin: str, *, client: httpx.Client, within: float | None = None) -> str:
     """The newest checkpoint of a log that a witness says it cosigned, as a note, unverified.
 
     Args:
         endpoint: the witness.
         origin: the log's name.
         client: how the request is sent.
-        within: seconds for the whole exchange.
+        within: seconds for the whole exchange; 30 unless told.
 
     Raises:
         Refusal: witness_unreachable; entry_unknown, where it has cosigned none.
@@ -257,10 +257,10 @@ _HINTS = {
 
 
 def _send(
-    endpoint: Endpoint, method: str, path: str, client: httpx.Client, body: bytes = b"", *, within: float = _PATIENCE
+    endpoint: Endpoint, method: str, path: str, client: httpx.Client, body: bytes = b"", *, within: float | None = None
 ) -> tuple[int, str, bytes]:
     """(status, media type, body) of the witness's answer, which is bounded in size, and in time from the connection on."""
-    answer = b""
+    answer, within = b"", _PATIENCE if within is None else within
     with _cut_after(within) as (over, trace):
         try:
             # A connection of its own: what cuts it off can then touch no other exchange.

@@ -44,12 +44,14 @@ def register(
 
     Example: acclimate register --server https://rounds.example.org --name ada --keys ./ada
     """
+    from acclimate import files
     from acclimate import keys as key_files
     from acclimate.client import Client, folder, register_account
     from acclimate.service import names
     from acclimate_competitions.errors import Refusal
 
     names.check_id(name, what="account name")
+    files.require_place(keys, folder=True)
     known = (keys / folder.ACCOUNT_FILE).exists() and not renew
     new = not (keys / key_files.ED25519_FILE).exists()
     with Client(server) as client:

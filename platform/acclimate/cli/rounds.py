@@ -279,8 +279,10 @@ def files(
     Example: acclimate round files digits-2027-1 --out digits-public --server https://rounds.example.org
     """
     from acclimate import client as actors
+    from acclimate.files import require_place
     from acclimate_competitions import definition
 
+    require_place(out, folder=True)
     with reader(keys, server) as client:
         found = actors.download_public_files(client, round_id, out)
     bases = definition.load(out).submission.bases
@@ -309,8 +311,9 @@ def bundle(
     """
     from acclimate import files
 
+    files.require_replaceable(out, b"pk")
+    files.require_place(out, folder=False)
     with reader(keys, server) as client, bar("downloading the bundle") as progress:
-        files.require_replaceable(out, b"pk")
         client.bundle(round_id, out, whole=whole, progress=progress)
     say(f"check it: acclimate verify {out} --log-key KEY, the log's key, got from somebody who took part")
     emit({"file": str(out), "size": out.stat().st_size}, as_json=as_json, text=f"{out}, {out.stat().st_size} bytes")
@@ -328,7 +331,9 @@ def request(
     Example: acclimate round request digits-2027-1 --out digits-2027-1.request --keys ./me
     """
     from acclimate.client import requests
+    from acclimate.files import require_place
 
+    require_place(out, folder=False)
     with reader(keys, server) as client, bar("reading the log", unit="entries") as progress:
         made = requests.make(client, round_id, out, progress=progress)
     if not made["envelopes"]:
@@ -347,8 +352,9 @@ def report(
     """
     from acclimate import files
 
+    files.require_replaceable(out, b"<!doctype html")
+    files.require_place(out, folder=False)
     with reader(keys, server) as client:
-        files.require_replaceable(out, b"<!doctype html")
         client.report(round_id, out)
     emit({"file": str(out), "size": out.stat().st_size}, as_json=as_json, text=f"{out}, {out.stat().st_size} bytes")
 
