@@ -112,6 +112,20 @@ def test_tensors_and_log_probabilities_are_those_of_the_library(tiny: Any, tmp_p
     assert not torch.allclose(found[0], found[1])
 
 
+@pytest.mark.parametrize("architecture", IMAGES)
+def test_many_images_are_read_at_once(tiny: Any, tmp_path: Path, architecture: str) -> None:
+    """Which are 192 numbers each, that is, not so many tokens."""
+    from acclimate_runners import classifying, network
+
+    folder, batches = image_model(tiny, tmp_path / "model", architecture), list[int]()
+    loaded = network.load({path.name: path for path in folder.iterdir()}, tiny.limits, max_length=193)
+    loaded.set_weights(classifying.begun(loaded, loaded.copy_weights(), TASK, seed=0))
+    loaded.on_batch = lambda: batches.append(1)
+    packed = packing.pack(classifying.images(TASK, pictures(100, seed=3), model=loaded), [[0]] * 100, max_length=193)
+    network.last_logprobs(loaded, packed, np.tile(np.arange(2), (100, 1)))
+    assert len(batches) == 1
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path, variant: str) -> None:
     from transformers import AutoModelForImageClassification
