@@ -6,7 +6,7 @@ whole model, as with the method "full": who evaluates it, or makes it again, nee
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -67,14 +67,17 @@ def learned(model: Network, lora: Lora | None, *, seed: int) -> Iterator[dict[st
             model.weights[name].add_(model.held.own(name, product if _is_plain(layer) else product.T))
 
 
-def products(made: dict[str, Tensor], lora: Lora | None, model: Network) -> int:
-    """Multiplications of one token or image with what is learned beside the model's own weights, by all processes that hold it."""
+def operations(learned: Mapping[str, Tensor], lora: Lora | None, model: Network) -> int:
+    """Floating-point operations of one token or image that a fit with adapters makes beyond those of a model that stands still, by all processes that hold it; 0 without."""
     if lora is None:
         return 0
     times = efforts.times(model.facts.config, model.image)
+    # Of a head, which is learned with them, there is one gradient more than of a weight that stands still.
     return sum(
-        math.prod(model.held.shape(name, tensor)) * times(name.removesuffix(".A").removesuffix(".B"))
-        for name, tensor in made.items()
+        (2 if name in model.weights else 6)
+        * math.prod(model.held.shape(name, tensor))
+        * times(name.removesuffix(".A").removesuffix(".B"))
+        for name, tensor in learned.items()
     )
 
 

@@ -59,8 +59,8 @@ _VIT_NAMES = {
 """Parts of names in memory -> in files, which are what versions of transformers share."""
 _EAGER_ONLY = ("gemma2", "mamba", "falcon_mamba", "deberta-v2", "convnext", "convnextv2", "resnet")
 """Architectures whose attention the faster one can't do, or that have none."""
-_KERNELS = ("mamba_ssm", "causal_conv1d", "mambapy")
-"""Packages that transformers would take for Mamba where a machine has them, with other numbers than everywhere else."""
+_KERNELS = ("mamba_ssm", "causal_conv1d", "mambapy", "kernels")
+"""Packages that transformers would take for Mamba where a machine has them, with other numbers than everywhere else; the last fetches such code."""
 
 
 def classes(kind: str) -> tuple[Any, Any]:

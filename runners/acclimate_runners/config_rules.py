@@ -50,6 +50,11 @@ def text(value: Any) -> str | None:
     return None if isinstance(value, str) and len(value) <= 200 else "a text of at most 200 characters"
 
 
+def optional_text(value: Any) -> str | None:
+    """A text, or null."""
+    return None if value is None or text(value) is None else "a text of at most 200 characters, or null"
+
+
 def texts(value: Any) -> str | None:
     """A few texts."""
     fine = isinstance(value, list) and len(value) <= 8 and all(text(item) is None for item in value)
@@ -247,4 +252,7 @@ CLASSIFYING: dict[str, Check] = {
     "label2id": _anything,
     "num_labels": _anything,
     "problem_type": one_of(None, "single_label_classification"),
+    # Of the program that trained it, and how many labels it once had: transformers goes by id2label.
+    "finetuning_task": optional_text,
+    "_num_labels": whole(0, MOST_LABELS),
 }

@@ -38,9 +38,9 @@ def flops(config: Mapping[str, Any], *, tokens: int, image: Image | None, beside
         config: checked.
         tokens: that it read, over all steps; of images, their numbers.
         image: as times.
-        beside: products of one token or image with what is learned beside the weights, which then stand still; 0 where these are learned.
+        beside: operations of one token or image for adapters and a head that is learned with them, as the weights then stand still; 0 where these are learned.
     """
     own = products(config, image)
     # An image is its numbers, and each is read as a whole.
     units = tokens if image is None else tokens // math.prod(image)
-    return units * (4 * own + 6 * beside if beside else 6 * own)
+    return units * (4 * own + beside if beside else 6 * own)

@@ -59,6 +59,7 @@ _ALBERT_TOLD: dict[str, Check] = {
     "classifier_dropout_prob": rules.real(0, 1),
     "down_scale_factor": rules.one_of(1),
     "gap_size": rules.one_of(0),
+    "layers_to_keep": rules.one_of([]),
     "net_structure_type": rules.one_of(0),
     "num_memory_blocks": rules.one_of(0),
 }
@@ -403,7 +404,13 @@ ENCODERS: dict[str, Architecture] = {
         fields=_DISTILBERT,
         required=("vocab_size", "dim", "hidden_dim", "n_layers", "n_heads"),
         heads=("dim", "n_heads"),
-        told={**_TOLD, "qa_dropout": rules.SHARE, "seq_classif_dropout": rules.SHARE},
+        told={
+            **_TOLD,
+            "qa_dropout": rules.SHARE,
+            "seq_classif_dropout": rules.SHARE,
+            # Of the language model's head.
+            "tie_weights_": rules.SWITCH,
+        },
         answering=("pre_classifier", RELU, "classifier"),
     ),
     "deberta-v2": _kin(

@@ -15,8 +15,9 @@ from types import ModuleType
 
 import pyarrow as pa
 
-_OPTIONAL = ("PIL", "accelerate", "boto3", "datasets", "peft", "scipy", "sklearn", "tabulate", "torchvision")
-"""Packages that torch and transformers import where a machine has them: for the Trainer, for losses and images that no job has, for clouds and prints."""
+_OPTIONAL = ("PIL", "accelerate", "boto3", "datasets", "kernels", "peft", "scipy", "sklearn", "tabulate", "torchvision")
+"""Packages that torch and transformers import where a machine has them: for the Trainer, for losses and images that no job has, for clouds and prints;
+and kernels, by which some versions have Mamba compute with code from a server: a child reaches none, and numbers are to be those of everywhere else."""
 _TABLES = "pandas"
 """What pyarrow looks for, once, when it is first given values."""
 _MODELS = "transformers.models"

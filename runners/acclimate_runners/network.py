@@ -77,7 +77,9 @@ class Network:
 
     @property
     def batch_tokens(self) -> int:
-        """How many tokens it reads at once where nothing is learned."""
+        """How many tokens, or numbers of images, it reads at once where nothing is learned."""
+        if self.sees:
+            return packing.IMAGE_NUMBERS
         return packing.CACHED_TOKENS if self.device.type == "cpu" else packing.BATCH_TOKENS
 
     @property

@@ -32,6 +32,8 @@ BATCH_TOKENS = 8192
 """Tokens of one batch where nothing is learned; part of the code's digest, as it can change the last bits of a number."""
 CACHED_TOKENS = 2048
 """Those that a processor reads at once: what a layer makes of so many is still in its cache when the next operation asks for it."""
+IMAGE_NUMBERS = 1 << 16
+"""Those of images: one has thousands, of which a layer makes far fewer, so that alone it would take several times as long."""
 
 Integers = npt.NDArray[np.int64]
 

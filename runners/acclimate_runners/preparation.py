@@ -44,7 +44,7 @@ class Fit:
         diverged: public reason; "" where it did not.
         tokens: read by the model, padding left out.
         seconds: of wall clock; in no digest.
-        beside: products of a token or image with what was learned beside the model's own weights; 0 where it was these.
+        beside: floating-point operations of a token or image for adapters and what was learned with them; 0 without.
     """
 
     losses: tuple[float, ...]
@@ -84,7 +84,7 @@ def fit(
     rows, _ = data
     total = packing.steps(len(rows), epochs=recipe.epochs, global_batch=recipe.global_batch)
     with adapters.learned(model, recipe.lora, seed=seed) as named:
-        constants, beside = recipe.optimizer, adapters.products(named, recipe.lora, model)
+        constants, beside = recipe.optimizer, adapters.operations(named, recipe.lora, model)
         optimizer = torch.optim.AdamW(
             list(named.values()),
             lr=lr,

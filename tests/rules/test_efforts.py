@@ -99,3 +99,28 @@ def test_layers_that_are_passed_several_times_count_as_often() -> None:
         for name, shape in shapes.items()
     )
     assert efforts.products(config, None) == expected > sum(map(math.prod, shapes.values()))
+
+
+@pytest.mark.parametrize("architecture", ["bert", "albert", "vit", "llama"])
+def test_with_adapters_they_are_four_and_six_of_these_and_a_head_s_six(architecture: str) -> None:
+    from types import SimpleNamespace
+
+    import torch
+
+    from acclimate_competitions.recipe import Lora
+    from acclimate_runners import adapters, building, network
+
+    encodes = architectures.ARCHITECTURES[architecture].encodes
+    config = config_of(architecture) if encodes else CONFIGS[architecture]
+    model = building.build(config, max_length=16)
+    facts: Any = SimpleNamespace(config=config, architecture=architecture)
+    image = (8, 8, 3) if architecture in IMAGES else None
+    loaded = network.Network(model, facts, building.by_file_name(model, architecture), image=image)
+    lora, times = Lora(rank=2, alpha=4.0, targets=("attention",)), efforts.times(config, image)
+    with adapters.learned(loaded, lora, seed=0) as learned:
+        beside = adapters.operations(learned, lora, loaded)
+        head = sum(torch.numel(tensor) * times(name) for name, tensor in learned.items() if name in loaded.weights)
+        own = sum(torch.numel(t) * times(name[:-2]) for name, t in learned.items() if name not in loaded.weights)
+    assert adapters.operations(loaded.weights, None, loaded) == 0 and bool(head) == encodes
+    taken = efforts.flops(config, tokens=math.prod(image or (1,)), image=image, beside=beside)
+    assert taken == 4 * (efforts.products(config, image) - head) + 6 * own + 6 * head

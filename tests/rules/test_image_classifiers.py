@@ -112,6 +112,20 @@ def test_tensors_and_log_probabilities_are_those_of_the_library(tiny: Any, tmp_p
     assert not torch.allclose(found[0], found[1])
 
 
+@pytest.mark.parametrize("architecture", IMAGES)
+def test_many_images_are_read_at_once(tiny: Any, tmp_path: Path, architecture: str) -> None:
+    """Which are 192 numbers each, that is, not so many tokens."""
+    from acclimate_runners import classifying, network
+
+    folder, batches = image_model(tiny, tmp_path / "model", architecture), list[int]()
+    loaded = network.load({path.name: path for path in folder.iterdir()}, tiny.limits, max_length=193)
+    loaded.set_weights(classifying.begun(loaded, loaded.copy_weights(), TASK, seed=0))
+    loaded.on_batch = lambda: batches.append(1)
+    packed = packing.pack(classifying.images(TASK, pictures(100, seed=3), model=loaded), [[0]] * 100, max_length=193)
+    network.last_logprobs(loaded, packed, np.tile(np.arange(2), (100, 1)))
+    assert len(batches) == 1
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_the_library_saves_is_accepted(tiny: Any, tmp_path: Path, variant: str) -> None:
     from transformers import AutoModelForImageClassification
@@ -370,7 +384,7 @@ def test_it_is_checked_prepared_and_evaluated_to_the_same_bytes(
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_preparation_of_images_counts_by_the_image(tiny: Any, tmp_path: Path, method: str) -> None:
-    """For each weight, patch and image 6 operations; 4 where adapters are learned, and 6 for these."""
+    """For each weight, patch and image 6 operations; 4 where adapters are learned, and 6 for these and the head."""
     from acclimate_runners import efforts, preparation
 
     targets = ("attention", "mlp")
@@ -385,9 +399,9 @@ def test_a_preparation_of_images_counts_by_the_image(tiny: Any, tmp_path: Path, 
     each = 6 * efforts.products(config, image)
     if method == "lora":
         shapes = architectures.shapes(config)
-        # Adapters of rank 2 on 5 tokens, 4 patches and one before them; and the head.
-        beside = 5 * 2 * sum(sum(shapes[name]) for name in tensors.linear(shapes, targets)) + 2 * 16
-        each = 4 * efforts.products(config, image) + 6 * beside
+        # Adapters of rank 2 on 5 tokens, 4 patches and one before them; and one gradient more of the head.
+        beside = 5 * 2 * sum(sum(shapes[name]) for name in tensors.linear(shapes, targets))
+        each = 4 * efforts.products(config, image) + 6 * beside + 2 * 2 * 16
     assert cost["tokens"] == 42 * 8 * 8 * 3 and cost["flops"] == 42 * each
 
 

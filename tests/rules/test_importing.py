@@ -29,7 +29,7 @@ for name, config in json.load(sys.stdin).items():
     made = [hidden, *model.state_dict().values(), *(p.grad for p in model.parameters() if p.grad is not None)]
     said = b"".join(each.detach().numpy().tobytes() for each in made)
     found[name] = [type(model).__name__, len(made), sha256(said).hexdigest()]
-hidden = ("PIL", "accelerate", "boto3", "datasets", "pandas", "peft", "scipy", "sklearn", "tabulate", "torchvision")
+hidden = ("PIL", "accelerate", "boto3", "datasets", "kernels", "pandas", "peft", "scipy", "sklearn", "tabulate", "torchvision")
 print(json.dumps([found, [name for name in hidden if sys.modules.get(name)], gc.isenabled()]))
 """
 
@@ -49,6 +49,8 @@ def test_models_of_every_architecture_are_the_same_without_what_is_left_out(tiny
     assert lean == plain and len(lean) == len(configs)
     # Where a machine has them, they are what is left out.
     assert not left and "scipy" in usual
+    # By it transformers 5.12 fetched code for Mamba, which a child can't and nobody should; it is left out wherever a model is built.
+    assert "kernels" not in usual
     assert collects
 
 
