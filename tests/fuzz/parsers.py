@@ -358,7 +358,7 @@ class Target:
     run: Callable[[bytes], None]
     seeds: Callable[[], list[bytes]]
     words: tuple[str, ...] = ()
-    runs: int = 1000
+    runs: int = 300
 
 
 JSON_WORDS = tuple(
@@ -407,7 +407,7 @@ TARGETS: dict[str, Target] = {
     ),
     "archives": Target(unpacked, lambda: [packed()]),
     "models": Target(submitting.model, submitting.models, submitting.WORDS),
-    "configs": Target(building_models.built, building_models.seeds, runs=200),
+    "configs": Target(building_models.built, building_models.seeds, runs=100),
     "adapters": Target(submitting.adapter, submitting.adapters, submitting.WORDS),
     "requests": Target(witnessing.asked, witnessing.requests, witnessing.WORDS),
     "answers": Target(witnessing.answered, witnessing.answers, witnessing.WORDS),

@@ -154,6 +154,7 @@ def test_all_that_a_recipe_does_gives_the_numbers_of_whole_weights(tiny: Any, tm
     assert of(lighter)["files"] == of(found["rows1"][1])["files"]
 
 
+@pytest.mark.slow
 def test_a_killed_one_goes_on_to_the_same_bytes_from_a_checkpoint_that_looks_like_any(
     tiny: Any, tmp_path: Path
 ) -> None:
