@@ -86,10 +86,8 @@ def register(
         return
     text = [
         f"{account.id}, {account.role} at {account.server}",
-        f"token {account.token}",
-        f"(shown this once; kept in {keys / 'account.json'})",
-        f"log {vkey}",
-        f"(the log's key; kept in {keys / folder.LOG_KEY_FILE})",
+        *(f"token {account.token}", f"(shown this once; kept in {keys / folder.ACCOUNT_FILE})"),
+        *(f"log {vkey}", f"(the log's key; kept in {keys / folder.LOG_KEY_FILE})"),
     ]
     emit(value | {"token": account.token}, as_json=as_json, text=text)
 
