@@ -150,6 +150,7 @@ def test_all_is_on_the_model_s_device_and_gives_the_processor_s_numbers(tiny: An
         assert numbers(one, first) == pytest.approx(numbers(other, again), abs=NEAR), one.name
 
 
+@pytest.mark.slow
 def test_a_killed_preparation_goes_on_from_what_lay_on_the_device(tiny: Any, tmp_path: Path) -> None:
     recipe = tiny.recipe(epochs=1, lr_grid=(1e-2,), selection=LAST)
     model, folder, limits = (

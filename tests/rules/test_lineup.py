@@ -127,7 +127,7 @@ def test_a_failing_process_is_told(tmp_path: Path) -> None:
     assert caught.value.code == "job_failed"
 
 
-@pytest.mark.parametrize("most", [64, 4096])
+@pytest.mark.parametrize("most", [pytest.param(64, marks=pytest.mark.slow), 4096])
 def test_a_full_disk_is_no_space_and_leaves_no_part(data: Path, tmp_path: Path, most: int) -> None:
     # Of the two, one ends the writing of config.json, the other that of the weights, by a library with errors of its own.
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
