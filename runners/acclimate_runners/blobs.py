@@ -143,7 +143,7 @@ class Blobs(Protocol):
     def remove(self, digest: str, *, older_than: float) -> bool:
         """Remove a blob that was neither stored nor kept for so many seconds; whether it is removed.
 
-        A bucket may remove one that is kept in the same instant, if it was last kept longer ago than s3.KEPT_SECONDS.
+        A bucket's blob counts as stored for s3_keeping.KEPT_SECONDS without being marked again: `older_than` is longer for what others keep.
         """
 
     def probe(self) -> None:

@@ -1,5 +1,12 @@
-"""What a bucket keeps: its notes, the list of its blobs, and which of them may go."""
+"""What a bucket keeps: its notes, the list of its blobs, and which of them may go.
 
+Bytes stored again have the ETag they had, so no condition of S3 keeps a remover from what was stored since it looked. Instead it first
+leaves a mark, looks then and removes; whoever marks the blob as young looks for that mark afterwards and waits until it is gone. One of
+the two sees the other.
+"""
+
+import contextlib
+import time
 from collections.abc import Iterator
 
 from acclimate_competitions import digests
@@ -12,6 +19,8 @@ from acclimate_runners.s3_reading import Exchanged
 KEPT_SECONDS = 1800.0
 """A blob stored or kept within so many seconds is not marked again: that would be a request for each time it is stored."""
 _LARGEST_NOTE = 64 << 20
+_REMOVAL_BEGINS, _REMOVAL_IS_OVER = 30.0, 120.0
+"""Seconds since its mark: after the first a remover begins no removal, after the second it is taken for dead."""
 
 
 def note(bucket: Bucket, name: str) -> bytes | None:
@@ -66,6 +75,8 @@ def keep(bucket: Bucket, digest: str, size: int | None = None) -> bool:
             return False
         if (s3_answers.time_of(answer) - answer["LastModified"]).total_seconds() > KEPT_SECONDS:
             bucket.begin(lambda: bucket.copy(key, key, etag=answer["ETag"], MetadataDirective="REPLACE")).result()
+        else:
+            return True
     except Exception as error:
         code = s3_answers.code_of(error)
         if code == s3_answers.BARE:
@@ -75,7 +86,7 @@ def keep(bucket: Bucket, digest: str, size: int | None = None) -> bool:
         if code == s3_answers.NO_KEY:
             return False
         raise bucket.refusal(error) from error
-    return True
+    return not waited_for_removal(bucket, digest) or keep(bucket, digest, size)
 
 
 def _there(bucket: Bucket, digest: str) -> bool:
@@ -89,6 +100,52 @@ def _there(bucket: Bucket, digest: str) -> bool:
     return True
 
 
+def _mark(bucket: Bucket, digest: str) -> str:
+    return f"{bucket.prefix}tmp/removing-{digest[7:]}"
+
+
+def waited_for_removal(bucket: Bucket, digest: str) -> bool:
+    """Whether somebody was removing the blob; returns once that is over.
+
+    Raises:
+        Refusal: blobs_unreachable.
+    """
+    waited = False
+    while True:
+        try:
+            answer = bucket.begin(lambda: bucket.call("head_object", Key=_mark(bucket, digest))).result()
+        except Exception as error:
+            if s3_answers.code_of(error) not in s3_answers.MISSING:
+                raise bucket.refusal(error) from error
+            return waited
+        if (s3_answers.time_of(answer) - answer["LastModified"]).total_seconds() > _REMOVAL_IS_OVER:
+            return waited
+        waited = True
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def _marked(bucket: Bucket, digest: str) -> Iterator[bool]:
+    """Whether the mark of this removal is there, and not another's; it is taken away afterwards."""
+    body = {"Key": _mark(bucket, digest), "Body": b""}
+    try:
+        bucket.begin(lambda: bucket.call("put_object", **body, IfNoneMatch="*")).result()
+    except Exception as error:
+        code = s3_answers.code_of(error)
+        if code in s3_answers.THERE_ALREADY:
+            yield False
+            return
+        if code not in s3_answers.NOT_OFFERED:
+            raise
+        bucket.begin(lambda: bucket.call("put_object", **body)).result()
+    try:
+        yield True
+    finally:
+        # One that stays for want of an answer holds nobody for long, and `sweep` takes it away.
+        with contextlib.suppress(Exception):
+            bucket.begin(lambda: bucket.call("delete_object", Key=body["Key"])).result()
+
+
 def remove(bucket: Bucket, digest: str, *, older_than: float) -> bool:
     """See blobs.Blobs.remove.
 
@@ -97,12 +154,14 @@ def remove(bucket: Bucket, digest: str, *, older_than: float) -> bool:
     """
     key = bucket.key(digest)
     try:
-        answer = bucket.begin(lambda: bucket.call("head_object", Key=key)).result()
-        if (s3_answers.time_of(answer) - answer["LastModified"]).total_seconds() <= older_than:
-            return False
-        delete(bucket, key, etag=answer["ETag"])
-    except Exchanged:
-        return False
+        began = time.monotonic()
+        with _marked(bucket, digest) as ours:
+            answer = bucket.begin(lambda: bucket.call("head_object", Key=key)).result() if ours else None
+            if answer is None or time.monotonic() - began > _REMOVAL_BEGINS:
+                return False
+            if (s3_answers.time_of(answer) - answer["LastModified"]).total_seconds() <= older_than:
+                return False
+            _delete(bucket, key, etag=answer["ETag"])
     except Exception as error:
         if s3_answers.code_of(error) in s3_answers.MISSING | s3_answers.THERE_ALREADY:
             return False
@@ -116,6 +175,10 @@ def delete(bucket: Bucket, key: str, *, etag: str) -> None:
     answer = bucket.begin(lambda: bucket.call("head_object", Key=key)).result()
     if answer.get("ETag") != etag:
         raise Exchanged
+    _delete(bucket, key, etag=etag)
+
+
+def _delete(bucket: Bucket, key: str, *, etag: str) -> None:
     try:
         bucket.begin(lambda: bucket.call("delete_object", Key=key, IfMatch=etag)).result()
     except Exception as error:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from acclimate_competitions.errors import Refusal
-from acclimate_runners import s3_answers
+from acclimate_runners import s3_answers, s3_keeping
 from acclimate_runners.blobs import Incoming, space
 
 if TYPE_CHECKING:
@@ -67,8 +67,18 @@ class Sent:
             if self._rest:
                 self._send(bytes(self._rest))
             self._complete()
+        self._outlast_removal()
         self._rest.clear()
         return found, self._size
+
+    def _outlast_removal(self) -> None:
+        """Store it again where who was removing the same blob took this one away."""
+        bucket = self._blobs.bucket
+        while s3_keeping.waited_for_removal(bucket, self._digest) and not self._blobs.stored(self._digest, self._size):
+            if self._parts:
+                sentence = f"{bucket}: blob {self._digest} was removed as old in the moment in which it was stored anew"
+                raise Refusal("blobs_unreachable", sentence, hint="store it again")
+            bucket.ask("put_object", Key=self._key, Body=bytes(self._rest))
 
     def abort(self) -> None:
         """Drop what came so far, unless it is stored already; what can't be dropped now is left to sweep()."""

@@ -1,13 +1,16 @@
 """What only a store of blobs that is a server on a network can do wrong, of a real S3 server."""
 
+import io
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from buckets import BUCKET, Gate, Place, log_in
@@ -16,6 +19,7 @@ from stores import LARGE, MB, at, blobs, refused, s3, writer
 from waiting import WITHIN
 
 from acclimate_competitions import digests
+from acclimate_runners import s3_keeping
 from acclimate_runners.blobs import Blobs
 
 __all__ = ["s3", "blobs"]
@@ -25,6 +29,47 @@ def test_the_layout_is_the_folders(s3_place: Place, s3: Blobs) -> None:
     digest = s3.put_bytes(b"abc")
     s3.mark("somebody")
     assert s3_place.keys() == sorted(["INSTALLATION", f"{digest[7:9]}/{digest[9:]}"])
+
+
+@pytest.mark.parametrize("way", ["bytes", "stream", "keep"])
+def test_what_is_stored_again_in_the_moment_of_its_removal_is_there_afterwards(
+    s3: Blobs, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(s3_keeping, "KEPT_SECONDS", -2.0)
+    digest, deleting, kept = s3.put_bytes(b"abc"), s3_keeping._delete, []
+    ways = {
+        "bytes": lambda: s3.put_bytes(b"abc"),
+        "stream": lambda: s3.put_stream(io.BytesIO(b"abc"), digest=digest, size=3),
+        "keep": lambda: kept.append(s3.keep(digest)),
+    }
+    storing = threading.Thread(target=ways[way])
+
+    def late(*arguments: Any, **named: Any) -> None:
+        # The remover has looked for the last time, and the blob's bytes come, which have the ETag of those it looked at.
+        storing.start()
+        storing.join(1.0)
+        assert storing.is_alive()
+        deleting(*arguments, **named)
+
+    monkeypatch.setattr(s3_keeping, "_delete", late)
+    assert s3.remove(digest, older_than=-2)
+    storing.join(WITHIN)
+    if way == "keep":
+        assert kept == [False] and not s3.has(digest)
+    else:
+        assert s3.read(digest) == b"abc"
+
+
+def test_a_remover_that_died_holds_nobody_for_long(s3_place: Place, s3: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_keeping, "KEPT_SECONDS", -2.0)
+    monkeypatch.setattr(s3_keeping, "_REMOVAL_IS_OVER", 1.0)
+    digest = s3.put_bytes(b"abc")
+    mark = f"{s3_place.prefix}tmp/removing-{digest[7:]}"
+    s3_place.server.client().put_object(Bucket=BUCKET, Key=mark, Body=b"")
+    assert not s3.remove(digest, older_than=-2)
+    assert s3.keep(digest) and s3.read(digest) == b"abc"
+    assert s3.sweep(older_than=-2) == 1 and s3.remove(digest, older_than=-2)
+    assert s3_place.keys() == []
 
 
 def test_a_pickled_store_works_elsewhere_and_holds_no_secret(s3: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
